@@ -80,10 +80,11 @@ class Head:
             try:
                 node = ClusterNode.of(hello, outbox, self._timers.time())
             except Exception as error:
-                logger.exception("node %s was refused", hello.node_id.hex())
+                logger.exception("the hello of a node cannot be read")
                 refusal = ("ValueError", f"The head cannot read what the node told it: {error}")
         if refusal is not None or node is None:
             kind, text = refusal or ("", "")
+            logger.warning("a node on %s (%s) was refused: %s", hello.host, hello.hostname, text)
             outbox.put(head_pb2.ToNode(welcome=head_pb2.Welcome(error_kind=kind, error=text)))
             return None
         self._welcome(node)

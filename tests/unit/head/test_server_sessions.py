@@ -32,14 +32,17 @@ def test_a_node_is_welcomed_with_the_others(cluster: FakeCluster) -> None:
     ("hello", "what"),
     [({"version": "0.0.1"}, "miniray 0.0.1"), ({"python": "3.5.2"}, "Python 3.5.2")],
 )
-def test_a_node_of_another_version_is_refused(
-    cluster: FakeCluster, hello: dict[str, str], what: str
+def test_a_node_of_another_version_is_refused_and_logged(
+    cluster: FakeCluster, hello: dict[str, str], what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemon = cluster.node(**hello)
     welcome = daemon.one("welcome")
     assert welcome.error_kind == "VersionMismatchError"
     assert what in welcome.error
     assert daemon.node is None
+    [logged] = caplog.messages
+    assert "was refused" in logged
+    assert what in logged
 
 
 def test_another_micro_version_of_python_is_welcome(cluster: FakeCluster) -> None:
