@@ -27,7 +27,6 @@ from miniray.common.runtime import (
     start_with,
 )
 from miniray.exceptions import MinirayError
-from miniray.init_context import InitContext
 from miniray.objects.ref_checks import (
     is_generator,
     number_of_returns,
@@ -35,6 +34,7 @@ from miniray.objects.ref_checks import (
     timeout_of,
     unique_refs,
 )
+from miniray.runtime_context import InitContext
 from miniray.system.option_checks import shown, text
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from miniray.accelerators.node_resources import (
     resolve_node_accelerators,
 )
 from miniray.accelerators.registry import DEVICE_RESOURCES, check_amount
-from miniray.accelerators.tpu_topology import SliceShape, slice_shape
+from miniray.accelerators.tpu import SliceShape, slice_shape
 
 __all__ = [
     "DEVICE_RESOURCES",

@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from miniray.accelerators.base import AcceleratorRequestError, Detected
-from miniray.accelerators.custom import CustomDevice, parse_declaration
 from miniray.accelerators.host import DetectionError
 from miniray.accelerators.registry import (
     DEVICE_RESOURCES,
     FAMILIES,
     GPU_FAMILIES,
+    CustomDevice,
     family_named,
+    parse_declaration,
 )
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls.call import Call
-from miniray.common.call_site import describe
+from miniray.common.names import describe
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import error_value

@@ -16,8 +16,8 @@ import click
 
 from miniray.common.config import config
 from miniray.common.names import printable
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import answer_blocking, require_own_uid
-from miniray.security.errors import AuthenticationError
 from miniray.security.token import read_token_file
 from miniray.system.session import find_clusters
 

@@ -13,8 +13,8 @@ import click
 from miniray.cli.parsing import cluster_options
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.common.ids import short_id
-from miniray.common.memory_types import MAX_OBJECTS
-from miniray.common.sizes import UNITS, format_bytes
+from miniray.common.names import UNITS, format_bytes
+from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.memory_records import cluster_memory
 
 if TYPE_CHECKING:

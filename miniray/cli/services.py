@@ -15,8 +15,7 @@ from miniray.cli.parsing import join_token
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.common.memory_types import NodeMemory
-    from miniray.common.state_types import ClusterStatus
+    from miniray.common.state_types import ClusterStatus, NodeMemory
     from miniray.system.boot_options import BootOptions, BootResult
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.cli import ending
-from miniray.cli.amounts import describe_amounts
 from miniray.cli.parsing import JsonObject, Labels, Size, join_token
+from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.security.token import TOKEN_VARIABLE
 from miniray.system.boot_options import BootError, BootOptions

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.amounts import (
+from miniray.cli.parsing import cluster_options
+from miniray.cli.tables import (
+    ID_LENGTH,
+    Section,
     describe_amounts,
     describe_usage,
+    draw,
     format_amount,
     visible_resources,
 )
-from miniray.cli.parsing import cluster_options
-from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.common.ids import short_id
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.calls.actor_client import ALIVE, DEAD, ActorClient
 from miniray.calls.call import NOTHING, Call
 from miniray.calls.task_shape import capturing_group, effective_placement
-from miniray.common.call_site import call_site, describe
 from miniray.common.config import config
+from miniray.common.names import call_site, describe
 from miniray.common.object_ref import ObjectRef
 from miniray.common.runtime import ActorClassInfo, ActorLocation, Exported
 from miniray.common.specs import ActorSpec

@@ -15,9 +15,9 @@ from miniray.client.attach import Attachment
 from miniray.client.handover import leave_to_actors
 from miniray.client.places import Place, place_of, start_node
 from miniray.common.config import config
-from miniray.common.descriptors import ENOUGH, raise_limit
 from miniray.common.ids import new_id
 from miniray.common.names import printable
+from miniray.common.process_limits import ENOUGH, raise_limit
 from miniray.exceptions import NodeDiedError
 from miniray.security.token import TOKEN_VARIABLE, take_token
 

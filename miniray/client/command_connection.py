@@ -21,7 +21,7 @@ from miniray.security.token import TOKEN_VARIABLE, take_token
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.common.memory_types import NodeMemory
+    from miniray.common.state_types import NodeMemory
     from miniray.wire.node_link import NodeLink
 
 #: Seconds for an answer of the head: what it is asked is in its memory.

@@ -16,7 +16,7 @@ from miniray.values.serialization import serialize
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.common.memory_types import NodeMemory
+    from miniray.common.state_types import NodeMemory
     from miniray.objects.objects import Value
 
 

@@ -12,8 +12,8 @@ from miniray.calls.calls import NOT_ATTACHED
 from miniray.calls.recovery import is_shared
 from miniray.client.ref_tracking import RefTracking
 from miniray.client.waiting_news import TO_HEAR_WHY, why_missing
-from miniray.common.call_site import call_site, describe
 from miniray.common.config import config
+from miniray.common.names import call_site, describe
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.exceptions import (
     GetTimeoutError,

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.calls.call import Call
-from miniray.common.call_site import describe
 from miniray.common.ids import owner_of
-from miniray.common.memory_types import order
+from miniray.common.names import describe
+from miniray.common.state_types import order
 from miniray.messages import protocol as p
 from miniray.objects.holds import Holds, is_shared, object_row, order_of, with_pauses
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from miniray.calls.call import Origin
     from miniray.client.cluster_runtime import ClusterRuntime
-    from miniray.common.call_site import CallSite
-    from miniray.common.memory_types import Hold, ObjectRow, ObjectsHeld
+    from miniray.common.names import CallSite
     from miniray.common.object_ref import ObjectRef
+    from miniray.common.state_types import Hold, ObjectRow, ObjectsHeld
     from miniray.objects.objects import Entry, Value
 
 #: Objects that are looked at in a millisecond; and objects of which only that is looked at which

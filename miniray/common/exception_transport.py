@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
 
 logger = logging.getLogger(__name__)
 

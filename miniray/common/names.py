@@ -1,14 +1,14 @@
-"""Names of functions and classes, and addresses, as they are shown to people."""
+"""What is shown to people: names, addresses, amounts of memory, places in user code."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
 
 #: What stands before the host in an address: a user and a password, or a token alone.
 _CREDENTIALS = re.compile(r"(?<=://)([^\s/@:]*)(:[^\s/]*)?@")
@@ -47,3 +47,46 @@ def module_of(code: Callable[..., object]) -> str:
         if inspect.isfunction(written):
             return inspect.getmodulename(written.__code__.co_filename) or module
     return module
+
+
+#: Each is 1,024 times the one before.
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(amount: float, unit: int | None = None) -> str:
+    """``512 B``, ``1.5 GiB``.
+
+    Args:
+        amount: Bytes.
+        unit: Which of ``UNITS``; None: the largest of which it is at least one.
+    """
+    chosen = 0
+    while chosen != unit and chosen < len(UNITS) - 1 and (unit is not None or abs(amount) >= 1024):
+        amount /= 1024
+        chosen += 1
+    text = f"{amount:.1f}".removesuffix(".0")
+    return f"{text} {UNITS[chosen]}"
+
+
+#: A put: file, line and function. A result: the name of the task or method.
+CallSite = tuple[str, int, str] | str
+
+
+def call_site() -> tuple[str, int, str]:
+    """File, line and function of the innermost frame that is not miniray's."""
+    frame = sys._getframe(1)
+    while True:
+        module = frame.f_globals.get("__name__", "")
+        outer = frame.f_back
+        if outer is None or not (module == "miniray" or module.startswith("miniray.")):
+            code = frame.f_code
+            return code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+        frame = outer
+
+
+def describe(made: CallSite | None) -> str:
+    """``FILE:LINE in FUNCTION``, or what made it; empty if that is not known."""
+    if isinstance(made, tuple):
+        file, line, function = made
+        return f"{file}:{line} in {function}"
+    return made or ""

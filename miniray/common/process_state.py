@@ -1,7 +1,8 @@
-"""What the kernel says of processes, read so that one that hangs does not hang its reader.
+"""Processes: what the kernel says of them, and how a new interpreter is started.
 
-Responsible for reading below /proc. A process that hangs in a driver may hold the lock of its
-memory, and who reads its environment or command line waits for that lock; ``stat`` takes none.
+Reads below /proc so that a process that hangs does not hang its reader. One that hangs in a driver
+may hold the lock of its memory, and who reads its environment or command line waits for that lock;
+``stat`` takes none.
 """
 
 from __future__ import annotations
@@ -127,3 +128,18 @@ def _stat(path: str) -> list[str] | None:
         return None
     # The name in parentheses may contain anything.
     return text.rpartition(")")[2].split()
+
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def python_command(module: str) -> str:
+    """Return the text for ``python -c`` that runs ``main`` of a module of miniray.
+
+    The current folder is left out of sys.path: a file of the user's may not shadow a module.
+    """
+    return (
+        "import sys; sys.path = [p for p in sys.path if p];"
+        f"{_PACKAGE_PARENT!r} in sys.path or sys.path.append({_PACKAGE_PARENT!r});"
+        f"from {module} import main; main()"
+    )

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from miniray.common.memory_types import NodeMemory
     from miniray.common.object_ref import ObjectRef
     from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
+    from miniray.common.state_types import NodeMemory
 
 
 @dataclasses.dataclass(frozen=True)

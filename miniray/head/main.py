@@ -16,9 +16,9 @@ from miniray.head.head import Head
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage import Storage
 from miniray.security import certificates, channels
-from miniray.security.errors import AddressInUseError
+from miniray.security.channels import AddressInUseError
 from miniray.security.token import JoinToken
-from miniray.system.daemon_log import log_to
+from miniray.system.log_file import log_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable

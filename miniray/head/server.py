@@ -14,8 +14,7 @@ import grpc
 
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.common.config import config
-from miniray.security.channels import one_line
-from miniray.security.interceptor import host_of
+from miniray.security.channels import host_of, one_line
 
 if TYPE_CHECKING:
     from miniray.head.directories.nodes import ClusterNode

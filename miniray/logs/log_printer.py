@@ -15,8 +15,7 @@ import time
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from miniray.common.config import config
-from miniray.common.log_lines import bar_row
-from miniray.common.log_traces import Traces
+from miniray.common.log_lines import Traces, bar_row
 from miniray.common.names import printable
 from miniray.logs.screen import SCREEN, BarKey, BarRegion, is_terminal, stream
 

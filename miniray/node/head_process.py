@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.common.config import config
 from miniray.common.host_port import parse_address
+from miniray.common.process_state import python_command
 from miniray.system.boot_options import BootError
-from miniray.system.python_command import python_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import grpc
 
 from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
 from miniray.common.config import config
-from miniray.common.host_port import join_host_port, parse_address
+from miniray.common.host_port import DaemonAddress, join_host_port, parse_address
 from miniray.common.ids import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.base.node_config import MoverConfig, NodeConfig
@@ -29,7 +29,6 @@ from miniray.security import channels
 from miniray.security.certificates import make_credentials
 from miniray.security.tls import meet_head
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
-from miniray.system.addresses import DaemonAddress
 from miniray.system.boot_options import (
     BootError,
     BootOptions,
@@ -37,8 +36,7 @@ from miniray.system.boot_options import (
     advertised_host,
     bind_host,
 )
-from miniray.system.head_address import not_found
-from miniray.system.machine import inspect_machine
+from miniray.system.machine import inspect_machine, not_found
 from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
 from miniray.version import VERSION
 from miniray.wire.poller import Pace

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from miniray.common.memory_types import PICKLED, order
+from miniray.common.state_types import PICKLED, order
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from miniray.common.memory_types import Hold, ObjectRow, ReferenceType
     from miniray.common.object_ref import ObjectRef
+    from miniray.common.state_types import Hold, ObjectRow, ReferenceType
     from miniray.objects.objects import Entry, Value
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from miniray.messages.protocol import VALUE_ERROR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.common.call_site import CallSite
+    from miniray.common.names import CallSite
     from miniray.objects.fetches import Fetch
     from miniray.objects.shared_memory import Mapping
 

@@ -20,8 +20,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.common.descriptors import is_lack_of_memory
 from miniray.common.object_ref import hooks
+from miniray.common.process_limits import is_lack_of_memory
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.objects.fetches import Fetches

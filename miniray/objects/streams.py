@@ -17,7 +17,7 @@ from miniray.wire.interrupts import uncut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.common.call_site import CallSite
+    from miniray.common.names import CallSite
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import ObjectTable, Value
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env import archive
-from miniray.runtime_env.cache import FolderCache, uninterrupted
-from miniray.runtime_env.job_folders import JobFolders
+from miniray.runtime_env.cache import FolderCache, JobFolders, uninterrupted
 from miniray.runtime_env.pip import build_venv, venv_key, venv_python
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
 from miniray.security.token import write_private

@@ -22,7 +22,7 @@ import socket
 import struct
 import time
 
-from miniray.security.errors import AuthenticationError
+from miniray.exceptions import AuthenticationError
 
 NONCE_SIZE = 32
 DIGEST_SIZE = 32

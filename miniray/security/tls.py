@@ -13,8 +13,8 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
+from miniray.exceptions import AuthenticationError
 from miniray.security.certificates import HEAD_NAME
-from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from miniray.security.certificates import Credentials

@@ -15,12 +15,15 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from miniray.accelerators.custom import parse_declaration
-from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.accelerators.registry import (
+    DEVICE_RESOURCES,
+    GPU_FAMILIES,
+    family_named,
+    parse_declaration,
+)
 from miniray.common.host_port import full_address, parse_address
 from miniray.security.token import parse_token
-from miniray.system.head_address import check_told
-from miniray.system.machine import address_for_others, memory_limit
+from miniray.system.machine import address_for_others, check_told, memory_limit
 from miniray.system.option_checks import LARGEST_AMOUNT, shown
 
 DEFAULT_HOST = "127.0.0.1"
@@ -75,7 +78,7 @@ class BootOptions:
     #: Whose the GPUs are: "nvidia", "amd" or "intel"; None: the first of these that is found.
     gpu_family: str | None = None
     #: Further resources by name: an amount in units, or the declaration of custom devices,
-    #: ``{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}`` (see ``accelerators/custom.py``).
+    #: ``{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}`` (see ``accelerators/registry.py``).
     resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     memory: int | None = None

@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.common.process_state import python_command
 from miniray.system.boot_options import BootError, BootOptions, BootResult
-from miniray.system.python_command import python_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a machine, or the container that we are in, has: processors, memory, address.
+"""What a machine, or the container that we are in, has: processors, memory, addresses.
 
 Accelerators are found in ``miniray/accelerators``. Usage over time is reported
 elsewhere; here are the totals that a node announces when it starts.
@@ -12,6 +12,8 @@ import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from miniray.common.host_port import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -266,3 +268,36 @@ def _stat(path: Path, field: str) -> int:
         return 0
     facts = dict(line.split(" ", 1) for line in text.splitlines())
     return int(facts.get(field, 0))
+
+
+def check_told(listening: str, told: str) -> None:
+    """Refuse an address at which nobody can find a head that listens on loopback.
+
+    Args:
+        listening: Where the head listens.
+        told: What others are told; a name is left to the connection.
+
+    Raises:
+        ValueError: It is not of loopback; the text tells what this machine has.
+    """
+    if _loopback(listening) and _loopback(told) is False:
+        raise ValueError(not_found(listening, told))
+
+
+def not_found(listening: str, told: str) -> str:
+    """Why a head is not found at the address that others are told, and what to do."""
+    reason = f"it listens on {listening}"
+    if not is_own(told):
+        reason = f"this machine has no such address; it has {', '.join(own_addresses())}"
+    return (
+        f"The head can't be reached at node_ip_address {told}: {reason}. Give an address of this "
+        "machine, and as host the same one, or 0.0.0.0 to listen on all."
+    )
+
+
+def _loopback(host: str) -> bool | None:
+    """None for a name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True if host == "localhost" else None

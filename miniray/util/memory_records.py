@@ -11,13 +11,13 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.ids import short_id
-from miniray.common.memory_types import PICKLED, order
+from miniray.common.state_types import PICKLED, order
 from miniray.util.state_records import ClusterMemoryState, HolderState, NodeMemoryState, ObjectState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from miniray.common.memory_types import (
+    from miniray.common.state_types import (
         Hold,
         NodeMemory,
         ObjectRow,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from miniray.common.absent import absent, tell_imports
 from miniray.common.host_port import same_address
-from miniray.common.memory_types import MAX_OBJECTS
 from miniray.common.runtime import runtime_or_none
+from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.memory_records import cluster_memory
 from miniray.util.state_records import (
     ActorState,
@@ -36,8 +36,8 @@ from miniray.util.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from miniray.common.memory_types import NodeMemory
     from miniray.common.runtime import Runtime
+    from miniray.common.state_types import NodeMemory
     from miniray.util.state_records import Filter
 
 __all__ = [

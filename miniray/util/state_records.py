@@ -15,7 +15,7 @@ from miniray.common.names import short_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.common.memory_types import ReferenceType
+    from miniray.common.state_types import ReferenceType
 
 #: (field, "=" or "!=", value); all of them must hold.
 Filter = tuple[str, str, Any]

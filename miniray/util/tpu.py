@@ -1,7 +1,7 @@
 """Google TPUs: the slice that a program runs on, shapes of slices, and slices reserved as one.
 
 Ray's ``ray.util.tpu``. Reserving is in ``tpu_reservation.py`` and ``tpu_slices.py``; which
-topologies there are is in ``accelerators/tpu_topology.py``.
+topologies there are is in ``accelerators/tpu.py``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.accelerators import slice_shape, this_host
 from miniray.accelerators.node_resources import detect
-from miniray.accelerators.tpu import GoogleTPU, slice_facts
-from miniray.accelerators.tpu_topology import chips_of_pod_type, generation
+from miniray.accelerators.tpu import GoogleTPU, chips_of_pod_type, generation, slice_facts
 from miniray.common.runtime import current_runtime, runtime_or_none
-from miniray.util.tpu_nodes import SLICE_NAME, TpuHost, intact_slices, ready_slices
 from miniray.util.tpu_reservation import (
+    SLICE_NAME,
+    TpuHost,
     fetch_tpu_slice_name_from_pg,
     get_tpu_worker_resources,
+    intact_slices,
+    ready_slices,
     reserve_tpu_slice,
 )
 from miniray.util.tpu_slices import SlicePlacementGroup, run_on_slice, slice_placement_group

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.accelerators import slice_shape
-from miniray.accelerators.tpu_topology import CHIP_COUNTS, SliceShape
+from miniray.accelerators import SliceShape, slice_shape
+from miniray.accelerators.tpu import CHIP_COUNTS
 from miniray.common.runtime import current_runtime
 from miniray.exceptions import GetTimeoutError
 from miniray.system import option_checks as check
@@ -20,20 +20,10 @@ from miniray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from miniray.util.tpu_nodes import (
-    POD_TYPE,
-    SLICE_NAME,
-    WORKER_ID,
-    TpuHost,
-    head_resource,
-    intact_slices,
-    known_slices,
-    ready_slices,
-    useless_slices,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
 
 #: Seconds that a slice's head is waited for.
 DEFAULT_TPU_HEAD_RESERVATION_TIMEOUT_S = 100.0
@@ -200,3 +190,101 @@ def removed_on_error(groups: list[PlacementGroup]) -> Iterator[None]:
         while groups:
             remove_placement_group(groups.pop())
         raise
+
+
+SLICE_NAME = "ray.io/tpu-slice-name"
+WORKER_ID = "ray.io/tpu-worker-id"
+POD_TYPE = "ray.io/tpu-pod-type"
+#: Of every node.
+NODE_ID = "ray.io/node-id"
+
+
+class TpuHost(NamedTuple):
+    """A living node with TPU chips."""
+
+    node_id: str
+    labels: Mapping[str, str]
+    #: Amounts of the resource TPU, in chips.
+    chips: float
+    used: float
+    #: Whether it takes new work: not while it is drained.
+    open: bool = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all its chips could be had now."""
+        return self.open and not self.used
+
+    @classmethod
+    def all_of(cls, node_states: Iterable[Mapping[str, Any]]) -> list[TpuHost]:
+        """The TPU hosts in the head's listing of node states."""
+        return [
+            cls(
+                state["node_id"],
+                state["labels"],
+                state["total"]["TPU"],
+                state["used"].get("TPU", 0),
+                state["state"] == "ALIVE",
+            )
+            for state in node_states
+            if state["state"] != "DEAD" and state["total"].get("TPU")
+        ]
+
+
+def head_resource(pod_type: str) -> str:
+    """The resource of which host 0 of each slice of a kind has 1: who holds it has the slice."""
+    return f"TPU-{pod_type}-head"
+
+
+def known_slices(hosts: Iterable[TpuHost], pod_type: str) -> dict[str, list[TpuHost]]:
+    """Hosts of each slice of a kind that is there, whole or not, by the slice's name.
+
+    A host that names no slice (of one host, that need not have a name) is one by itself,
+    under its node's id.
+    """
+    found: dict[str, list[TpuHost]] = {}
+    for host in hosts:
+        if host.labels.get(POD_TYPE) == pod_type:
+            found.setdefault(host.labels.get(SLICE_NAME) or host.node_id, []).append(host)
+    return found
+
+
+def intact_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> dict[str, list[TpuHost]]:
+    """Those of the known slices that have all their chips, and their host 0."""
+    return {
+        name: members
+        for name, members in known_slices(hosts, shape.pod_type).items()
+        if sum(host.chips for host in members) == shape.chips
+        and (len(members) == 1 or any(host.labels.get(WORKER_ID) == "0" for host in members))
+    }
+
+
+def ready_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> list[str]:
+    """Names of the intact slices of which nobody uses a chip."""
+    return [
+        name
+        for name, members in intact_slices(hosts, shape).items()
+        if all(host.is_idle for host in members)
+    ]
+
+
+def useless_slices(
+    hosts: Iterable[TpuHost], shape: SliceShape, heads_in_use: Iterable[str]
+) -> list[str]:
+    """Slices that nobody has reserved and that could not be had as a whole now.
+
+    Hosts of theirs are missing, or in use by others. Who reserved such a one would wait for
+    those while other slices are free or become so.
+
+    Args:
+        hosts: All hosts.
+        shape: Of the wanted slices.
+        heads_in_use: Ids of the nodes whose head resource somebody holds.
+    """
+    hosts = list(hosts)
+    reserved, ready = set(heads_in_use), set(ready_slices(hosts, shape))
+    return sorted(
+        name
+        for name, members in known_slices(hosts, shape.pod_type).items()
+        if name not in ready and not any(host.node_id in reserved for host in members)
+    )

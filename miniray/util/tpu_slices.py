@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from miniray.system import option_checks as check
 from miniray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from miniray.util.tpu_nodes import NODE_ID, POD_TYPE, SLICE_NAME, head_resource
 from miniray.util.tpu_reservation import (
     DEFAULT_TPU_HEAD_RESERVATION_TIMEOUT_S,
+    NODE_ID,
+    POD_TYPE,
+    SLICE_NAME,
     get_tpu_worker_resources,
+    head_resource,
     removed_on_error,
     shape_of,
     shortage,

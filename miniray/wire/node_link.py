@@ -24,7 +24,7 @@ from miniray.wire.sockets import connect, too_large
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.common.memory_types import NodeMemory
+    from miniray.common.state_types import NodeMemory
     from miniray.wire.io_loop import IOLoop
 
 

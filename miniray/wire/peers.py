@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.common.descriptors import OUT_OF_DESCRIPTORS, limit
+from miniray.common.process_limits import OUT_OF_DESCRIPTORS, limit
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.wire.connection import Connection

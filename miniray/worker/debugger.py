@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
 from miniray.common.config import config
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import demand_blocking, require_own_uid
-from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
     import types

@@ -26,7 +26,7 @@ from miniray.client import forks
 from miniray.client.attach import Attachment
 from miniray.client.handover import await_others, hand_over
 from miniray.client.job_environment import JobEnvironment
-from miniray.common import thread_counts
+from miniray.common import process_limits
 from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
@@ -105,7 +105,7 @@ class WorkerProcess:
         facts.placement_group_id = group.placement_group_id if group is not None else None
         facts.capture_child_tasks = group is not None and bool(group.capture_child_tasks)
         facts.runtime_env = json.loads(lease.spec.runtime_env or "{}")
-        thread_counts.limit(facts.assigned_resources.get("CPU", 0))
+        process_limits.limit_threads(facts.assigned_resources.get("CPU", 0))
 
     def _on_lease(self, granted: tuple[Any, ...]) -> None:
         """This idle worker runs tasks of another lease now."""

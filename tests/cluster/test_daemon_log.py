@@ -15,7 +15,7 @@ from miniray.cluster_utils import Cluster
 PROGRAM = """
 import logging, os, sys
 from pathlib import Path
-from miniray.system.daemon_log import log_to
+from miniray.system.log_file import log_to
 
 log_to(Path(sys.argv[1]))
 for _ in range(100):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from session_folders import session_base
 
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import peer_uid, require_own_uid
-from miniray.security.errors import AuthenticationError
 from miniray.system import session as sessions
 from miniray.system.session import (
     ClusterRecord,

@@ -1,6 +1,6 @@
 """The part of ``ScalingConfig`` that concerns TPU slices.
 
-Shapes of slices come from ``miniray.accelerators.tpu_topology``; here is what
+Shapes of slices come from ``miniray.accelerators.tpu``; here is what
 they mean for workers.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.util.tpu_nodes import POD_TYPE, SLICE_NAME
+from miniray.util.tpu_reservation import POD_TYPE, SLICE_NAME
 
 if TYPE_CHECKING:
-    from miniray.accelerators.tpu_topology import SliceShape
+    from miniray.accelerators.tpu import SliceShape
     from miniray.train.config.scaling import ScalingConfig
 
 _EXAMPLE = 'topology="4x4", accelerator_type="TPU-V6E"'
@@ -55,7 +55,7 @@ def slice_shape(config: ScalingConfig) -> SliceShape | None:
     if config.topology is None or config.accelerator_type is None:
         return None
     from miniray.accelerators.base import AcceleratorRequestError
-    from miniray.accelerators.tpu_topology import slice_shape
+    from miniray.accelerators.tpu import slice_shape
 
     try:
         return slice_shape(config.topology, config.accelerator_type)
@@ -70,7 +70,7 @@ def type_of_nodes(config: ScalingConfig) -> str | None:
     """The accelerator type as nodes name it: ``TPU-V6E`` for the hosts of a slice of ``v6e``."""
     if slice_shape(config) is None:
         return config.accelerator_type
-    from miniray.accelerators.tpu_topology import generation
+    from miniray.accelerators.tpu import generation
 
     assert config.accelerator_type is not None
     return f"TPU-{generation(config.accelerator_type).upper()}"

@@ -17,7 +17,7 @@ import sys
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
-from miniray.system.python_command import python_command
+from miniray.common.process_state import python_command
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.storage.filesystem import in_memory
 

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.common.config import config
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.door import Arguments

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.common.memory_types import MAX_OBJECTS
+from miniray.common.state_types import MAX_OBJECTS
 from miniray.node.base.question import Question
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
@@ -28,7 +28,7 @@ from miniray.objects.holds import with_pauses
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from miniray.common.memory_types import (
+    from miniray.common.state_types import (
         NodeMemory,
         ObjectsHeld,
         OwnMemory,

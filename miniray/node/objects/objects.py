@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.common.descriptors import is_lack_of_memory
+from miniray.common.process_limits import is_lack_of_memory
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.transfer.fetch_ahead import FetchAhead

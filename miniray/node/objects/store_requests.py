@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.common.descriptors import OUT_OF_DESCRIPTORS
+from miniray.common.process_limits import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.store.admission_queue import Claim
 from miniray.node.store.spill_files import DiskPlace

@@ -52,7 +52,7 @@ PUSH = "push"
 
 #: (number, how many, whether small ones too, seconds): what do you hold?
 MEMORY_ASKED = "memory asked"
-#: (number, report): the answer to that (common/memory_types.py).
+#: (number, report): the answer to that (common/state_types.py).
 MEMORY_TOLD = "memory told"
 
 

@@ -14,7 +14,7 @@ import collections
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.common.config import config
-from miniray.common.descriptors import OUT_OF_DESCRIPTORS
+from miniray.common.process_limits import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:

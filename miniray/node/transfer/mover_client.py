@@ -12,10 +12,10 @@ import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from miniray.common.config import config
+from miniray.common.host_port import DaemonAddress
 from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender
 from miniray.node.base.tasks import ended
 from miniray.node.base.template_client import TemplateGoneError
-from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

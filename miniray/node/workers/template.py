@@ -25,9 +25,8 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.common.process_state import children_of, may_hang_readers, variable_of
+from miniray.common.process_state import children_of, may_hang_readers, python_command, variable_of
 from miniray.node.base import control_socket
-from miniray.system.python_command import python_command
 from miniray.worker import worker_file
 
 if TYPE_CHECKING:

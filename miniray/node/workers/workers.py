@@ -16,8 +16,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
-from miniray.common.descriptors import require_room
 from miniray.common.ids import new_id
+from miniray.common.process_limits import require_room
 from miniray.common.process_state import is_dying
 from miniray.exceptions import (
     ActorUnschedulableError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from miniray.accelerators import AcceleratorRequestError, SliceShape, slice_shape
-from miniray.accelerators.tpu_topology import TOPOLOGIES, generation, normalize_pod_type
+from miniray.accelerators.tpu import TOPOLOGIES, generation, normalize_pod_type
 
 
 # Machine types and numbers of hosts as in Google's "Plan TPUs in GKE".

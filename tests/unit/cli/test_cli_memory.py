@@ -11,7 +11,7 @@ from tests_cli_support import one_line
 
 from miniray.cli.memory import MemoryView
 from miniray.cli.tables import draw
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
 from miniray.util.state_records import ClusterMemoryState, NodeMemoryState, ObjectState
 
 if TYPE_CHECKING:

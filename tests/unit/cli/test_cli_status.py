@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from tests_cli_support import one_line
 
-from miniray.cli.amounts import describe_amounts, describe_usage, format_amount
 from miniray.cli.status import format_duration, render
+from miniray.cli.tables import describe_amounts, describe_usage, format_amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable

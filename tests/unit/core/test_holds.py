@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from core_doubles import NODE, Caller
 
-from miniray.common.call_site import call_site, describe
-from miniray.common.memory_types import PICKLED, order
+from miniray.common.names import call_site, describe
+from miniray.common.state_types import PICKLED, order
 from miniray.objects.holds import Holds
 
 if TYPE_CHECKING:

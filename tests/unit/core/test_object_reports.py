@@ -12,7 +12,7 @@ from miniray.client.object_reports import ObjectReports
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
-    from miniray.common.memory_types import ObjectsHeld
+    from miniray.common.state_types import ObjectsHeld
 
 FOREIGN = b"foreign0"
 

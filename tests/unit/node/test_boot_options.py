@@ -14,7 +14,7 @@ from miniray.system.boot_options import (
     advertised_host,
     bind_host,
 )
-from miniray.system.head_address import not_found
+from miniray.system.machine import not_found
 
 TOKEN = str(JoinToken(b"f" * 32, b"s" * 32))
 

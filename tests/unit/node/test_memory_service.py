@@ -17,7 +17,7 @@ from miniray.node.relay.relayed import Relayed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from miniray.common.memory_types import NodeMemory
+    from miniray.common.state_types import NodeMemory
 
 NODE, FAR, LOST = b"node-one", b"node-two", b"node-off"
 DRIVER, WORKER, COMMAND = b"driver00", b"worker00", b"command0"

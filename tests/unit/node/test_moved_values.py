@@ -20,11 +20,11 @@ from mover_ends import (
 from node_ends import End, no_mover, until
 
 from miniray.common.config import config
+from miniray.common.host_port import DaemonAddress
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import transfers as transfers_module
 from miniray.node.transfer.mover_client import Move, MoverClient, Offer
-from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,10 +23,10 @@ from mover_ends import (
 )
 from node_ends import until
 
+from miniray.common.host_port import DaemonAddress
 from miniray.node.transfer import mover_fetches, mover_sends, moving, showing
 from miniray.node.transfer.mover_client import MoveError, Offer
 from miniray.security.certificates import make_credentials
-from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

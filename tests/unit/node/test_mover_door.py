@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from mover_ends import SIZE, Movers, fetch, offered
 
+from miniray.common.host_port import DaemonAddress
 from miniray.node.transfer import mover_door
 from miniray.security.certificates import make_credentials
 from miniray.security.tls import client_context
-from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,7 @@ import pytest
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env import archive, packages
 from miniray.runtime_env import scan as scan_module
-from miniray.runtime_env.ignore import IgnoreRules
-from miniray.runtime_env.scan import scan
+from miniray.runtime_env.scan import IgnoreRules, scan
 
 
 class Blobs(dict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import (
     ClientChallenge,
     ServerChallenge,
@@ -15,7 +16,6 @@ from miniray.security.challenge import (
     peer_credentials,
     require_own_uid,
 )
-from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import NONCE_SIZE, answer_blocking, demand_blocking
-from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

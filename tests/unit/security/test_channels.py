@@ -16,9 +16,14 @@ from miniray.security.certificates import (
     make_credentials,
     make_head_identity,
 )
-from miniray.security.channels import channel, listen_tcp, listen_unix, server
-from miniray.security.errors import AddressInUseError
-from miniray.security.interceptor import authorization
+from miniray.security.channels import (
+    AddressInUseError,
+    authorization,
+    channel,
+    listen_tcp,
+    listen_unix,
+    server,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine

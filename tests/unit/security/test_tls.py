@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from miniray.exceptions import AuthenticationError
 from miniray.security import channels
 from miniray.security.certificates import (
     Identity,
@@ -17,7 +18,6 @@ from miniray.security.certificates import (
     make_head_identity,
     members_authority,
 )
-from miniray.security.errors import AuthenticationError
 from miniray.security.tls import meet_head
 from miniray.security.token import JoinToken
 

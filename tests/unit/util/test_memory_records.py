@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.util.memory_records import cluster_memory
 
 if TYPE_CHECKING:
-    from miniray.common.memory_types import Hold, NodeMemory, ObjectRow, ProcessRow, SegmentRow
+    from miniray.common.state_types import Hold, NodeMemory, ObjectRow, ProcessRow, SegmentRow
     from miniray.util.state_records import ClusterMemoryState, ObjectState
 
 NODE, FAR = b"node-one", b"node-two"

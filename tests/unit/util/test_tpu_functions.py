@@ -11,7 +11,7 @@ from accelerator_helpers import FakeMachine, add_tpu
 
 from miniray.accelerators import slice_shape
 from miniray.util import tpu
-from miniray.util.tpu_nodes import TpuHost, intact_slices, ready_slices, useless_slices
+from miniray.util.tpu_reservation import TpuHost, intact_slices, ready_slices, useless_slices
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""How many files this process may have open, and what to say when there are too many."""
+"""How many files this process may have open, and how many threads numerical libraries start."""
 
 from __future__ import annotations
 
@@ -62,3 +62,33 @@ def require_room(wanted: int, purpose: str) -> None:
             f"leave no room for {purpose}. Raise the limit (`ulimit -n`) before the node is "
             f"started, or end what is not needed",
         )
+
+
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+#: What this process has set the variable to; None if it has not.
+_threads_set: str | None = None
+
+
+def limit_threads(cpus: float) -> None:
+    """Let numerical libraries start as many threads as the task or actor has CPUs, at least one.
+
+    That is Ray's rule: one where ``num_cpus`` is not given, as else each of many workers would
+    start one for every processor of the machine. ``OMP_NUM_THREADS``, set for the node or in a
+    ``runtime_env``, overrides it.
+    """
+    global _threads_set
+    if threads_given():
+        return
+    count = max(1, int(cpus))
+    # Libraries read it when they are loaded; this one may be loaded already.
+    _threads_set = os.environ[_THREADS_VARIABLE] = str(count)
+    # User code may be loading it just now, in a thread of its own: it has no such function yet.
+    set_number = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_number is not None:
+        set_number(count)
+
+
+def threads_given() -> bool:
+    """Whether the user has set the number of threads."""
+    return os.environ.get(_THREADS_VARIABLE) != _threads_set
