@@ -11,7 +11,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
 from miniray.common.specs import JobSpec, field_names
 from miniray.exceptions import CodeStoreFullError
 from miniray.messages import code_pieces
