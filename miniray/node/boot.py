@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.common import event_loop
 from miniray.system.boot_options import BootError, BootOptions
-from miniray.wire.poller import PacedSelector
+from miniray.wire.poller import PacedSelector, run_in_loop
 
 if TYPE_CHECKING:
     import socket
@@ -83,9 +82,9 @@ def _run(
     control: socket.socket,
     template_pid: int,
 ) -> int:
-    from miniray.common.descriptors import raise_limit
+    from miniray.common.process_limits import raise_limit
     from miniray.node.workers.template import set_subreaper
-    from miniray.system.daemon_log import log_to
+    from miniray.system.log_file import log_to
 
     log_to(session.logs / "node.log")
     set_subreaper()
@@ -99,6 +98,6 @@ def _run(
     start = NodeStart(options, session, control, template_pid)
     start.fork_head(answer.fileno())
     keep_freed_buffers()
-    return event_loop.run(
+    return run_in_loop(
         start.run(answer), lambda: asyncio.SelectorEventLoop(PacedSelector(start.pace))
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from miniray._proto import head_pb2
 from miniray.calls.actor_client import DEAD
+from miniray.common.host_port import DaemonAddress
 from miniray.messages.errors import encode_error
 from miniray.node.hello import actor_report, attached, blocked_report, hello
 from miniray.node.workers.worker import NodeLease
-from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     import asyncio

@@ -17,8 +17,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import ClientChallenge, ServerChallenge
-from miniray.security.errors import AuthenticationError
 from miniray.wire.sockets import (
     LENGTH,
     MAX_FRAME,

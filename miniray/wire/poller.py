@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
+    from collections.abc import Callable, Coroutine
 
 #: Bytes that a loop's buffer has: what one read takes at most.
 READ_SIZE = 256 * 1024
@@ -133,3 +134,16 @@ class PacedSelector(selectors.EpollSelector):
 
     def _poll(self, timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(None if timeout < 0 else timeout)
+
+
+def run_in_loop(
+    main: Coroutine[Any, Any, T], make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> T:
+    """Run a coroutine in a loop made by ``make_loop``; with Python 3.10 in asyncio's own."""
+    import asyncio
+
+    make_runner: Any = getattr(asyncio, "Runner", None)
+    if make_runner is None:
+        return asyncio.run(main)
+    with make_runner(loop_factory=make_loop) as runner:
+        return runner.run(main)  # type: ignore[no-any-return]

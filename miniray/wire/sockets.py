@@ -16,10 +16,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
+from miniray.exceptions import AuthenticationError
 from miniray.messages import plain
 from miniray.security.challenge import require_own_uid
-from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,10 +10,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
-from miniray.common import event_loop
 from miniray.exceptions import TaskCancelledError
 from miniray.messages.errors import ActorExit
-from miniray.wire.poller import Pace, PacedSelector
+from miniray.wire.poller import Pace, PacedSelector, run_in_loop
 from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in, key_of
 from miniray.worker.executor import Executor
@@ -214,7 +213,7 @@ class AsyncExecutor(Executor):
     # --- in the main thread ------------------------------------------------------------
     def run_loop(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Make the instance inside a running loop, then serve calls until the end."""
-        event_loop.run(self._main(create), lambda: serving_loop(self._runtime.loop))
+        run_in_loop(self._main(create), lambda: serving_loop(self._runtime.loop))
 
     async def _main(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         self._stopped = asyncio.Event()

@@ -11,7 +11,7 @@ import marshal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import common_pb2
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
 from miniray.messages.errors import encode_error
 from miniray.messages.protocol import MAX_HEAD_REQUEST
 

@@ -9,15 +9,15 @@ import heapq
 from typing import TYPE_CHECKING
 
 from miniray.common.ids import owner_of
-from miniray.common.memory_types import order
-from miniray.common.sizes import format_bytes
+from miniray.common.names import format_bytes
+from miniray.common.state_types import order
 from miniray.node.store.kept_arguments import id_of_arguments, keepers_by_object
 from miniray.objects.holds import is_shared, object_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from miniray.common.memory_types import (
+    from miniray.common.state_types import (
         Hold,
         NodeMemory,
         ObjectRow,

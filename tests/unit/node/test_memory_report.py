@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.common.memory_types import ObjectRow, SegmentRow
+    from miniray.common.state_types import ObjectRow, SegmentRow
     from miniray.node.store.segments import Segment, SegmentStore
 
 PAGE = 4096
