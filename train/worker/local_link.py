@@ -20,8 +20,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import DIGEST_SIZE, NONCE_SIZE, ServerChallenge, answer_blocking
-from miniray.security.errors import AuthenticationError
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import WorkerFailure
 
