@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
 from miniray.client.cluster_runtime import ClusterRuntime
-from miniray.common.config import config
 from miniray.objects.ignored_signals import IgnoredSignals
 from miniray.wire.io_loop import IOLoop
 from miniray.wire.node_link import NodeLink
@@ -52,7 +51,6 @@ class Attachment:
                 self.loop,
                 key,
                 (process_id, role, os.getpid(), job_id, details),
-                auth_timeout=config().auth_timeout,
                 on_push=self._on_push,
                 on_relayed=self._on_relayed,
                 on_lost=self._link_lost,
@@ -70,8 +68,6 @@ class Attachment:
             link=self.link,
             process_id=process_id,
             node_id=self.welcome["node_id"],
-            socket_folder=os.path.dirname(node_socket),
-            key=key,
             facts=self.facts,
             on_shutdown=lambda: on_shutdown(self),
         )

@@ -19,7 +19,6 @@ from miniray.client.head_requests import HeadRequests
 from miniray.client.object_access import ObjectAccess
 from miniray.client.object_reports import ObjectReports
 from miniray.client.submission import Submission
-from miniray.common.config import config
 from miniray.common.ids import ObjectIds
 from miniray.common.object_ref import hooks
 from miniray.exceptions import (
@@ -54,8 +53,6 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         link: NodeLink,
         process_id: bytes,
         node_id: bytes,
-        socket_folder: str,
-        key: bytes,
         facts: ProcessFacts,
         on_shutdown: Callable[[], None],
     ) -> None:
@@ -72,15 +69,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self.borrowing = Borrowing(self.table)
         self.calls = CallTable(self.table, self.borrowing, self.shared_memory, loop.call_later)
         self.peers = PeerTable(
-            socket_folder,
-            node_id,
-            process_id,
-            loop,
-            key,
-            link,
-            auth_timeout=config().auth_timeout,
-            on_message=self._on_message,
-            on_lost=self._on_peer_lost,
+            link, node_id, on_message=self._on_message, on_lost=self._on_peer_lost
         )
         self.borrowing.attach(self.peers)
         self.unclaimed = UnclaimedResults(self.table, self.shared_memory, self.peers)

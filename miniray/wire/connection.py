@@ -7,6 +7,7 @@ what they mean.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import logging
@@ -17,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.config import config
 from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import ClientChallenge, ServerChallenge
 from miniray.wire.sockets import (
@@ -48,6 +50,30 @@ _SEND_ROOM = 1 << 20
 _now = time.perf_counter
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What the connections of one part of a process have in common."""
+
+    #: The loop that serves them.
+    poller: Poller
+    #: What both ends prove that they know.
+    key: bytes
+    #: Called with each message.
+    on_message: Callable[[Connection, tuple[Any, ...]], None]
+    #: Called once, at the end of each.
+    on_close: Callable[[Connection], None]
+    #: Seconds that a process which has dialled has to prove itself.
+    auth_timeout: float = dataclasses.field(default_factory=lambda: config().auth_timeout)
+    #: Whether descriptors may come along.
+    takes_fds: bool = False
+    #: Bytes that may wait because the other end does not read ...
+    limit: int = sys.maxsize
+    #: ... and what is called, once and in the loop, when more do.
+    on_overflow: Callable[[Connection], None] | None = None
+    #: Reads a frame: ``plain.loads`` in a process that others rely on too.
+    loads: Callable[[memoryview], Any] = marshal.loads
+
+
 class Connection:
     """One authenticated, non-blocking stream of frames.
 
@@ -64,62 +90,35 @@ class Connection:
         "_challenge",
         "_closed",
         "_drained",
+        "_endpoint",
         "_expected",
         "_fds",
-        "_limit",
-        "_loads",
         "_lock",
-        "_on_overflow",
         "_out",
+        "_overflowed",
         "_passed",
         "_poller",
         "_posted",
         "_ready",
         "_sock",
-        "_takes_fds",
         "_writing",
-        "on_close",
-        "on_message",
         "peer",
     )
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        poller: Poller,
-        key: bytes,
-        *,
-        server: bool,
-        on_message: Callable[[Connection, tuple[Any, ...]], None],
-        on_close: Callable[[Connection], None],
-        auth_timeout: float,
-        takes_fds: bool = False,
-        limit: int = sys.maxsize,
-        on_overflow: Callable[[Connection], None] | None = None,
-        loads: Callable[[memoryview], Any] = marshal.loads,
-    ) -> None:
+    def __init__(self, sock: socket.socket, endpoint: Endpoint, *, server: bool) -> None:
         """Begin the challenge.
 
         Args:
             sock: The connected socket.
-            poller: The loop that serves it.
-            key: What both ends prove that they know.
+            endpoint: What this connection has in common with others of this process.
             server: Whether this end was dialled.
-            on_message: Called with each message.
-            on_close: Called once, at the end.
-            auth_timeout: Seconds that a client has to prove itself.
-            takes_fds: Whether descriptors may come along.
-            limit: Bytes that may wait because the other end does not read.
-            on_overflow: Called once, in the loop, when more wait.
-            loads: Reads a frame: ``plain.loads`` in a process that others rely on too.
         """
         sock.setblocking(False)
         # Room for a few large frames, so that their writer need not wait for the reader's turns.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_ROOM)
         self._sock = sock
-        self._poller = poller
-        self.on_message = on_message
-        self.on_close = on_close
+        self._endpoint = endpoint
+        self._poller = poller = endpoint.poller
         #: Free for the user of the connection: who is at the other end.
         self.peer: Any = None
         # Reentrant, as is `_write`: a garbage collection may run user code anywhere, and
@@ -127,11 +126,8 @@ class Connection:
         self._lock = threading.RLock()
         self._writing = False
         self._out = SendQueue()
-        self._limit = limit
-        self._on_overflow = on_overflow
-        self._loads = loads
+        self._overflowed = False
         self._drained: Callable[[], None] | None = None
-        self._takes_fds = takes_fds
         #: The beginning of a frame whose rest has not come, and how long that frame is.
         self._buffer = bytearray()
         self._expected = 0
@@ -145,14 +141,14 @@ class Connection:
         self._challenge: ServerChallenge | ClientChallenge | None
         self._cancel_deadline: Callable[[], None] | None = None
         if server:
-            self._challenge = challenge = ServerChallenge(key)
-            self._cancel_deadline = poller.call_later(auth_timeout, self._auth_expired)
+            self._challenge = challenge = ServerChallenge(endpoint.key)
+            self._cancel_deadline = poller.call_later(endpoint.auth_timeout, self._auth_expired)
             with contextlib.suppress(OSError):  # it hung up already: that is read next
                 self._sock.send(challenge.greeting)  # an empty socket takes these few bytes
         else:
             # No deadline: the kernel has told who listens, and user code there may keep
             # its I/O thread from answering for minutes. Its end closes the socket.
-            self._challenge = ClientChallenge(key)
+            self._challenge = ClientChallenge(endpoint.key)
         poller.add(sock.fileno(), self._on_readable)
 
     # --- writing -----------------------------------------------------------------
@@ -221,9 +217,10 @@ class Connection:
         waiting = out.size
         if not self._ready or waiting or self._writing:
             out.append(data)
-            if out.size > self._limit and self._on_overflow is not None:
-                self._poller.call_soon(functools.partial(self._on_overflow, self))
-                self._on_overflow = None
+            on_overflow = self._endpoint.on_overflow
+            if on_overflow is not None and out.size > self._endpoint.limit and not self._overflowed:
+                self._overflowed = True
+                self._poller.call_soon(functools.partial(on_overflow, self))
             return
         self._writing = True
         try:
@@ -303,7 +300,7 @@ class Connection:
 
     def _receive(self) -> int:
         """Read into the loop's buffer; returns how many bytes came."""
-        if not self._takes_fds:
+        if not self._endpoint.takes_fds:
             return self._sock.recv_into(self._poller.buffer)
         return self._fds.receive(self._sock, self._poller.buffer)
 
@@ -345,9 +342,9 @@ class Connection:
     def _dispatch(self, view: memoryview, total: int) -> int:
         """Handle the whole frames in a buffer; returns how many bytes they were."""
         position = 0
-        on_message = self.on_message
+        on_message = self._endpoint.on_message
         unpack = LENGTH.unpack_from
-        loads = self._loads
+        loads = self._endpoint.loads
         self._expected = 0
         while total - position >= 4 and not self._closed:
             (length,) = unpack(view, position)
@@ -497,7 +494,7 @@ class Connection:
         self._poller.remove(self._sock.fileno())
         self._sock.close()
         self._fds.close()
-        self.on_close(self)
+        self._endpoint.on_close(self)
 
     def abandon(self) -> None:
         """Close the descriptors without a word: for a forked child that must not use them."""

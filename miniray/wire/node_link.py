@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.exceptions import NodeDiedError
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.wire.connection import Connection
+from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
 from miniray.wire.sockets import connect, too_large
@@ -54,44 +54,58 @@ def rebuild_error(error: BaseException | bytes) -> BaseException:
 
 
 class _Answer:
-    """An answer on its way to a thread that waits for it, or has given up."""
+    """An answer, for a thread or a coroutine that waits for it; or has given up.
 
-    def __init__(self, loop: IOLoop, undo: Callable[[Any], None] | None) -> None:
-        self.gate = Gate(loop)
-        self.error: Any = None
-        self.result: Any = None
-        self.fd = -1
+    Args:
+        arrived: Tells whoever waits that ``take`` has something.
+        undo: Called with a result that nobody takes.
+    """
+
+    def __init__(
+        self, arrived: Callable[[], object], undo: Callable[[Any], None] | None = None
+    ) -> None:
+        self._arrived = arrived
         self._undo = undo
+        self._error: Any = None
+        self._result: Any = None
+        self._fd = -1
         self._lock = threading.RLock()
         self._here = False
         self._abandoned = False
 
     def came(self, error: Any, result: Any, fd: int) -> None:
-        """It is here."""
+        """Keep the answer for ``take``."""
         with self._lock:
-            self.error, self.result, self.fd = error, result, fd
+            self._error, self._result, self._fd = error, result, fd
             self._here = True
+            if error is not None:  # its descriptor found no room, here or there
+                self._undo_result()
             if self._abandoned:
                 self._discard()
-            elif error is not None:  # its descriptor found no room, here or there
-                self._undo_result()
-        self.gate.arrived()
+        self._arrived()
 
     def abandon(self) -> None:
-        """Nobody takes it any more."""
+        """Undo the answer, now or when it comes: nobody takes it."""
         with self._lock:
             self._abandoned = True
             if self._here:
                 self._discard()
 
+    def take(self) -> tuple[Any, int]:
+        """Return the result and a descriptor, or -1; raise the error that came instead."""
+        if self._error is not None:
+            raise rebuild_error(self._error)
+        return self._result, self._fd
+
     def _discard(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self._undo_result()
+        if self._fd >= 0:
+            os.close(self._fd)
+        if self._error is None:  # else it is undone
+            self._undo_result()
 
     def _undo_result(self) -> None:
-        if self.result is not None and self._undo is not None:
-            self._undo(self.result)
+        if self._result is not None and self._undo is not None:
+            self._undo(self._result)
 
 
 class NodeLink:
@@ -104,35 +118,45 @@ class NodeLink:
         key: bytes,
         hello: tuple[Any, ...],
         *,
-        auth_timeout: float,
         on_push: Callable[[str, tuple[Any, ...]], None],
         on_relayed: Callable[[bytes, bytes, list[bytes]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self._loop = loop
+        """Connect to the daemon, and introduce this process.
+
+        Args:
+            path: The daemon's socket.
+            loop: The loop that serves it.
+            key: The cluster's socket key.
+            hello: The fields of NODE_HELLO.
+            on_push: Called with topic and body of a push.
+            on_relayed: Called with what a process of another node has sent: its node and id, and
+                the messages.
+            on_lost: Called when the daemon is gone.
+
+        Raises:
+            OSError: Nobody listens at the socket.
+        """
+        self.loop = loop
+        self.key = key
+        #: Of the sockets of this node's processes.
+        self.folder = os.path.dirname(path)
+        self.process_id, role, *_ = hello
+        self._is_driver = role == "driver"
         self._numbers = itertools.count(1).__next__
         self._answers: dict[int, Callable[[Any, Any, int], None]] = {}
         self._on_push = on_push
         self._on_relayed = on_relayed
         self._on_lost = on_lost
         self._lost = False
-        self._is_driver = hello[1] == "driver"
         #: Why the daemon ends.
         self._reason = "its daemon ended unexpectedly"
         #: Whether this process ends with its node, which was asked to end.
         self.ends_as_asked = False
         self._welcome: dict[str, Any] | None = None
         self._welcomed = threading.Event()
-        self._conn = Connection(
-            connect(path),
-            loop,
-            key,
-            server=False,
-            on_message=self._on_message,
-            on_close=self._on_close,
-            auth_timeout=auth_timeout,
-            takes_fds=True,
-        )
+        endpoint = Endpoint(loop, key, self._on_message, self._on_close, takes_fds=True)
+        self._conn = Connection(connect(path), endpoint, server=False)
         self._conn.send((p.NODE_HELLO, *hello))
 
     def wait_welcome(self, timeout: float) -> dict[str, Any]:
@@ -215,37 +239,22 @@ class NodeLink:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[Any, Any, int]] = loop.create_future()
+        here = asyncio.Event()
 
-        def discard(result: Any, fd: int) -> None:
-            if fd >= 0:
-                os.close(fd)
-            if result is not None:
-                undo(result)
-
-        def take(error: Any, result: Any, fd: int) -> None:
-            if answer.done():
-                discard(result, fd)
-            else:
-                answer.set_result((error, result, fd))
-
-        def came(error: Any, result: Any, fd: int) -> None:
+        def arrived() -> None:
             try:
-                loop.call_soon_threadsafe(take, error, result, fd)
+                loop.call_soon_threadsafe(here.set)
             except RuntimeError:  # the event loop was closed meanwhile
-                discard(result, fd)
+                answer.abandon()
 
-        self.node_request_async(method, args, came)
+        answer = _Answer(arrived, undo)
+        self.node_request_async(method, args, answer.came)
         try:
-            error, result, fd = await answer
+            await here.wait()
         except asyncio.CancelledError:
-            if not answer.cancelled():  # it came in the same moment
-                discard(*answer.result()[1:])
+            answer.abandon()
             raise
-        if error is not None:
-            discard(result, fd)
-            raise rebuild_error(error)
-        return result, fd
+        return answer.take()
 
     def head_request(self, method: str, *args: Any, timeout: float | None = None) -> Any:
         """Ask the head and wait."""
@@ -259,17 +268,16 @@ class NodeLink:
         timeout: float | None,
         undo: Callable[[Any], None] | None = None,
     ) -> tuple[Any, int]:
-        answer = _Answer(self._loop, undo)
+        gate = Gate(self.loop)
+        answer = _Answer(gate.arrived, undo)
         try:
             ask(method, args, answer.came)
-            if not answer.gate.wait(timeout):
+            if not gate.wait(timeout):
                 raise TimeoutError(f"No answer to {method!r} within {timeout} s.")
         except BaseException:
             answer.abandon()
             raise
-        if answer.error is not None:
-            raise rebuild_error(answer.error)
-        return answer.result, answer.fd
+        return answer.take()
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """What every node and process holds; each process has so many seconds to answer."""
@@ -295,11 +303,11 @@ class NodeLink:
 
     # --- hearing -----------------------------------------------------------------
     def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:
-        kind = message[0]
+        kind, *fields = message
         if kind == p.NODE_RELAYED:
-            self._on_relayed(message[1], message[2], message[3])
+            self._on_relayed(*fields)
         elif kind == p.NODE_REPLY:
-            _, number, error, result, has_fd = message
+            number, error, result, has_fd = fields
             answer = self._answers.pop(number, None)
             try:
                 fd = conn.take_fd() if has_fd else -1
@@ -310,16 +318,16 @@ class NodeLink:
             elif fd >= 0:
                 os.close(fd)
         elif kind == p.HEAD_REPLY:
-            _, number, error, body = message
+            number, error, body = fields
             answer = self._answers.pop(number, None)
             if answer is not None:
                 answer(error, marshal.loads(body) if error is None else None, -1)
         elif kind == p.NODE_PUSH:
-            self._on_push(message[1], message[2])
+            self._on_push(*fields)
         elif kind == p.NODE_REFUSAL:
-            self._reason = message[1]
+            (self._reason,) = fields
         elif kind == p.NODE_WELCOME:
-            self._welcome = message[1]
+            (self._welcome,) = fields
             self._welcomed.set()
 
     def _fail(self, number: int) -> None:

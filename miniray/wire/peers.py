@@ -13,20 +13,17 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.config import config
 from miniray.common.process_limits import OUT_OF_DESCRIPTORS, limit
-from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.wire.connection import Connection
+from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.gates import Gate
 from miniray.wire.relay_sender import RelaySender
-from miniray.wire.sockets import MAX_MESSAGE, Listener, connect, too_large
+from miniray.wire.sockets import Listener, connect
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from miniray.wire.io_loop import IOLoop
     from miniray.wire.node_link import NodeLink
 
 logger = logging.getLogger(__name__)
@@ -38,150 +35,87 @@ def socket_path(folder: str, process_id: bytes) -> str:
 
 
 class Peer:
-    """Another process, reachable or gone."""
+    """Another process, reachable or gone.
+
+    Args:
+        node_id: Its node.
+        process_id: Its id.
+        channel: What leads there.
+    """
 
     __slots__ = (
-        "_conn",
-        "_relay",
+        "backlog",
+        "channel",
         "lost",
         "node_id",
+        "post",
         "process_id",
-        "taken",
+        "send",
         "unreachable",
         "was",
-        "watched",
+        "when_drained",
     )
 
     def __init__(
-        self,
-        node_id: bytes,
-        process_id: bytes,
-        conn: Connection | None,
-        relay: RelaySender | None,
+        self, node_id: bytes, process_id: bytes, channel: Connection | RelaySender
     ) -> None:
         self.node_id = node_id
         self.process_id = process_id
-        self._conn = conn
-        self._relay = relay
+        self.channel = channel
+        #: Send; False, and it is dropped, once its connection is closed (its loss is reported).
+        self.send = channel.send
+        #: Send, perhaps together with what follows closely.
+        self.post = channel.post
+        #: Bytes that wait in memory because it does not read.
+        self.backlog = channel.backlog
+        #: Call back once, when all that waits has been written. The latest callback counts.
+        self.when_drained = channel.when_drained
         self.lost = False
         #: It is lost because its node cannot be reached; its process may live.
         self.unreachable = False
-        #: Bytes taken from it through the relay that it was not told of yet.
-        self.taken = 0
         #: What it was, once its daemon has told that it ended.
         self.was = ""
-        #: The daemon was asked to tell when this process ends.
-        self.watched = conn is not None
-
-    def send(self, message: tuple[Any, ...]) -> bool:
-        """Send; False, and it is dropped, once its connection is closed (its loss is reported)."""
-        if self._conn is not None:
-            return self._conn.send(message)
-        if self._relay is not None:
-            body = plain.dumps(message)
-            if len(body) > MAX_MESSAGE:
-                raise too_large(len(body), MAX_MESSAGE)
-            self._relay.send(body)
-        return True
-
-    @property
-    def closed(self) -> bool:
-        """Whether there was a socket of its own to this peer, which is closed by now."""
-        return self._conn is not None and self._conn.closed
 
     @property
     def direct(self) -> bool:
         """Whether there is a socket of its own to this peer."""
-        return self._conn is not None
-
-    def post(self, message: tuple[Any, ...]) -> None:
-        """Send, perhaps together with what follows closely; see ``Connection.post``."""
-        if self._conn is not None:
-            self._conn.post(message)
-        else:
-            self.send(message)
-
-    def take(self, size: int) -> None:
-        """So many bytes came through the relay: tell the sender now and then."""
-        self.taken += size
-        if self._relay is not None and self.taken >= config().relay_window // 8:
-            self._relay.send(plain.dumps((p.PEER_CREDIT, self.taken)), counted=False)
-            self.taken = 0
-
-    def credit(self, taken: int) -> None:
-        """The other end has taken so many bytes."""
-        if self._relay is not None:
-            self._relay.credit(taken)
+        return isinstance(self.channel, Connection)
 
     def flush(self) -> None:
         """Wait until what was sent is written, or the peer is gone (at a planned exit)."""
-        if self._relay is not None:
-            self._relay.flush_blocking()
-        if self._conn is not None:
-            self._conn.flush_blocking(None)
-
-    def backlog(self) -> int:
-        """Bytes that wait in memory because it does not read."""
-        if self._relay is not None:
-            return self._relay.backlog()
-        return self._conn.backlog() if self._conn is not None else 0
-
-    def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call back once, when all that waits has been written; not if it is gone before.
-
-        The latest callback counts.
-        """
-        if self._relay is not None:
-            self._relay.when_drained(callback)
-        elif self._conn is not None:
-            self._conn.when_drained(callback)
-
-    def give_up(self) -> None:
-        """It is gone: what waits for it is dropped."""
-        if self._relay is not None:
-            self._relay.give_up()
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._conn is not None:
-            self._conn.close()
-
-    def abandon(self) -> None:
-        """For a forked child."""
-        if self._conn is not None:
-            self._conn.abandon()
+        self.channel.flush_blocking(None)
 
 
 class PeerTable:
-    """All peers of this process, by process id. Thread-safe."""
+    """All peers of this process, by process id. Thread-safe.
+
+    Args:
+        link: To the daemon, which relays to other nodes and knows who this process is.
+        node_id: The node of this process.
+        on_message: Called with what peers send.
+        on_lost: Called once for each peer that is gone.
+    """
 
     def __init__(
         self,
-        folder: str,
-        node_id: bytes,
-        process_id: bytes,
-        loop: IOLoop,
-        key: bytes,
         link: NodeLink,
+        node_id: bytes,
         *,
-        auth_timeout: float,
         on_message: Callable[[Peer, tuple[Any, ...]], None],
         on_lost: Callable[[Peer], None],
     ) -> None:
-        self._folder = folder
-        self._node_id = node_id
-        self._process_id = process_id
-        self._loop = loop
-        self._key = key
         self._link = link
-        self._auth_timeout = auth_timeout
+        self._loop = link.loop
+        self._node_id = node_id
         self._on_message = on_message
         self._on_lost = on_lost
         self._peers: dict[bytes, Peer] = {}
         self._lock = threading.RLock()  # a collection in here may drop a ref
         self._warned = False
-        self._listener = Listener(socket_path(folder, process_id), loop, self._accepted)
-        self._unnamed: set[Connection] = set()
+        self._endpoint = Endpoint(link.loop, link.key, self._received, self._closed)
+        self._listener = Listener(
+            socket_path(link.folder, link.process_id), link.loop, self._accepted
+        )
         self._connections: set[Connection] = set()
         #: Called when the last connection is gone.
         self._on_last_closed: Callable[[], None] | None = None
@@ -201,11 +135,12 @@ class PeerTable:
 
     def send_surely(self, node_id: bytes, process_id: bytes, message: tuple[Any, ...]) -> None:
         """Send what nobody asks for again; what comes too late for a process goes to its daemon."""
-        if self.get(node_id, process_id).send(message):
+        gone = self.get(node_id, process_id)
+        if gone.send(message):
             return
         with self._lock:
             peer = self._peers.get(process_id)
-            if peer is None or peer.lost or peer.closed:
+            if peer is None or peer.lost or peer is gone:
                 peer = self._peers[process_id] = self._connect(node_id, process_id)
         peer.send(message)
 
@@ -222,7 +157,7 @@ class PeerTable:
         if node_id != self._node_id:
             return self._relayed_peer(node_id, process_id)
         try:
-            sock = connect(socket_path(self._folder, process_id))
+            sock = connect(socket_path(self._link.folder, process_id))
         except (FileNotFoundError, ConnectionRefusedError):
             # It ended; by rule perhaps, and then the daemon answers for what it owned.
             return self._relayed_peer(node_id, process_id)
@@ -232,11 +167,11 @@ class PeerTable:
             self._warn_of_limit()
             return self._relayed_peer(node_id, process_id)
         conn = self._wrap(sock, server=False)
-        peer = Peer(node_id, process_id, conn, None)
+        peer = Peer(node_id, process_id, conn)
         conn.peer = peer
         if conn.closed:  # it ended before anybody was told to listen for that
             self._loop.call_soon(lambda: self._lose(peer))
-        conn.send((p.PEER_HELLO, self._node_id, self._process_id))
+        conn.send((p.PEER_HELLO, self._node_id, self._link.process_id))
         return peer
 
     def _warn_of_limit(self) -> None:
@@ -249,27 +184,16 @@ class PeerTable:
             )
 
     def _relayed_peer(self, node_id: bytes, process_id: bytes) -> Peer:
-        sender = RelaySender(self._link, self._loop, node_id, process_id)
-        peer = Peer(node_id, process_id, None, sender)
-        peer.watched = True
         self._link.node_notice("watch", process_id, node_id)
-        return peer
+        return Peer(node_id, process_id, RelaySender(self._link, node_id, process_id))
 
     def _wrap(self, sock: socket.socket, *, server: bool) -> Connection:
-        conn = Connection(
-            sock,
-            self._loop,
-            self._key,
-            server=server,
-            on_message=self._received,
-            on_close=self._closed,
-            auth_timeout=self._auth_timeout,
-        )
+        conn = Connection(sock, self._endpoint, server=server)
         self._connections.add(conn)
         return conn
 
     def _accepted(self, sock: socket.socket) -> None:
-        self._unnamed.add(self._wrap(sock, server=True))
+        self._wrap(sock, server=True)
 
     # --- from the sockets ------------------------------------------------------------
     def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
@@ -277,21 +201,21 @@ class PeerTable:
         if peer is not None:
             self._on_message(peer, message)
             return
-        if message[0] != p.PEER_HELLO:
-            logger.error("a process sent message kind %r before its name; closing", message[0])
+        kind, *name = message
+        if kind != p.PEER_HELLO:
+            logger.error("a process sent message kind %r before its name; closing", kind)
             conn.close()
             return
-        self._unnamed.discard(conn)
-        conn.peer = peer = Peer(message[1], message[2], conn, None)
+        node_id, process_id = name
+        conn.peer = peer = Peer(node_id, process_id, conn)
         with self._lock:
             # Two processes may connect to each other at the same moment: each keeps
             # sending on its own connection, so the order of its messages stays.
-            known = self._peers.get(peer.process_id)
+            known = self._peers.get(process_id)
             if known is None or known.lost:
-                self._peers[peer.process_id] = peer
+                self._peers[process_id] = peer
 
     def _closed(self, conn: Connection) -> None:
-        self._unnamed.discard(conn)
         self._connections.discard(conn)
         if conn.peer is not None:
             self._lose(conn.peer)
@@ -306,19 +230,23 @@ class PeerTable:
                 peer = self._peers.get(process_id)
                 if peer is None or peer.lost:
                     peer = self._peers[process_id] = self._relayed_peer(node_id, process_id)
+        relay = peer.channel if isinstance(peer.channel, RelaySender) else None
         size = 0
         for body in messages:
             message = marshal.loads(body)
-            if message[0] == p.PEER_CREDIT:
-                peer.credit(message[1])
+            kind, *fields = message
+            if kind == p.PEER_CREDIT:
+                if relay is not None:
+                    relay.credit(*fields)
                 continue
             size += len(body)
             try:
                 self._on_message(peer, message)
             except Exception:
                 # As on a socket: one bad message must not lose those that came with it.
-                logger.exception("handling message kind %r failed", message[0])
-        peer.take(size)
+                logger.exception("handling message kind %r failed", kind)
+        if relay is not None:
+            relay.took(size)
 
     def process_unreachable(self, process_id: bytes) -> None:
         """The daemon says that messages to or from a process of another node were lost."""
@@ -332,8 +260,9 @@ class PeerTable:
         peer = self._peers.get(process_id)
         if peer is not None:
             peer.was = what
-            peer.close()
-            if not peer.direct:
+            if peer.direct:
+                peer.channel.close()  # which reports its loss
+            else:
                 self._lose(peer)
 
     def _lose(self, peer: Peer) -> None:
@@ -343,7 +272,7 @@ class PeerTable:
             peer.lost = True
             if self._peers.get(peer.process_id) is peer:
                 del self._peers[peer.process_id]
-        peer.give_up()
+        peer.channel.close()
         self._on_lost(peer)
 
     # --- ending ------------------------------------------------------------------
@@ -369,15 +298,11 @@ class PeerTable:
     def close(self) -> None:
         """Close all connections and stop listening."""
         self._loop.call_soon(self._listener.close)
-        for peer in list(self._peers.values()):
-            peer.close()
-        for conn in list(self._unnamed):
+        for conn in list(self._connections):
             conn.close()
 
     def abandon(self) -> None:
         """For a forked child: close the descriptors, tell nobody."""
         self._listener.abandon()
-        for peer in self._peers.values():
-            peer.abandon()
-        for conn in self._unnamed:
+        for conn in self._connections:
             conn.abandon()

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.messages import plain
+from miniray.messages import protocol as p
 from miniray.wire.gates import Gate
+from miniray.wire.sockets import MAX_MESSAGE, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.wire.io_loop import IOLoop
     from miniray.wire.node_link import NodeLink
 
 #: Messages within this many seconds of each other travel together, up to so many.
@@ -34,19 +36,18 @@ class RelaySender:
         "_gone",
         "_link",
         "_lock",
-        "_loop",
         "_node_id",
         "_on_written",
         "_pending",
         "_process_id",
         "_room",
         "_sent",
+        "_taken",
         "_waiting",
     )
 
-    def __init__(self, link: NodeLink, loop: IOLoop, node_id: bytes, process_id: bytes) -> None:
+    def __init__(self, link: NodeLink, node_id: bytes, process_id: bytes) -> None:
         self._link = link
-        self._loop = loop
         self._node_id = node_id
         self._process_id = process_id
         # Reentrant: a collection in here may drop something that sends.
@@ -57,36 +58,50 @@ class RelaySender:
         #: Bytes that the receiver may still get before it has taken some.
         self._room = config().relay_window
         self._sent = 0.0
+        #: Bytes that came from it, of which it was not told yet.
+        self._taken = 0
         #: The receiver is gone.
         self._gone = False
         #: Called once nothing waits.
         self._on_written: Callable[[], object] | None = None
 
-    def send(self, body: bytes, *, counted: bool = True) -> None:
-        """Send a message, perhaps together with those that follow it closely.
+    def send(self, message: tuple[Any, ...]) -> bool:
+        """Send a message, perhaps together with those that follow it closely; True.
 
-        Args:
-            body: The marshalled message.
-            counted: Whether it needs room in the window; credits themselves do not.
+        Raises:
+            ValueError: The message is too large.
         """
+        body = plain.dumps(message)
+        size = len(body)
+        if size > MAX_MESSAGE:
+            raise too_large(size, MAX_MESSAGE)
         with self._lock:
-            if not counted:
-                self._link.relay(self._node_id, self._process_id, [body])
-                return
             pending = self._pending
             pending.append(body)
-            self._waiting += len(body)
+            self._waiting += size
             if self._room <= 0:
-                return
+                return True
             if len(pending) == 1:
                 now = _now()
                 if now - self._sent <= _CLOSE_BY:
                     self._sent = now
-                    self._loop.flush_soon(self)
-                    return
+                    self._link.loop.flush_soon(self)
+                    return True
             elif len(pending) < _BATCH:
-                return
+                return True
             self._write()
+        return True
+
+    post = send
+
+    def took(self, size: int) -> None:
+        """Count bytes that came from the process; tell it now and then, as it waits for room."""
+        self._taken += size
+        if self._taken >= config().relay_window // 8:
+            # Without regard to room: credits of both sides would wait for each other.
+            credit = plain.dumps((p.PEER_CREDIT, self._taken))
+            self._link.relay(self._node_id, self._process_id, [credit])
+            self._taken = 0
 
     def flush_posted(self) -> None:
         """Write what waits, if there is room for it."""
@@ -116,12 +131,12 @@ class RelaySender:
         if not self._pending:
             self._tell_written()
 
-    def flush_blocking(self) -> None:
-        """Wait until the receiver has room for all that waits, or is gone (at a planned exit)."""
-        gate = Gate(self._loop)
+    def flush_blocking(self, timeout: float | None) -> bool:
+        """Wait until the receiver has room for all that waits, or is gone; False on timeout."""
+        gate = Gate(self._link.loop)
         self.flush_posted()
         self.when_drained(gate.arrived)
-        gate.wait(None)
+        return gate.wait(timeout)
 
     def backlog(self) -> int:
         """Bytes that wait because the receiver does not read."""
@@ -135,8 +150,8 @@ class RelaySender:
                 return
         callback()
 
-    def give_up(self) -> None:
-        """The receiver is gone: nothing is sent to it any more."""
+    def close(self) -> None:
+        """Drop what waits: the receiver is gone."""
         with self._lock:
             self._gone = True
             self._pending.clear()

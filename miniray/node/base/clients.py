@@ -13,7 +13,7 @@ from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.door import Arguments
 from miniray.messages.errors import encode_error
-from miniray.wire.connection import Connection
+from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.sockets import Listener
 
 if TYPE_CHECKING:
@@ -84,9 +84,16 @@ class ClientServer:
     """The daemon's socket for processes of this machine."""
 
     def __init__(self, path: str, poller: Poller, key: bytes, events: ClientEvents) -> None:
-        self._poller = poller
-        self._key = key
         self._events = events
+        self._endpoint = Endpoint(
+            poller,
+            key,
+            self._received,
+            self._closed,
+            limit=config().unread_limit,
+            on_overflow=self._refuse,
+            loads=plain.loads,
+        )
         self.clients: dict[bytes, Client] = {}
         self._unnamed: set[Connection] = set()
         #: Requests: method → coroutine function (client, *args) → result or (result, fd).
@@ -101,20 +108,7 @@ class ClientServer:
         self._listener = Listener(path, poller, self._accepted)
 
     def _accepted(self, sock: socket.socket) -> None:
-        self._unnamed.add(
-            Connection(
-                sock,
-                self._poller,
-                self._key,
-                server=True,
-                on_message=self._received,
-                on_close=self._closed,
-                auth_timeout=config().auth_timeout,
-                limit=config().unread_limit,
-                on_overflow=self._refuse,
-                loads=plain.loads,
-            )
-        )
+        self._unnamed.add(Connection(sock, self._endpoint, server=True))
 
     def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
         client: Client | None = conn.peer

@@ -9,6 +9,7 @@ import pytest
 from core_doubles import eventually
 
 from miniray.common.config import config
+from miniray.messages import plain
 from miniray.wire.relay_sender import RelaySender
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Link:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.loop = Loop()
 
     def relay(self, _node: bytes, _process: bytes, bodies: list[bytes]) -> None:
         self.bodies += bodies
@@ -50,7 +52,7 @@ def link() -> Link:
 
 @pytest.fixture
 def sender(link: Link) -> RelaySender:
-    return RelaySender(link, Loop(), NODE, PROCESS)  # type: ignore[arg-type]
+    return RelaySender(link, NODE, PROCESS)  # type: ignore[arg-type]
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -62,10 +64,10 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 def overflow(sender: RelaySender) -> list[bytes]:
     """Send as much as there is room for, and as much again; returns what was sent."""
     size = config().relay_window // 8
-    bodies = [bytes([number]) * size for number in range(16)]
-    for body in bodies:
-        sender.send(body)
-    return bodies
+    messages = [(number, bytes(size)) for number in range(16)]
+    for message in messages:
+        sender.send(message)
+    return [plain.dumps(message) for message in messages]
 
 
 def test_what_a_receiver_has_no_room_for_waits_for_its_credits(
@@ -82,7 +84,7 @@ def test_what_a_receiver_has_no_room_for_waits_for_its_credits(
 
 def test_a_flush_waits_until_there_is_room_for_everything(sender: RelaySender, link: Link) -> None:
     bodies = overflow(sender)
-    flushing = in_thread(sender.flush_blocking)
+    flushing = in_thread(lambda: sender.flush_blocking(None))
     eventually(lambda: sender._on_written)
     sender.credit(3 * len(bodies[0]))
     assert flushing.is_alive()
@@ -90,18 +92,18 @@ def test_a_flush_waits_until_there_is_room_for_everything(sender: RelaySender, l
     flushing.join(10)
     assert not flushing.is_alive()
     assert link.bodies == bodies
-    sender.flush_blocking()  # nothing waits
+    sender.flush_blocking(None)  # nothing waits
 
 
 def test_a_flush_does_not_wait_for_a_receiver_that_is_gone(sender: RelaySender, link: Link) -> None:
     overflow(sender)
-    flushing = in_thread(sender.flush_blocking)
+    flushing = in_thread(lambda: sender.flush_blocking(None))
     eventually(lambda: sender._on_written)
-    sender.give_up()
+    sender.close()
     flushing.join(10)
     assert not flushing.is_alive()
-    sender.send(bytes(10))
-    sender.flush_blocking()
+    sender.send((1, bytes(10)))
+    sender.flush_blocking(None)
     assert len(link.bodies) == 8
 
 

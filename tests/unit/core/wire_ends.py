@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.security.challenge import answer_blocking
-from miniray.wire.connection import Connection
+from miniray.wire.connection import Connection, Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,16 +36,15 @@ class End:
         self.closes = 0
         self.threads: set[threading.Thread] = set()
         self._extra = on_message
-        self.conn = Connection(
-            sock,
+        endpoint = Endpoint(
             loop,
             key,
-            server=server,
-            on_message=self._on_message,
-            on_close=self._on_close,
+            self._on_message,
+            self._on_close,
             auth_timeout=auth_timeout,
             takes_fds=True,
         )
+        self.conn = Connection(sock, endpoint, server=server)
 
     def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:
         self.threads.add(threading.current_thread())
