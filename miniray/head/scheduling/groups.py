@@ -130,15 +130,15 @@ class Group:
 class GroupTable:
     """All groups, and which bundles each node holds."""
 
-    def __init__(self, threshold: float, on_first: Callable[[Group], None]) -> None:
+    def __init__(self, threshold: float, on_wait: Callable[[float], None]) -> None:
         """Start with no groups.
 
         Args:
             threshold: as for ``plan``.
-            on_first: called with a group that has become the oldest of those that lack the same.
+            on_wait: called with the time since when a group waits, when one begins to.
         """
         self._threshold = threshold
-        self._on_first = on_first
+        self._on_wait = on_wait
         self.groups: dict[bytes, Group] = {}
         #: Groups with bundles to place.
         self.unplaced: dict[bytes, Group] = {}
@@ -314,21 +314,16 @@ class GroupTable:
         group.most = total_needs(group.kinds)
         group.searched = {}
         self.unplaced[state.group_id] = group
-        alike = self._alike.setdefault(group.like, {})
-        alike[state.group_id] = group
-        if len(alike) == 1:
-            self._on_first(group)
+        self._alike.setdefault(group.like, {})[state.group_id] = group
+        self._on_wait(group.since)
 
     def _dequeue(self, group: Group) -> None:
         if self.unplaced.pop(group.state.group_id, None) is None:
             return
         alike = self._alike[group.like]
-        was_first = next(iter(alike.values())) is group
         del alike[group.state.group_id]
         if not alike:
             del self._alike[group.like]
-        elif was_first:
-            self._on_first(next(iter(alike.values())))
 
 
 def _within(needs: Needs, reserved: dict[str, int]) -> bool:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
 from miniray.common.specs import BundleAffinity
-from miniray.head.scheduling.aging import Aging
 from miniray.head.scheduling.demands import Decisions, Grant, PlacedBundles, Unschedulable, Waiting
 from miniray.head.scheduling.groups import Group, GroupTable
 from miniray.head.scheduling.queues import Domain, Pending, ShapeQueue
@@ -49,7 +48,7 @@ class ResourceTable:
 
     def __init__(self, reserve_after: float, threshold: float) -> None:
         self.domain = Domain(threshold)
-        self.groups = GroupTable(threshold, self._first_of_its_like)
+        self.groups = GroupTable(threshold, self._note_wait)
         self.leases: dict[bytes, ResourceLease] = {}
         #: Queue of each waiting request.
         self.queue_of: dict[bytes, ShapeQueue] = {}
@@ -63,12 +62,8 @@ class ResourceTable:
         #: Pools that got room.
         self._grown: dict[ResourcePool, None] = {}
         self._reserve_again = False
-        #: Those without room set aside for them that may be due to get it.
-        self._aging: Aging[ShapeQueue | Group] = Aging(self._waits_with)
-        #: Those that no pool of their domain could serve, with its topology when that was seen.
-        self._hopeless: dict[Domain, tuple[int, list[ShapeQueue]]] = {}
-        #: When to look again for room to set aside, if something that has waited long has none.
-        self._retry_at: float | None = None
+        #: When to look next for those that have waited long: not after the first of them has.
+        self._look_at: float | None = None
 
     # --- asking --------------------------------------------------------------------
     @property
@@ -91,13 +86,8 @@ class ResourceTable:
                 del self._busy[domain]
 
     def next_deadline(self) -> float | None:
-        """The first time after now at which something will have waited long."""
-        since = self._aging.first_after(self.time - self._reserve_after)
-        deadlines = [] if since is None else [since + self._reserve_after]
-        waits = self.queue_of or self.groups.unplaced
-        if waits and self._retry_at is not None and self._retry_at > self.time:
-            deadlines.append(self._retry_at)
-        return min(deadlines, default=None)
+        """When to look next for what has waited long; None: nothing waits."""
+        return self._look_at if self.queue_of or self.groups.unplaced else None
 
     # --- leases --------------------------------------------------------------------
     def next_arrival(self) -> int:
@@ -139,14 +129,14 @@ class ResourceTable:
         self.queue_of[request.lease_id] = queue
         self._busy[queue.domain] = None
         if queue.head is pending:
-            self._aging.add(queue, pending.number, now)
+            self._note_wait(now)
 
     def dequeue(self, lease_id: bytes) -> ShapeQueue:
         """Take a request out of its queue."""
         queue = self.queue_of.pop(lease_id)
         taken = queue.domain.take(queue, lease_id)
         if queue.waiting and queue.number > taken.number:
-            self._aging.add(queue, queue.number, queue.head.since)
+            self._note_wait(queue.head.since)
         return queue
 
     def fail_all(self, queue: ShapeQueue, reason: Reason, out: Decisions) -> None:
@@ -245,7 +235,6 @@ class ResourceTable:
         if not pools:
             return
         self._reserve_again = True
-        self._wait_again(owner)
         for pool in pools:
             if not pool.closed:
                 self.grow(pool)
@@ -302,47 +291,37 @@ class ResourceTable:
         return granted
 
     # --- setting room aside ----------------------------------------------------------
-    def _waits_with(self, owner: ShapeQueue | Group, number: int) -> bool:
-        """Whether what waits longest of an owner's has this number."""
-        if isinstance(owner, ShapeQueue):
-            return bool(owner.waiting) and owner.number == number
-        return owner.number == number and self.groups.is_first_of_its_like(owner)
-
-    def _first_of_its_like(self, group: Group) -> None:
-        self._aging.add(group, group.number, group.since)
-
-    def _wait_again(self, owner: ShapeQueue | Group) -> None:
-        """An owner without room set aside for it may be due to get it."""
-        if isinstance(owner, Group):
-            self._aging.add(owner, owner.number, owner.since)
-        elif owner.waiting:
-            self._aging.add(owner, owner.number, owner.head.since)
-
-    def _hope_again(self) -> None:
-        """Pools came or changed: some of those that none could serve may be served."""
-        for domain, (topology, queues) in list(self._hopeless.items()):
-            if topology != domain.pools.topology:
-                del self._hopeless[domain]
-                for queue in queues:
-                    self._wait_again(queue)
+    def _note_wait(self, since: float) -> None:
+        """Note that the head of a queue, or a group, has waited since then."""
+        due = since + self._reserve_after
+        if due > self.time and (self._look_at is None or due < self._look_at):
+            self._look_at = due
 
     def _due(self) -> list[ShapeQueue | Group]:
-        """The first of those that have waited long and have no room set aside for them."""
-        found: dict[ShapeQueue | Group, None] = {}
-        self._hope_again()
-        while len(found) < _RESERVATIONS_AT_ONCE:
-            taken = self._aging.take_old(self.time - self._reserve_after)
-            if taken is None:
-                break
-            owner = taken[0]
-            if owner.reserved:
-                continue
-            if isinstance(owner, ShapeQueue) and owner.infeasible() is not None:
-                topology = owner.domain.pools.topology
-                self._hopeless.setdefault(owner.domain, (topology, []))[1].append(owner)
-                continue
-            found[owner] = None
-        return list(found)
+        """The first to arrive of those that have waited long and have no room set aside.
+
+        Those that no pool could serve are left out.
+        """
+        long_ago = self.time - self._reserve_after
+        queues = [
+            queue
+            for queue in self.waiting_queues()
+            if queue.head.since <= long_ago and not queue.reserved and queue.infeasible() is None
+        ]
+        groups = [
+            group
+            for group in self.groups.first_unplaced()
+            if group.since <= long_ago and not group.reserved
+        ]
+        return heapq.nsmallest(_RESERVATIONS_AT_ONCE, [*queues, *groups], key=lambda o: o.number)
+
+    def _next_look(self) -> float | None:
+        """When the first of those that have not waited long will have."""
+        sinces = [queue.head.since for queue in self.waiting_queues()]
+        sinces += [group.since for group in self.groups.unplaced.values()]
+        long_ago = self.time - self._reserve_after
+        young = [since for since in sinces if since > long_ago]
+        return min(young) + self._reserve_after if young else None
 
     def set_aside(self, queue: ShapeQueue, pool: ResourcePool) -> bool:
         """Set room aside for the head of a queue, however long it has waited; whether there is."""
@@ -352,19 +331,17 @@ class ResourceTable:
         """Set room aside for the oldest demands and groups that have waited long enough."""
         later = functools.cache(self._without_tasks)
         owners = self._due()
-        failed = []
+        again = len(owners) == _RESERVATIONS_AT_ONCE
         for owner in owners:
             if isinstance(owner, ShapeQueue):
                 made = reserve_for_queue(owner, later)
             else:
                 made = reserve_for_group(owner, self.nodes.values(), self._threshold, later)
-            if not made:
-                failed.append(owner)
-        for owner in failed:
-            self._wait_again(owner)
-        # Actors may end meanwhile, of which nothing can be expected now.
-        again = failed or len(owners) == _RESERVATIONS_AT_ONCE
-        self._retry_at = self.time + self._reserve_after if again else None
+            again = again or not made
+        self._look_at = self._next_look()
+        if again:  # actors may end meanwhile, of which nothing can be expected now
+            retry = self.time + self._reserve_after
+            self._look_at = retry if self._look_at is None else min(retry, self._look_at)
 
     def _without_tasks(self, pool: ResourcePool) -> ResourcePool:
         """A copy of a pool as it will be when its tasks have ended."""

@@ -370,3 +370,42 @@ def test_a_decision_looks_at_few_pools_whatever_the_cluster_and_the_queue(
         scheduler.release(lease, 1.0)
 
     assert looks < 12 * 6
+
+
+def test_the_next_deadline_comes_no_later_than_the_first_who_will_have_waited_long() -> None:
+    scheduler = cluster({"CPU": 1}, reserve_after=10.0)
+    ask(scheduler, Demand.of({"CPU": 1}))
+    assert scheduler.next_deadline() is None
+    first, *_ = [
+        ask(scheduler, Demand.of({"CPU": 1 - number / 10}), now=1.0 + number)[0]
+        for number in range(3)
+    ]
+    assert scheduler.next_deadline() == 11.0
+    scheduler.cancel(first, 5.0)
+    scheduler.advance(11.0)
+    assert scheduler.next_deadline() == 12.0
+    scheduler.advance(12.0)
+    assert scheduler.next_deadline() == 13.0
+
+
+def test_room_is_set_aside_for_a_demand_that_a_new_node_makes_feasible() -> None:
+    scheduler = cluster({"CPU": 1}, reserve_after=10.0)
+    large, _ = ask(scheduler, Demand.of({"CPU": 3}))
+    scheduler.advance(11.0)
+    assert granted(join(scheduler, 1, {"CPU": 4}, now=12.0)) == [large]
+    following, _ = ask(scheduler, Demand.of({"CPU": 3}), now=12.0)
+    ask(scheduler, Demand.of({"CPU": 0.5}), now=12.0)
+    assert granted(scheduler.release(large, 13.0)) == [following]
+
+
+def test_a_demand_that_prefers_a_node_uses_others_while_that_one_is_drained() -> None:
+    scheduler = cluster({"CPU": 1}, {"CPU": 1})
+    held = [ask(scheduler, Demand.of({"CPU": 1}))[0] for _ in range(2)]
+    wanted = Demand.of({"CPU": 1}, placement=NodeAffinity(node_id(0), soft=True))
+    first, _ = ask(scheduler, wanted)
+    assert not granted(scheduler.release(held[1], 1.0))
+    assert granted(scheduler.drain_node(node_id(0), 2.0)) == [first]
+    second, _ = ask(scheduler, wanted)
+    scheduler.drain_node(node_id(0), 3.0, draining=False)
+    assert not granted(scheduler.release(first, 4.0))
+    assert granted(scheduler.release(held[0], 5.0)) == [second]
