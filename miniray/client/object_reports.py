@@ -13,7 +13,7 @@ from miniray.common.ids import owner_of
 from miniray.common.names import describe
 from miniray.common.state_types import order
 from miniray.messages import protocol as p
-from miniray.objects.holds import Holds, is_shared, object_row, order_of, with_pauses
+from miniray.objects.holds import Holds, is_shared, object_row, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from miniray.common.object_ref import ObjectRef
     from miniray.common.state_types import Hold, ObjectRow, ObjectsHeld
     from miniray.objects.objects import Entry, Value
-
-#: Objects that are looked at in a millisecond; and objects of which only that is looked at which
-#: they contain.
-_SLICE, _LARGE_SLICE = 2_000, 20_000
 
 
 class _Arguments(NamedTuple):
@@ -117,7 +113,7 @@ class _Look:
     def _placed(self) -> Iterator[tuple[tuple[int, int, bytes], Entry | _Arguments]]:
         """Count the small objects; yield what may be listed, with its place among others."""
         own, detail = self._table.process_id, self._detail
-        for entry in with_pauses(self._entries, _SLICE):
+        for entry in self._entries:
             value = entry.value
             if value is not None and value[0] != p.VALUE_SHARED and entry.id.startswith(own):
                 size = len(value[1])  # of small values there may be millions
@@ -148,9 +144,8 @@ class _Look:
             holds.see("USED_BY_PENDING_TASK", _again(origin), origin.pins)
         for name, refs in self._executing:
             holds.see("USED_BY_PENDING_TASK", name, refs)
-        for entry in with_pauses(self._entries, _LARGE_SLICE):
-            contained = entry.contained
-            if contained:
+        for entry in self._entries:
+            if contained := entry.contained:
                 holds.see("CAPTURED_IN_OBJECT", entry.id.hex(), contained)
         return holds
 

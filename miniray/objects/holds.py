@@ -6,25 +6,20 @@ the same one. A ref that a call or a value is seen to hold is counted as theirs 
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.state_types import PICKLED, order
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable
 
     from miniray.common.object_ref import ObjectRef
     from miniray.common.state_types import Hold, ObjectRow, ReferenceType
     from miniray.objects.objects import Entry, Value
 
-T = TypeVar("T")
-
 #: Names that are listed for one reason.
 _MAX_NAMES = 3
-#: Seconds: about as long as a slice takes.
-_PAUSE = 0.001
 
 
 class Holds:
@@ -67,18 +62,6 @@ class Holds:
         if pickled:
             holds.append({"kind": "LOCAL_REFERENCE", "count": pickled, "names": [PICKLED]})
         return [*holds, *self._reasons[entry.id].values()]
-
-
-def with_pauses(items: Sequence[T], size: int) -> Iterator[T]:
-    """Yield items in a thread beside others, with a pause after each ``size`` of them.
-
-    A thread that never waits has the interpreter for 5 ms whenever another one wants it: calls that
-    take 0.1 ms took as long.
-    """
-    for start in range(0, len(items), size):
-        if start:
-            time.sleep(_PAUSE)
-        yield from items[start : start + size]
 
 
 def is_shared(value: Value | None) -> bool:

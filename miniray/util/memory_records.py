@@ -1,7 +1,7 @@
-"""One list of objects, put together from what nodes and processes tell of them.
+"""What nodes and processes report of their objects, joined into records. Pure.
 
-Pure. A piece of shared memory is known to its node's daemon (how large it is, who has it
-mapped), the object in it to its owner and its borrowers (what it is, and why it is held).
+A node's daemon knows the segments of its shared memory: how large they are, who has them mapped.
+An object's owner and borrowers know what it is, and why they hold it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
         SegmentRow,
     )
 
-#: Which reason is told first; in Ray's order.
+#: Node and segment.
+_Place = tuple[bytes, int]
+
+#: The order in which reasons are named; it is Ray's.
 _ORDER: tuple[ReferenceType, ...] = (
     "USED_BY_PENDING_TASK",
     "LOCAL_REFERENCE",
@@ -37,7 +40,7 @@ _ORDER: tuple[ReferenceType, ...] = (
 )
 #: Beginnings of the states of tasks that have not ended.
 _UNDER_WAY = ("PENDING", "SUBMITTED")
-#: Reasons that are told in words.
+#: Reasons that are put into words.
 _MAX_REASONS = 6
 #: Digits of ids in texts.
 _SHORT = 8
@@ -45,7 +48,7 @@ _SHORT = 8
 
 @dataclasses.dataclass(frozen=True)
 class _Process:
-    """A process and where it is."""
+    """A process and its node."""
 
     row: ProcessRow
     node: bytes
@@ -58,21 +61,6 @@ class _Process:
         return f"{name} (pid {row['pid']})"
 
 
-@dataclasses.dataclass
-class _Object:
-    """What is told of one object by those who hold it."""
-
-    rows: list[ObjectRow] = dataclasses.field(default_factory=list)
-
-    @property
-    def first(self) -> ObjectRow:
-        """The owner's word, or else anybody's."""
-        for row in self.rows:
-            if row["process"] == row["owner"]:
-                return row
-        return next((row for row in self.rows if row["call_site"]), self.rows[0])
-
-
 def cluster_memory(
     reports: Sequence[NodeMemory],
     nodes: Iterable[Mapping[str, Any]],
@@ -80,23 +68,25 @@ def cluster_memory(
     *,
     detail: bool = False,
 ) -> ClusterMemoryState:
-    """What the nodes tell, as records.
+    """Join the reports of all nodes.
 
     Args:
-        reports: One of each node.
-        nodes: The head's listing of them.
-        limit: How many objects there are to be at most: as many as each node was asked for.
-        detail: Whether what is not in shared memory is wanted too.
+        reports: One per node.
+        nodes: The head's listing of the nodes.
+        limit: The most objects to list; each node was asked for as many.
+        detail: Whether to list objects that are not in shared memory too.
     """
-    records = MemoryRecords(reports, {node["node_id"]: node["address"] for node in nodes})
-    return ClusterMemoryState(records.nodes(), records.objects(detail=detail)[:limit])
+    records = _Records(reports, {node["node_id"]: node["address"] for node in nodes})
+    return ClusterMemoryState(
+        [records.node(report) for report in reports], records.objects(detail=detail)[:limit]
+    )
 
 
-class MemoryRecords:
-    """Turns reports of nodes into records.
+class _Records:
+    """Makes records of the reports.
 
     Args:
-        reports: One of each node.
+        reports: One per node.
         addresses: Of nodes, by hex id.
     """
 
@@ -108,98 +98,85 @@ class MemoryRecords:
             for report in reports
             for row in report["processes"]
         }
-        self._silent = {report["node"] for report in reports if report["reason"]}
-        #: By id, or where there is none by place.
-        self._objects: dict[bytes | tuple[bytes, int], _Object] = {}
-        self._at: dict[tuple[bytes, int], _Object] = {}
+        #: The rows of each object, the owner's first; by id, or by place where there is none.
+        self._rows: dict[bytes | _Place, list[ObjectRow]] = {}
         for report in reports:
             for row in report["objects"]:
-                place = (row["node"], row["segment"])
-                found = self._objects.setdefault(row["id"] or place, _Object())
-                found.rows.append(row)
-                if row["segment"]:
-                    self._at[place] = found
+                self._rows.setdefault(row["id"] or (row["node"], row["segment"]), []).append(row)
+        for rows in self._rows.values():
+            rows.sort(key=lambda row: (row["process"] != row["owner"], not row["call_site"]))
+        self._at: dict[_Place, bytes | _Place] = {
+            (row["node"], row["segment"]): key
+            for key, rows in self._rows.items()
+            for row in rows
+            if row["segment"]
+        }
 
-    def nodes(self) -> list[NodeMemoryState]:
-        """What each node has and uses."""
-        found = []
-        for report in self._reports:
-            totals = report["totals"]
-            freed_by = sorted(totals["freed_by"].items(), key=lambda item: -item[1])
-            node_id = report["node"].hex()
-            found.append(
-                NodeMemoryState(
-                    node_id=node_id,
-                    node_ip=self._addresses.get(node_id, ""),
-                    state_message=report["reason"] or None,
-                    capacity=totals["capacity"],
-                    used=totals["used"],
-                    pooled=totals["pooled"],
-                    freed=totals["freed"],
-                    writing=totals["writing"],
-                    spilled=totals["spilled"],
-                    num_segments=totals["segments"],
-                    freed_by={self._name(process): size for process, size in freed_by},
-                    num_inline=sum(row["inline"] for row in report["processes"]),
-                    inline_bytes=sum(row["inline_bytes"] for row in report["processes"]),
-                    no_answer=[
-                        self._name(row["process"])
-                        for row in report["processes"]
-                        if not row["answered"]
-                    ],
-                )
-            )
-        return found
+    def node(self, report: NodeMemory) -> NodeMemoryState:
+        """Return the record of a node's store."""
+        totals, processes = report["totals"], report["processes"]
+        node_id = report["node"].hex()
+        freed_by = sorted(totals["freed_by"].items(), key=lambda item: -item[1])
+        return NodeMemoryState(
+            node_id=node_id,
+            node_ip=self._addresses.get(node_id, ""),
+            state_message=report["reason"] or None,
+            capacity=totals["capacity"],
+            used=totals["used"],
+            pooled=totals["pooled"],
+            freed=totals["freed"],
+            writing=totals["writing"],
+            spilled=totals["spilled"],
+            num_segments=totals["segments"],
+            freed_by={self._name(process): size for process, size in freed_by},
+            num_inline=sum(row["inline"] for row in processes),
+            inline_bytes=sum(row["inline_bytes"] for row in processes),
+            no_answer=[self._name(row["process"]) for row in processes if not row["answered"]],
+        )
 
     def objects(self, *, detail: bool) -> list[ObjectState]:
-        """The objects, the largest first; a copy on another node is a record of its own."""
+        """Return the objects, the largest first; a copy on another node has its own record."""
         found: list[tuple[tuple[int, int, bytes], ObjectState]] = []
-        placed = set()
+        rest = dict(self._rows)
         for report in self._reports:
             for segment in report["segments"]:
-                place = (segment["source_node"] or report["node"], segment["source"])
-                place = place if segment["source"] else (report["node"], segment["number"])
-                known = self._at.get(place)
-                placed.add(id(known))
-                where = order(segment["size"], place[1], place[0])
-                found.append((where, self._in_memory(report["node"], segment, known)))
-        rest = [
-            known
-            for known in self._objects.values()
-            if id(known) not in placed and (detail or any(row["segment"] for row in known.rows))
-        ]
-        for known in rest:
-            row = known.first
-            where = order(row["size"], row["segment"], row["node"] or row["id"])
-            record = self._record(known, row["owner"], row["size"], self._holders(known))
-            found.append((where, record))
+                node = segment["source_node"] or report["node"]
+                number = segment["source"] or segment["number"]
+                key = self._at.get((node, number), b"")
+                rest.pop(key, None)
+                record = self._in_memory(report["node"], segment, self._rows.get(key, []))
+                found.append((order(segment["size"], number, node), record))
+        for rows in rest.values():
+            if detail or any(row["segment"] for row in rows):
+                row = rows[0]
+                record = self._record(rows, row["owner"], row["size"], self._holders(rows))
+                place = order(row["size"], row["segment"], row["node"] or row["id"])
+                found.append((place, record))
         found.sort(key=operator.itemgetter(0))
         return [record for _, record in found]
 
-    # --- one record ----------------------------------------------------------------
-    def _in_memory(self, node: bytes, segment: SegmentRow, known: _Object | None) -> ObjectState:
-        """An object in a node's shared memory, whether or not anybody told of it."""
-        holders = self._holders(known)
-        is_copy = bool(segment["source"])
-        if known is None and not is_copy and segment["state"] != "FREED":
-            holders.append(self._holder(segment["owner"], _hold("UNKNOWN_STATUS")))
+    def _in_memory(self, node: bytes, segment: SegmentRow, rows: list[ObjectRow]) -> ObjectState:
+        """Return the record of a segment; ``rows`` is empty if no process reported its object."""
+        state, is_copy = segment["state"], bool(segment["source"])
+        owner = b"" if is_copy else segment["owner"]  # that of a copy is its source's daemon
+        unexplained = not rows and not is_copy
+        holders = self._holders(rows)
+        if unexplained and state != "FREED":
+            holders.append(self._holder(owner, _hold("UNKNOWN_STATUS")))
         mapped = [self._holder(who, _hold("PINNED_IN_MEMORY")) for who in segment["mappers"]]
-        if segment["state"] == "WRITING":
+        why = _why(holders + mapped)
+        if state == "WRITING":
             why = f"being written by {self._name(segment['writer'])}"
-        elif known is None and not is_copy and segment["state"] == "HELD":
-            why = "; ".join(filter(None, (self._silence(segment["owner"]), _why(mapped))))
-        else:
-            why = _why(holders + mapped)
-        if segment["state"] == "FREED":
+        elif state == "FREED":
             why = f"freed, but still {why}" if why else "freed"
-        # Of a copy only the node that it is a copy from is known here.
-        owner = b"" if is_copy else segment["owner"]
-        record = self._record(known, owner, segment["size"], holders + mapped)
+        elif unexplained:
+            why = "; ".join(filter(None, (self._silence(owner), _why(mapped))))
+        record = self._record(rows, owner, segment["size"], holders + mapped)
         return dataclasses.replace(
             record,
             node_id=node.hex(),
             call_site=record.call_site or segment["call_site"],
-            state=segment["state"],
+            state=state,
             allocated=segment["allocated"],
             is_copy=is_copy,
             is_spilled=segment["spilled"],
@@ -207,24 +184,24 @@ class MemoryRecords:
         )
 
     def _record(
-        self, known: _Object | None, owner: bytes, size: int, holders: list[HolderState]
+        self, rows: list[ObjectRow], owner: bytes, size: int, holders: list[HolderState]
     ) -> ObjectState:
-        """An object as those tell who hold it: in its owner's memory, still to come, or far away.
+        """Return the record of an object in its owner's memory, pending, or on a silent node.
 
         Args:
-            known: What they tell.
-            owner: Whose it is, if nobody tells.
-            size: Of the value.
-            holders: Who holds it and why.
+            rows: Of the object.
+            owner: Of the object, if there are no rows.
+            size: Of the value, in bytes.
+            holders: Who holds it, and why.
         """
-        row = known.first if known is not None else None
+        row = rows[0] if rows else None
         owner = row["owner"] if row is not None else owner
         process = self._processes.get(owner)
+        reporter = self._processes.get(row["process"]) if row is not None else None
+        node = row["node"] if row is not None else b""
+        if not node and reporter is not None:
+            node = reporter.node
         kinds = {holder.reference_type for holder in holders}
-        node = b""
-        if row is not None:
-            teller = self._processes.get(row["process"])
-            node = row["node"] or (teller.node if teller is not None else b"")
         status = row["status"] if row is not None else "NIL"
         return ObjectState(
             object_id=row["id"].hex() if row is not None else "",
@@ -236,7 +213,7 @@ class MemoryRecords:
             pid=process.row["pid"] if process is not None else 0,
             ip=self._addresses.get(process.node.hex(), "") if process is not None else "",
             owner_id=owner.hex(),
-            owner=self._owner_name(owner, row),
+            owner=self._owner_name(owner, reporter),
             node_id=node.hex(),
             state="PENDING" if status.startswith(_UNDER_WAY) else "HELD",
             allocated=0,
@@ -246,24 +223,20 @@ class MemoryRecords:
             why=_why(holders),
         )
 
-    def _owner_name(self, owner: bytes, row: ObjectRow | None) -> str:
-        teller = self._processes.get(row["process"]) if row is not None else None
-        if teller is not None and teller.row["type"] == "NODE":
+    # --- processes and reasons -----------------------------------------------------
+    def _owner_name(self, owner: bytes, reporter: _Process | None) -> str:
+        if reporter is not None and reporter.row["type"] == "NODE":
             # A daemon owns nothing but what it keeps for detached actors.
-            ended = owner != teller.row["process"]
-            return f"{teller}, for a {'process that has ended' if ended else 'detached actor'}"
+            ended = owner != reporter.row["process"]
+            return f"{reporter}, for a {'process that has ended' if ended else 'detached actor'}"
         return self._name(owner) if owner else ""
 
-    # --- why -----------------------------------------------------------------------
-    def _holders(self, known: _Object | None) -> list[HolderState]:
-        """Each process that holds an object, with each of its reasons."""
-        if known is None:
-            return []
-        told = {row["process"] for row in known.rows}
-        found = [self._holder(row["process"], hold) for row in known.rows for hold in row["holds"]]
-        borrowers = {who for row in known.rows for who in row["borrowers"]} - told
-        found += [self._holder(who, _hold("UNKNOWN_STATUS")) for who in sorted(borrowers)]
-        return found
+    def _holders(self, rows: list[ObjectRow]) -> list[HolderState]:
+        """Return each process that holds an object, once per reason."""
+        found = [self._holder(row["process"], hold) for row in rows for hold in row["holds"]]
+        borrowers = {who for row in rows for who in row["borrowers"]}
+        silent = borrowers - {row["process"] for row in rows}
+        return found + [self._holder(who, _hold("UNKNOWN_STATUS")) for who in sorted(silent)]
 
     def _holder(self, process: bytes, hold: Hold) -> HolderState:
         found = self._processes.get(process)
@@ -278,15 +251,13 @@ class MemoryRecords:
         )
 
     def _silence(self, owner: bytes) -> str:
-        """Why an owner does not say why it holds a value."""
+        """Say why an owner gives no reason for holding a value."""
         process = self._processes.get(owner)
         if process is None:
-            if self._silent:
-                return "its owner is on a node that did not answer, or has ended"
-            return "its owner has ended"
+            return "its owner has ended, or is on a node that did not answer"
         if not process.row["answered"]:
             return f"its owner, {process}, did not answer in time"
-        return f"{process} has not heard of it yet, or has just freed it"
+        return f"its owner, {process}, has not registered it yet, or has just freed it"
 
     def _name(self, process: bytes) -> str:
         found = self._processes.get(process)
@@ -300,7 +271,7 @@ def _hold(kind: ReferenceType) -> Hold:
 
 
 def _why(holders: Iterable[HolderState]) -> str:
-    """The reasons of all holders in words."""
+    """Put the reasons of all holders into words."""
     ordered = sorted(holders, key=lambda holder: _ORDER.index(holder.reference_type))
     texts = list(dict.fromkeys(map(_reason, ordered)))
     more = len(texts) - _MAX_REASONS
@@ -310,7 +281,6 @@ def _why(holders: Iterable[HolderState]) -> str:
 
 
 def _reason(holder: HolderState) -> str:
-    """One reason of one process in words."""
     kind, count, names, who = (
         holder.reference_type,
         holder.count,

@@ -23,7 +23,6 @@ from miniray.node.store.memory_report import (
     silent,
     store_totals,
 )
-from miniray.objects.holds import with_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.process_names import ProcessNames
 
-#: Segments that are looked at in a millisecond.
-_SLICE = 1000
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
 
@@ -165,9 +162,8 @@ class MemoryService:
         segments = list(store)
 
         def look() -> tuple[StoreTotals, list[SegmentRow]]:
-            totals = store_totals(store, with_pauses(segments, _SLICE))
-            largest = with_pauses(segments, _SLICE)
-            return totals, segment_rows(self._node_id, largest, limit, source_of)
+            rows = segment_rows(self._node_id, segments, limit, source_of)
+            return store_totals(store, segments), rows
 
         totals, rows = await asyncio.to_thread(look)
         own = self._own_objects(limit, detail=detail)
