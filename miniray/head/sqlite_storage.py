@@ -64,7 +64,7 @@ _DELETE = {
     _VALUE: "DELETE FROM key_values WHERE namespace = ? AND key = ?",
 }
 #: Seconds until a disk that took nothing is tried again, at first and at most.
-_AGAIN_AFTER = (0.5, 10.0)
+_RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
 #: What has changed: table, kind or namespace, key.
 _What = tuple[str, str, "bytes | str"]
 #: So many of each kind that have ended are told to the next head.
@@ -121,23 +121,23 @@ class SqliteStorage(Storage):
         if row is None:
             row = (cluster_id, 0, time.time())
             database.execute("INSERT INTO cluster VALUES (?, ?, ?)", row)
-        epoch = row[1] + 1
-        database.execute("UPDATE cluster SET epoch = ?", (epoch,))
+        cluster_id, starts, started = row
+        database.execute("UPDATE cluster SET epoch = ?", (starts + 1,))
         database.commit()
         kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: []}
         for kind, record in database.execute("SELECT kind, record FROM things"):
             kept[kind].append(record)
         values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
         return Saved(
-            row[0],
-            epoch,
-            kept[_ACTOR],
-            kept[_GROUP],
-            kept[_JOB],
-            values,
-            [record for _, record in self._read_ended(_ACTOR)],
-            [key for key, _ in self._read_ended(_GROUP)],
-            row[2],
+            cluster_id=cluster_id,
+            epoch=starts + 1,
+            started=started,
+            actors=kept[_ACTOR],
+            groups=kept[_GROUP],
+            jobs=kept[_JOB],
+            values=values,
+            dead_actors=[record for _, record in self._read_ended(_ACTOR)],
+            removed_groups=[key for key, _ in self._read_ended(_GROUP)],
         )
 
     def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:
@@ -192,7 +192,7 @@ class SqliteStorage(Storage):
 
         So what waits takes no more than the head's own state, and a key for all that has ended.
         """
-        pause = _AGAIN_AFTER[0]
+        pause = _RETRY_AFTER
         while self._changes:
             changes, self._changes = self._changes, {}
             trouble = await self._write(changes)
@@ -207,7 +207,7 @@ class SqliteStorage(Storage):
                     return
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), pause)
-                pause = min(2 * pause, _AGAIN_AFTER[1])
+                pause = min(2 * pause, _RETRY_AT_MOST_AFTER)
 
     async def _write_each(self, changes: dict[_What, _Change]) -> Exception | None:
         """Write one by one, and drop those that can never be written; what is left stays in."""

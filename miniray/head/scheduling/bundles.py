@@ -106,6 +106,23 @@ class GroupPlacement:
         shared_label([spec.selector for spec in specs])
         return cls(group_id, strategy, tuple(specs))
 
+    def place(self, index: int, allocation: Allocation) -> None:
+        """Note what a bundle has reserved."""
+        self.allocations[index] = allocation
+        self.awaited.pop(index, None)
+        if len(self.allocations) == len(self.bundles):
+            self.status = GroupStatus.CREATED
+
+    def lose(self, index: int) -> None:
+        """Note that a bundle's node is gone, or will not report it."""
+        self.allocations.pop(index, None)
+        self.awaited.pop(index, None)
+        self.status = GroupStatus.RESCHEDULING
+
+    def remove(self) -> None:
+        """Note that nothing more is placed."""
+        self.status = GroupStatus.REMOVED
+
     def choose_nodes(self, selectors: Sequence[Mapping[str, str]]) -> None:
         """From now on, bundles that are to be placed go to nodes with these labels.
 

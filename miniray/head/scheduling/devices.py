@@ -216,7 +216,8 @@ class Devices:
             return None
         free = list(self._beyond(aside))
         found: list[DeviceShares] = [()] * len(amounts)
-        for at, units in sorted(enumerate(amounts), key=lambda item: -item[1]):
+        for at in sorted(range(len(amounts)), key=lambda at: -amounts[at]):
+            units = amounts[at]
             if units < UNIT:
                 break
             if self.most_of(free, units) < units:

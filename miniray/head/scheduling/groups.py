@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
 from miniray.common.labels import shared_label
-from miniray.head.scheduling.bundles import GroupStatus, total_needs
+from miniray.head.scheduling.bundles import total_needs
 from miniray.head.scheduling.planning import may_have_room, plan
 from miniray.head.scheduling.queues import Domain
 from miniray.head.scheduling.reasons import Reason, ReasonKind, explain, first_quarantined
@@ -182,43 +182,36 @@ class GroupTable:
         self, group: Group, index: int, node: ResourcePool, allocation: Allocation
     ) -> ResourcePool:
         """Make the pool of a bundle whose allocation is counted on its node."""
-        state = group.state
-        key = (state.group_id, index)
-        state.allocations[index] = allocation
-        state.awaited.pop(index, None)
-        if len(state.allocations) == len(state.bundles):
-            state.status = GroupStatus.CREATED
+        group.state.place(index, allocation)
+        key = (group.state.group_id, index)
         pool = bundle_pool(allocation, node, key)
-        for name, devices in node.devices.items():
-            for id, why in devices.out.items():
-                pool.set_in_service(name, id, False, why)
-        pool.closed = node.closed
         self._on_node[node.node_id][key] = pool
         group.domain.pools.add(key, pool)
         return pool
 
     def adopt(self, key: BundleKey, node: ResourcePool, allocation: Allocation) -> None:
         """Count a bundle that a daemon reports; ValueError if the group does not know it."""
-        group = self.groups.get(key[0])
-        if group is None or not 0 <= key[1] < len(group.state.bundles):
-            raise ValueError(f"bundle {key[1]} of placement group {key[0].hex()} is unknown")
-        if key[1] in group.state.allocations:
-            raise ValueError(f"bundle {key[1]} of placement group {key[0].hex()} is placed already")
+        group_id, index = key
+        group = self.groups.get(group_id)
+        if group is None or not 0 <= index < len(group.state.bundles):
+            raise ValueError(f"bundle {index} of placement group {group_id.hex()} is unknown")
+        if index in group.state.allocations:
+            raise ValueError(
+                f"bundle {index} of placement group {group_id.hex()} is placed already"
+            )
         node.adopt(allocation)
         self._dequeue(group)
-        self.install(group, key[1], node, allocation)
+        self.install(group, index, node, allocation)
         self._enqueue(group)
 
     def remove(self, group_id: bytes) -> tuple[Group, list[ResourcePool]]:
         """Take a group out: it, and its bundle pools, of which the empty ones are to be freed."""
         group = self.groups.pop(group_id)
         self._dequeue(group)
-        group.state.status = GroupStatus.REMOVED
-        pools = list(group.domain.pools.pools.values())
-        for pool in pools:
-            assert pool.key is not None
-            group.domain.pools.remove(pool.key)
-            self._closing[pool.key] = group.state.allocations[pool.key[1]]
+        group.state.remove()
+        pools = [group.domain.pools.remove((group_id, index)) for index in group.state.allocations]
+        for index, held in group.state.allocations.items():
+            self._closing[group_id, index] = held
         return group, pools
 
     def free_if_done(self, bundle: ResourcePool) -> Allocation | None:
@@ -244,13 +237,13 @@ class GroupTable:
         """Drop the bundles of a node that is gone; their groups are to be placed again."""
         lost = self._on_node.pop(node_id, {})
         incomplete: dict[Group, None] = {}
-        for key in lost:
-            self._closing.pop(key, None)
-            group = self.groups.get(key[0])
+        for group_id, index in lost:
+            self._closing.pop((group_id, index), None)
+            group = self.groups.get(group_id)
             if group is not None:
                 self._dequeue(group)
-                group.domain.pools.remove(key)
-                del group.state.allocations[key[1]]
+                group.domain.pools.remove((group_id, index))
+                group.state.lose(index)
                 incomplete[group] = None
         self._reschedule(incomplete, next_number, now)
         self.await_no_more(node_id, next_number, now)
@@ -273,7 +266,7 @@ class GroupTable:
         for id, index in self.awaited_on(node_id):
             group = self.groups[id]
             self._dequeue(group)
-            del group.state.awaited[index]
+            group.state.lose(index)
             incomplete[group] = None
         self._awaiting.pop(node_id, None)
         self._reschedule(incomplete, next_number, now)
@@ -283,7 +276,6 @@ class GroupTable:
     ) -> None:
         """Let groups wait behind all others, among themselves in the order that they had."""
         for group in sorted(groups, key=lambda group: group.number):
-            group.state.status = GroupStatus.RESCHEDULING
             group.number, group.since = next_number(), now
             self._enqueue(group)
 

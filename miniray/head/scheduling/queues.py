@@ -80,6 +80,19 @@ class ShapeQueue:
         """The request that waits longest."""
         return next(iter(self.waiting.values()))
 
+    def append(self, pending: Pending) -> None:
+        """Put a request at the end."""
+        if not self.waiting:
+            self.number = pending.number
+        self.waiting[pending.request.lease_id] = pending
+
+    def take(self, lease_id: bytes) -> Pending:
+        """Take a request out."""
+        pending = self.waiting.pop(lease_id)
+        if self.waiting:
+            self.number = self.head.number
+        return pending
+
     def admits(self, pool: ResourcePool) -> bool:
         """Whether a request of this shape can be placed on this pool now."""
         if not pool.admits(self, self.demand.placing) or not self._could_use(pool):
@@ -181,10 +194,9 @@ class Domain:
 
     def add(self, queue: ShapeQueue, pending: Pending) -> None:
         """Put a request at the end of its queue."""
-        queue.waiting[pending.request.lease_id] = pending
+        queue.append(pending)
         if len(queue.waiting) > 1:
             return
-        queue.number = pending.number
         self.waiting[queue] = None
         if queue.preferred is not None:
             self._preferring.setdefault(queue.preferred, {})[queue] = None
@@ -192,9 +204,8 @@ class Domain:
 
     def take(self, queue: ShapeQueue, lease_id: bytes) -> Pending:
         """Take a request out of its queue."""
-        pending = queue.waiting.pop(lease_id)
+        pending = queue.take(lease_id)
         if queue.waiting:
-            queue.number = queue.head.number
             return pending
         del self.waiting[queue]
         if queue.preferred is not None:

@@ -312,7 +312,7 @@ def _explain_infeasible(needs: Needs, pools: Collection[ResourcePool]) -> Reason
 def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
     if pool.closed:
         return Reason(ReasonKind.DRAINING, node_id=pool.node_id)
-    lacking = [pair for pair in needs if _available(pool, *pair) < pair[1]]
+    lacking = [(name, units) for name, units in needs if _available(pool, name, units) < units]
     if lacking:
         first, *others = [_shortage_of(pool, name, units) for name, units in lacking]
         told = [first.detail, *(f"and {each.sentence()}" for each in others)]

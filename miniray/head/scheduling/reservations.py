@@ -160,23 +160,26 @@ def _choose_on(
 ) -> list[bytes]:
     """Leases of one pool whose release makes room, without those that turn out not to help."""
     trial = pool.copy()
-    chosen: list[tuple[bytes, Allocation]] = []
-    for lease_id, allocation in sorted(leases, key=lambda lease: -_size(lease[1])):
+    chosen: dict[bytes, Allocation] = {}
+    leases.sort(key=_by_size)
+    for lease_id, allocation in leases:
         if queue.admits(trial):
             break
         trial.release(allocation)
-        chosen.append((lease_id, allocation))
+        chosen[lease_id] = allocation
     if not queue.admits(trial):
         return []
-    for lease in tuple(chosen):
-        trial.adopt(lease[1])
+    for lease_id, allocation in tuple(chosen.items()):
+        trial.adopt(allocation)
         if queue.admits(trial):
-            chosen.remove(lease)
+            del chosen[lease_id]
         else:
-            trial.release(lease[1])
-    return [lease_id for lease_id, _ in chosen]
+            trial.release(allocation)
+    return list(chosen)
 
 
-def _size(allocation: Allocation) -> int:
+def _by_size(lease: tuple[bytes, Allocation]) -> int:
+    """Sort the largest first, by devices if any are held."""
+    _, allocation = lease
     devices = sum(units for _, shares in allocation.devices for _, units in shares)
-    return devices or allocation.cpu
+    return -(devices or allocation.cpu)

@@ -322,6 +322,23 @@ class ResourcePool:
             self.devices[name].put(shares)
         self.version += 1
 
+    def add_lease(self, lease_id: bytes, load: int = 0, placement: int = 0) -> None:
+        """Note a lease on this pool.
+
+        Args:
+            lease_id: of the lease, whose allocation is counted already.
+            load: CPU that it needed to be placed and does not hold.
+            placement: its number among all placements; 0 if it was not placed here just now.
+        """
+        self.leases[lease_id] = None
+        self.load += load
+        self.last_placed = placement or self.last_placed
+
+    def remove_lease(self, lease_id: bytes, load: int) -> None:
+        """Undo ``add_lease``."""
+        del self.leases[lease_id]
+        self.load -= load
+
     def add_cpu(self, units: int) -> None:
         """Add free CPU (a task blocks) or take it, if negative, even into debt (it resumes)."""
         self.free["CPU"] += units
@@ -398,8 +415,8 @@ def node_pool(
 
 
 def bundle_pool(allocation: Allocation, node: ResourcePool, key: tuple[bytes, int]) -> ResourcePool:
-    """Make the pool of a bundle from what it reserved on its node."""
-    return ResourcePool(
+    """Make the pool of a bundle from what it reserved on its node; it is as usable as that is."""
+    pool = ResourcePool(
         allocation.node_id,
         allocation.scalars,
         allocation.devices,
@@ -407,3 +424,8 @@ def bundle_pool(allocation: Allocation, node: ResourcePool, key: tuple[bytes, in
         key,
         node.whole,
     )
+    for name, devices in node.devices.items():
+        for id, why in devices.out.items():
+            pool.set_in_service(name, id, False, why)
+    pool.closed = node.closed
+    return pool

@@ -216,11 +216,10 @@ class ClusterScheduler:
         if lease is None:
             return Decisions()
         pool = lease.pool
-        del pool.leases[lease_id]
+        pool.remove_lease(lease_id, lease.load)
         if lease.cpu_released:
             pool.add_cpu(-lease.allocation.cpu)
         pool.release(lease.allocation)
-        pool.load -= lease.load
         table.grow(pool)
         table.free_bundle(pool)
         return table.settle(Decisions(), now)

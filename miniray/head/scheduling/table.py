@@ -99,10 +99,8 @@ class ResourceTable:
         """Grant a lease of a queue's shape on a pool that admits it."""
         demand = queue.demand
         allocation = pool.allocate(demand.needs, queue)
-        pool.load += demand.load
-        pool.leases[lease_id] = None
         self._placements += 1
-        pool.last_placed = self._placements
+        pool.add_lease(lease_id, demand.load, self._placements)
         self._note_sharing(queue.domain, pool, allocation)
         self.leases[lease_id] = ResourceLease(pool, allocation, demand.load, lasting=demand.lasting)
         out.grants.append(Grant(lease_id, allocation))
@@ -119,7 +117,7 @@ class ResourceTable:
         if pool is None or pool.node_id != node.node_id:
             raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
         pool.adopt(allocation)
-        pool.leases[lease_id] = None
+        pool.add_lease(lease_id)
         self.leases[lease_id] = ResourceLease(pool, allocation, lasting=lasting)
 
     def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
@@ -358,11 +356,12 @@ class ResourceTable:
     def _domain_of(self, pool: ResourcePool) -> Domain | None:
         if pool.key is None:
             return self.domain
-        group = self.groups.groups.get(pool.key[0])
+        group_id, _ = pool.key
+        group = self.groups.groups.get(group_id)
         return None if group is None else group.domain
 
     @staticmethod
     def _note_sharing(domain: Domain, pool: ResourcePool, allocation: Allocation) -> None:
-        for name, shares in allocation.devices:
-            if shares[0][1] < UNIT:
+        for name, ((_, units), *_) in allocation.devices:
+            if units < UNIT:
                 domain.pools.note_sharing(pool, name)
