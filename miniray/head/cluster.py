@@ -41,6 +41,8 @@ class HeadIdentity:
     epoch: int
     #: What drivers and other machines know it by.
     address: str = ""
+    #: When the first head of the cluster was started, in seconds since the epoch.
+    cluster_started: float = dataclasses.field(default_factory=time.time)
 
 
 class ClusterDirectories:
@@ -48,66 +50,36 @@ class ClusterDirectories:
 
     def __init__(self, identity: HeadIdentity, timers: Timers, storage: Storage) -> None:
         self.identity = identity
-        #: When the cluster was started, and this head of it.
-        self.cluster_started = self.started = time.time()
+        #: When this head was started.
+        self.started = time.time()
         self._timers = timers
         self._storage = storage
         tunables = config()
-        epoch = identity.epoch
-        self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
+        patience = tunables.reserve_after
+        self.scheduler = ClusterScheduler(patience, tunables.hybrid_threshold)
         self.nodes = NodeDirectory()
-        self.clients = ClientDirectory(self.nodes)
-        self.ends = ProcessEnds(self.clients, timers)
-        self.jobs = JobDirectory(self._job_over, storage.job_forgotten)
+        self.clients = clients = ClientDirectory(self.nodes)
+        self.ends = ProcessEnds(clients, timers)
+        self.jobs = jobs = JobDirectory(self._job_over, storage.job_forgotten)
         self.kv = KeyValues(storage.key_value)
-        self.code = JobCode(self.kv, self.jobs, tunables.job_code_limit)
-        self.grants = GrantTable(
+        self.code = JobCode(self.kv, jobs, tunables.job_code_limit)
+        self.grants = grants = GrantTable(
             self.scheduler,
             timers,
-            epoch=epoch,
+            epoch=identity.epoch,
             pending_warning=tunables.pending_warning,
         )
-        notices = PendingNotices(self.clients, timers)
-        self.leases = TaskLeases(
-            self.grants,
-            self.nodes,
-            self.clients,
-            self.jobs,
-            timers,
-            notices,
-            epoch=epoch,
-            on_kill=self.ends.explain,
-        )
-        self.actors = ActorRegistry(
-            self.grants,
-            self.nodes,
-            self.clients,
-            self.jobs,
-            timers,
-            notices,
-            epoch=epoch,
-            on_change=storage.actor,
-        )
+        notices = PendingNotices(clients, timers)
+        self.leases = TaskLeases(grants, self.nodes, clients, jobs, notices, self.ends)
+        self.actors = ActorRegistry(grants, self.nodes, clients, jobs, notices, storage.actor)
         self.placement_groups = PlacementGroups(
-            self.grants, self.clients, self.jobs, timers, notices, storage.placement_group
+            grants, clients, jobs, notices, storage.placement_group
         )
-        self.clients.on_ended.append(self._client_ended)
-        self.revocations = Revocations(
-            self.grants,
-            self.leases,
-            self.clients,
-            timers,
-            reserve_after=tunables.reserve_after,
-        )
-        self.departures = Departures(
-            self.grants,
-            self.leases,
-            self.nodes,
-            timers,
-            patience=tunables.reserve_after,
-        )
-        self.drains = Drains(self.grants, self.leases, self.nodes, self.clients, self.kv)
-        self.quarantines = Quarantines(self.grants, self.clients, self.jobs)
+        clients.on_ended.append(self._client_ended)
+        self.revocations = Revocations(grants, self.leases, clients, reserve_after=patience)
+        self.departures = Departures(grants, self.leases, self.nodes, patience=patience)
+        self.drains = Drains(grants, self.leases, self.nodes, clients, self.kv)
+        self.quarantines = Quarantines(grants, clients, jobs)
 
     def silence_of(self, node: ClusterNode) -> float:
         """How many seconds ago a node was last heard of."""

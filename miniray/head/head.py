@@ -69,7 +69,6 @@ class Head:
     def restore(self, saved: Saved) -> None:
         """Go on from what earlier heads of this cluster kept; before any node joins."""
         self.recovery.restore(saved)
-        self.cluster.cluster_started = saved.started
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: NodeOutbox) -> ClusterNode | None:

@@ -142,7 +142,7 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
     if storage is None:
         return Head(HeadIdentity(options.cluster_id, 1, address), loop, Storage())
     saved = storage.start(options.cluster_id)
-    head = Head(HeadIdentity(saved.cluster_id, saved.epoch, address), loop, storage)
+    head = Head(HeadIdentity(saved.cluster_id, saved.epoch, address, saved.started), loop, storage)
     head.restore(saved)
     return head
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from miniray.head.cluster import ClusterDirectories
     from miniray.head.state import ClusterState
 
+    Handlers = dict[str, Callable[..., Any]]
+
 logger = logging.getLogger(__name__)
 
 
@@ -28,70 +30,14 @@ class Requests:
 
     def __init__(self, cluster: ClusterDirectories, state: ClusterState) -> None:
         self._clients = cluster.clients
-        actors, leases, groups, kv = (
-            cluster.actors,
-            cluster.leases,
-            cluster.placement_groups,
-            cluster.kv,
-        )
-        #: Called with the asking process and the arguments.
-        by: dict[str, Callable[..., Any]] = {
-            "create_actor": actors.create,
-            "subscribe_actor": actors.subscribe,
-            "actor_out_of_scope": actors.out_of_scope,
-            "want_leases": leases.want,
-            "return_lease": leases.give_back,
-            "swap_lease": cluster.revocations.swap,
-            "hold_leases": leases.hold,
-            "ended_jobs": cluster.tell_ended_jobs,
-            "waiting_of_job": state.waiting_of_job,
-            "why_waits": state.why_waits,
-        }
-        #: Called with the arguments alone.
-        plainly: dict[str, Callable[..., Any]] = {
-            "start_actor": actors.start,
-            "kill_actor": actors.kill,
-            "get_actor": actors.find,
-            "list_named_actors": actors.named,
-            "create_placement_group": groups.create,
-            "remove_placement_group": groups.remove,
-            "placement_group_table": groups.table,
-            "find_placement_group": groups.find,
-            "pin_placement_group": groups.pin,
-            "put_code": cluster.code.put,
-            "use_code": cluster.code.use,
-            "get_code": cluster.code.get,
-            "kv_put": kv.put,
-            "kv_get": kv.get,
-            "kv_del": kv.delete,
-            "kv_keys": kv.keys,
-            "kv_exists": kv.exists,
-            "drain_node": cluster.drains.drain,
-            "undo_drain": cluster.drains.undo,
-            "nodes": state.ray_nodes,
-            "cluster_resources": state.total_resources,
-            "available_resources": state.available_resources,
-            "state": state.listing,
-            "status": state.status,
-        }
-        #: These answer by themselves; called with whom and the number of the request.
-        later: dict[str, Callable[..., Any]] = {
-            "await_placement_group": groups.wait,
-            "await_drained": cluster.drains.wait,
-            "await_end": cluster.ends.wait,
-        }
-        self._by, self._later, self._handlers = set(by), set(later), {**by, **plainly, **later}
+        by, later = _for_process(cluster, state), _to_answer_later(cluster)
+        self._by, self._later = by.keys(), later.keys()
+        self._handlers = {**by, **later, **_for_anybody(cluster, state)}
         self._arguments = {
-            name: Arguments(handler, name not in plainly)
+            name: Arguments(handler, name in by or name in later)
             for name, handler in self._handlers.items()
         }
-        #: What becomes of those who wait for what a refused notice was to bring about.
-        self._failing: dict[str, Callable[..., None]] = {
-            "want_leases": leases.refuse,
-            "create_actor": actors.refuse,
-            "start_actor": actors.refuse,
-            "create_placement_group": groups.refuse,
-        }
+        self._failing = _on_refused_notice(cluster)
         self._failing_arguments = {name: Arguments(fail, 2) for name, fail in self._failing.items()}
 
     def handle(self, request: common_pb2.ClientRequest) -> None:
@@ -139,3 +85,73 @@ class Requests:
             return  # it does not even say for what somebody waits
         why = f"the head refused it ({type(error).__name__}: {error})"
         fail(who, why, *arguments)
+
+
+def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
+    """Requests whose handlers are called with the asking process and the arguments."""
+    actors, leases = cluster.actors, cluster.leases
+    return {
+        "create_actor": actors.create,
+        "subscribe_actor": actors.subscribe,
+        "actor_out_of_scope": actors.out_of_scope,
+        "want_leases": leases.want,
+        "return_lease": leases.give_back,
+        "swap_lease": cluster.revocations.swap,
+        "hold_leases": leases.hold,
+        "ended_jobs": cluster.tell_ended_jobs,
+        "waiting_of_job": state.waiting_of_job,
+        "why_waits": state.why_waits,
+    }
+
+
+def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
+    """Requests whose handlers are called with the arguments alone."""
+    actors, groups, kv = cluster.actors, cluster.placement_groups, cluster.kv
+    return {
+        "start_actor": actors.start,
+        "kill_actor": actors.kill,
+        "get_actor": actors.find,
+        "list_named_actors": actors.named,
+        "create_placement_group": groups.create,
+        "remove_placement_group": groups.remove,
+        "placement_group_table": groups.table,
+        "find_placement_group": groups.find,
+        "pin_placement_group": groups.pin,
+        "put_code": cluster.code.put,
+        "use_code": cluster.code.use,
+        "get_code": cluster.code.get,
+        "kv_put": kv.put,
+        "kv_get": kv.get,
+        "kv_del": kv.delete,
+        "kv_keys": kv.keys,
+        "kv_exists": kv.exists,
+        "drain_node": cluster.drains.drain,
+        "undo_drain": cluster.drains.undo,
+        "nodes": state.ray_nodes,
+        "cluster_resources": state.total_resources,
+        "available_resources": state.available_resources,
+        "state": state.listing,
+        "status": state.status,
+    }
+
+
+def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
+    """Requests whose handlers answer themselves: called with (process, number of the request)."""
+    return {
+        "await_placement_group": cluster.placement_groups.wait,
+        "await_drained": cluster.drains.wait,
+        "await_end": cluster.ends.wait,
+    }
+
+
+def _on_refused_notice(cluster: ClusterDirectories) -> Handlers:
+    """What fails those who wait for the effect of a notice that is refused.
+
+    Called with the process that sent the notice, why it was refused, and its arguments.
+    """
+    return {
+        "want_leases": cluster.leases.refuse,
+        "create_actor": cluster.actors.refuse,
+        "start_actor": cluster.actors.refuse,
+        "create_placement_group": cluster.placement_groups.refuse,
+    }

@@ -208,7 +208,7 @@ class ClusterState:
         return ClusterStatus(
             address=self._cluster.identity.address,
             version=VERSION,
-            started=self._cluster.cluster_started,
+            started=self._cluster.identity.cluster_started,
             head_started=self._cluster.started,
             time=time.time(),
             nodes=nodes,

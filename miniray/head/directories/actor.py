@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.nodes import ClusterNode
     from miniray.head.scheduling.demands import Demand
-    from miniray.head.scheduling.reasons import Told
 
 
 #: States of an actor.
@@ -50,7 +49,6 @@ class Actor:
     pid: int = 0
     exiting: bool = False
     killed: bool = False
-    told: Told = 0
     #: Once it is dead: why, and since when, in seconds since the epoch.
     death: Death | None = None
     died: float = 0.0

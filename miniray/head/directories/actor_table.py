@@ -90,10 +90,10 @@ class ActorTable:
         actor.lease = number
         self._by_lease[number] = actor
 
-    def lives_in(self, actor: Actor, process_id: bytes) -> None:
-        """An actor runs in a process."""
+    def lives_in(self, actor: Actor, process_id: bytes, pid: int = 0) -> None:
+        """Note the process in which an actor runs, and its pid if that is known."""
         self._by_process.pop(actor.process_id, None)
-        actor.process_id = process_id
+        actor.process_id, actor.pid = process_id, pid or actor.pid
         self._by_process[process_id] = actor
 
     def leave_place(self, actor: Actor) -> None:

@@ -34,14 +34,14 @@ from miniray.head.directories.actor_table import UNKNOWN, ActorSubscribers, Acto
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import Asker
 from miniray.head.scheduling.demands import Demand
-from miniray.head.scheduling.reasons import ReasonKind, severity
+from miniray.head.scheduling.reasons import ReasonKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
     from miniray.common.specs import Allocation
     from miniray.head.directories.clients import ClientDirectory
-    from miniray.head.directories.grants import GrantTable, Timers
+    from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import ClusterNode, NodeDirectory
     from miniray.head.directories.pending_notices import PendingNotices
@@ -59,10 +59,7 @@ class ActorRegistry:
         nodes: NodeDirectory,
         clients: ClientDirectory,
         jobs: JobDirectory,
-        timers: Timers,
         notices: PendingNotices,
-        *,
-        epoch: int,
         on_change: Callable[[Actor], None],
     ) -> None:
         """Start with none.
@@ -72,9 +69,7 @@ class ActorRegistry:
             nodes: where actors live.
             clients: who subscribes and owns.
             jobs: whose actors they are.
-            timers: the event loop.
             notices: tells drivers why actors wait.
-            epoch: the head's start counter.
             on_change: called when what must survive a restart has changed.
         """
         self._grants = grants
@@ -82,10 +77,9 @@ class ActorRegistry:
         self._clients = clients
         self._jobs = jobs
         self._notices = notices
-        self._epoch = epoch
         self._on_change = on_change
         self._table = ActorTable()
-        self._subscribers = ActorSubscribers(clients, timers)
+        self._subscribers = ActorSubscribers(clients, grants.timers)
         #: After a restart of the head: actors and their leases by the node that is to report them.
         self._awaited: dict[bytes, list[tuple[Actor, int]]] = {}
         clients.on_ended.append(self._process_ended)
@@ -145,7 +139,8 @@ class ActorRegistry:
         if actor is None or actor.arguments is not None:
             return
         if error is not None:
-            self._die(actor, DeathCause.CREATION_FAILED, creation=error[1])
+            _, pickled, _ = error
+            self._die(actor, DeathCause.CREATION_FAILED, creation=pickled)
             return
         actor.arguments = marshal.dumps((arguments, refs))
         if actor.spec.detached:
@@ -225,21 +220,20 @@ class ActorRegistry:
             return
         number = self._grants.reserve_number()
         self._table.leased(actor, number)
-        self._grants.submit_as(number, self, actor, actor.demand, actor.near)
+        self._grants.submit(number, self, actor, actor.demand, actor.near)
 
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
         """There is room: the daemon starts it."""
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         token.node = node
-        token.told = 0
         self._on_change(token)
         # The namespace is the job's, as in Ray: the actor's own is only where its name is.
         no_job = JobSpec(namespace=token.spec.namespace)
         node.start(
             GrantedLease(
                 number=number,
-                epoch=self._epoch,
+                epoch=self._grants.epoch,
                 owner=token.owner,
                 job_id=token.job_id,
                 job=token.job.spec if token.job is not None else no_job,
@@ -270,8 +264,7 @@ class ActorRegistry:
 
     def waits(self, token: Actor, number: int, reason: Reason) -> None:
         """Tell the driver why it waits."""
-        if token.job is not None and severity(reason) > token.told:
-            token.told = severity(reason)
+        if token.job is not None:
             self._notices.tell(
                 token.job.driver,
                 token.class_name,
@@ -299,8 +292,7 @@ class ActorRegistry:
         if actor is None or actor.id != report.actor_id:
             return  # it is dead or elsewhere already
         if report.process_id:
-            self._table.lives_in(actor, report.process_id)
-        actor.pid = report.pid
+            self._table.lives_in(actor, report.process_id, report.pid)
         if report.exiting:
             actor.exiting = True
         elif report.error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from miniray.common.amounts import Needs
     from miniray.head.directories.clients import ClientDirectory
-    from miniray.head.directories.grants import GrantTable, Request, Timers
+    from miniray.head.directories.grants import GrantTable, Request
     from miniray.head.directories.leases import TaskLease, TaskLeases
     from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.scheduling.resources import ResourcePool
@@ -64,7 +64,6 @@ class Revocations:
         grants: GrantTable,
         leases: TaskLeases,
         clients: ClientDirectory,
-        timers: Timers,
         *,
         reserve_after: float,
     ) -> None:
@@ -74,7 +73,6 @@ class Revocations:
             grants: what waits.
             leases: what can be given back.
             clients: who is asked.
-            timers: the event loop.
             reserve_after: seconds after which room is set aside in any case.
         """
         self._gather_after = min(GATHER_AFTER, reserve_after)
@@ -83,7 +81,7 @@ class Revocations:
         self._grants = grants
         self._leases = leases
         self._clients = clients
-        self._timers = timers
+        self._timers = grants.timers
         self._armed = False
         #: For each waiter the sets of leases that were asked back and are not over.
         self._asked: dict[Waiter, list[set[int]]] = {}
@@ -309,7 +307,6 @@ class Departures:
         grants: GrantTable,
         leases: TaskLeases,
         nodes: NodeDirectory,
-        timers: Timers,
         *,
         patience: float,
     ) -> None:
@@ -319,13 +316,12 @@ class Departures:
             grants: what waits, and whose workers are leaving.
             leases: the tasks of those workers.
             nodes: where they are.
-            timers: the event loop.
             patience: seconds for which others wait, and a worker leaves, before it is ended.
         """
         self._grants = grants
         self._leases = leases
         self._nodes = nodes
-        self._timers = timers
+        self._timers = grants.timers
         self._patience = patience
         #: Leases whose workers were leaving when this looked last.
         self._leaving: set[int] = set()

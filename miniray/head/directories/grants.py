@@ -79,6 +79,16 @@ class Requester(Protocol):
         """Who this is."""
 
 
+class GroupRequester(Protocol):
+    """Asks for placement groups."""
+
+    def placed(self, group_id: bytes) -> None:
+        """All bundles of a group have their nodes."""
+
+    def group_waits(self, group_id: bytes, reason: Reason) -> None:
+        """A group has waited long, or could not be placed as the cluster is now."""
+
+
 @dataclasses.dataclass(slots=True)
 class Request:
     """A request that waits, or its lease."""
@@ -119,7 +129,8 @@ class GrantTable:
             pending_warning: seconds after which a requester hears why it waits.
         """
         self.scheduler = scheduler
-        self._timers = timers
+        self.timers = timers
+        self.epoch = epoch
         self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
         self._warn_after = pending_warning
         self._requests: dict[int, Request] = {}
@@ -131,11 +142,9 @@ class GrantTable:
         #: when room was set aside.
         self.on_contention: list[Callable[[], None]] = []
         #: Called after a lease has ended.
-        self.on_ended: Callable[[], None] = _ignore
-        #: Called with the id of each placement group that got all its bundles.
-        self.on_placed: Callable[[bytes], None] = _ignore
-        #: Called with a placement group that has waited long, and why.
-        self.on_group_waits: Callable[[bytes, Reason], None] = _ignore
+        self.on_released: list[Callable[[], None]] = []
+        #: Who asked for each placement group.
+        self._group_requesters: dict[bytes, GroupRequester] = {}
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
@@ -145,21 +154,11 @@ class GrantTable:
         self._warning_armed = False
 
     # --- leases --------------------------------------------------------------------
-    def submit(self, requester: Requester, token: Any, demand: Demand, near: str | None) -> int:
-        """Ask for a lease; the answer comes to the requester, maybe before this returns.
-
-        Returns:
-            The number of the request, and of its lease.
-        """
-        number = self._numbers()
-        self.submit_as(number, requester, token, demand, near)
-        return number
-
     def reserve_number(self) -> int:
-        """A number for ``submit_as``, for a requester that must know it first."""
+        """Return a number for ``submit``: the requester has to know it before it is answered."""
         return self._numbers()
 
-    def submit_as(
+    def submit(
         self,
         number: int,
         requester: Requester,
@@ -169,8 +168,17 @@ class GrantTable:
         *,
         fill: bool = False,
     ) -> None:
-        """``submit`` under a number from ``reserve_number``; for ``fill`` see ``LeaseRequest``."""
-        now = self._timers.time()
+        """Ask for a lease; the answer comes to the requester, maybe before this returns.
+
+        Args:
+            number: from ``reserve_number``; of the request, and of its lease.
+            requester: who asks.
+            token: what the requester is called with.
+            demand: what the lease has to hold, and where.
+            near: node that the default policy prefers.
+            fill: whether it does so as long as there is room.
+        """
+        now = self.timers.time()
         request = Request(number, requester, token, demand, now, time.time())
         self._requests[number] = self.waiting[number] = request
         self.apply(self.scheduler.submit(LeaseRequest(lease_id(number), demand, near, fill), now))
@@ -181,7 +189,7 @@ class GrantTable:
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
         """Enter a lease of before a restart; the scheduler learns of it with its node."""
-        now = self._timers.time()
+        now = self.timers.time()
         self._requests[number] = Request(number, requester, token, demand, now, time.time())
 
     def withdraw(self, number: int) -> None:
@@ -190,14 +198,15 @@ class GrantTable:
             return
         self.waiting.pop(number, None)
         id = lease_id(number)
-        self.apply(self.scheduler.cancel(id, self._timers.time()))
+        self.apply(self.scheduler.cancel(id, self.timers.time()))
         self.release(number)
 
     def release(self, number: int) -> None:
         """A lease ended; numbers that hold nothing change nothing."""
         self._requests.pop(number, None)
-        self.apply(self.scheduler.release(lease_id(number), self._timers.time()))
-        self.on_ended()
+        self.apply(self.scheduler.release(lease_id(number), self.timers.time()))
+        for hook in self.on_released:
+            hook()
 
     def set_blocked(self, number: int, blocked: bool, leaving: bytes = b"") -> None:
         """Note that a lease's task waits for others, or goes on.
@@ -211,7 +220,7 @@ class GrantTable:
         if request is not None:
             request.blocked, request.leaving = blocked, leaving
         if blocked:
-            self.apply(self.scheduler.release_cpu(lease_id(number), self._timers.time()))
+            self.apply(self.scheduler.release_cpu(lease_id(number), self.timers.time()))
         else:
             self.scheduler.take_cpu(lease_id(number))
 
@@ -245,35 +254,36 @@ class GrantTable:
         """
         reported = [(lease_id(number), allocation) for number, allocation in leases]
         lasting = {lease_id(number) for number in actors}
-        now = self._timers.time()
+        now = self.timers.time()
         self.apply(self.scheduler.add_node(pool, now, bundles, reported, lasting))
 
     def await_no_more(self) -> None:
         """Nodes of before a restart that have not reported by now do not exist."""
-        self.apply(self.scheduler.await_no_more(self._timers.time()))
+        self.apply(self.scheduler.await_no_more(self.timers.time()))
 
     def remove_node(self, name: str) -> None:
         """A node is gone."""
-        self.apply(self.scheduler.remove_node(name, self._timers.time()))
+        self.apply(self.scheduler.remove_node(name, self.timers.time()))
 
     def drain(self, name: str, draining: bool) -> None:
         """Grant nothing new on a node, or again."""
-        self.apply(self.scheduler.drain_node(name, self._timers.time(), draining))
+        self.apply(self.scheduler.drain_node(name, self.timers.time(), draining))
 
     def set_in_service(self, name: str, resource: str, device: str, why: str) -> None:
         """Take a device out of service and say why, or (with an empty reason) back into it."""
-        now = self._timers.time()
+        now = self.timers.time()
         self.apply(self.scheduler.set_device_in_service(name, resource, device, not why, now, why))
 
-    def create_group(self, state: GroupPlacement) -> None:
+    def create_group(self, state: GroupPlacement, requester: GroupRequester) -> None:
         """Ask for a placement group."""
-        now = self._timers.time()
+        now = self.timers.time()
+        self._group_requesters[state.group_id] = requester
         self.waiting_groups[state.group_id] = now
         self.apply(self.scheduler.create_group(state, now))
         if state.group_id in self.waiting_groups:
             reason = self.scheduler.explain_group(state.group_id)
             if reason is not None and reason.infeasible:
-                self.on_group_waits(state.group_id, reason)
+                requester.group_waits(state.group_id, reason)
             else:
                 self._groups_to_warn.append((now + self._warn_after, state.group_id))
                 self._arm_warning()
@@ -282,7 +292,8 @@ class GrantTable:
     def remove_group(self, group_id: bytes) -> None:
         """Remove a placement group."""
         self.waiting_groups.pop(group_id, None)
-        self.apply(self.scheduler.remove_group(group_id, self._timers.time()))
+        self._group_requesters.pop(group_id, None)
+        self.apply(self.scheduler.remove_group(group_id, self.timers.time()))
 
     # --- carrying out --------------------------------------------------------------
     def apply(self, decisions: Decisions) -> None:
@@ -321,7 +332,9 @@ class GrantTable:
             self._tell_contention()
         for placed in decisions.placed:
             self.waiting_groups.pop(placed.group_id, None)
-            self.on_placed(placed.group_id)
+            requester = self._group_requesters.get(placed.group_id)
+            if requester is not None:  # else it was removed by what was told before
+                requester.placed(placed.group_id)
         for id, reason in decisions.infeasible:
             self._tell(lease_number(id), reason)
 
@@ -332,11 +345,11 @@ class GrantTable:
         due = self.scheduler.next_deadline()
         if due is not None:
             self._deadline_armed = True
-            self._timers.call_later(max(0.0, due - self._timers.time()), self._advance)
+            self.timers.call_later(max(0.0, due - self.timers.time()), self._advance)
 
     def _advance(self) -> None:
         self._deadline_armed = False
-        self.apply(self.scheduler.advance(self._timers.time()))
+        self.apply(self.scheduler.advance(self.timers.time()))
         self._tell_contention()
 
     def _tell_contention(self) -> None:
@@ -347,11 +360,11 @@ class GrantTable:
         due = [waiting[0][0] for waiting in (self._to_warn, self._groups_to_warn) if waiting]
         if due and not self._warning_armed:
             self._warning_armed = True
-            self._timers.call_later(max(0.0, min(due) - self._timers.time()), self._warn)
+            self.timers.call_later(max(0.0, min(due) - self.timers.time()), self._warn)
 
     def _warn(self) -> None:
         self._warning_armed = False
-        now = self._timers.time()
+        now = self.timers.time()
         while self._to_warn and self._to_warn[0][0] <= now:
             _, number = self._to_warn.popleft()
             request = self.waiting.get(number)
@@ -364,7 +377,7 @@ class GrantTable:
             if id in self.waiting_groups:
                 reason = self.scheduler.explain_group(id)
                 if reason is not None:
-                    self.on_group_waits(id, reason)
+                    self._group_requesters[id].group_waits(id, reason)
         self._arm_warning()
 
     def _tell(self, number: int, reason: Reason) -> None:
@@ -380,7 +393,3 @@ def _tell(request: Request, decision: Callable[..., None], *what: object) -> Non
         decision(request.token, request.number, *what)
     except Exception:
         logger.exception("what was decided of request %d could not be done", request.number)
-
-
-def _ignore(*_: object) -> None:
-    """Nothing is to be done."""

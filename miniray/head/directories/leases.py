@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.common.specs import Allocation
-    from miniray.head.directories.clients import AttachedProcess, ClientDirectory
-    from miniray.head.directories.grants import GrantTable, Timers
+    from miniray.head.directories.clients import AttachedProcess, ClientDirectory, ProcessEnds
+    from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.directories.pending_notices import PendingNotices
@@ -80,8 +80,14 @@ class TaskLeaseGroup:
         kept_from = self.told or self.start_failures or self.pausing
         return bool(self.total or self.leases or self.waiting or kept_from)
 
+    def want(self, name: str, total: int, near: str) -> None:
+        """Note what its client wants now."""
+        self.name, self.total = name, total
+        if self.near != near:
+            self.near, self.told_full = near, -math.inf
+
     def remove(self, number: int) -> None:
-        """A lease is over."""
+        """Forget a lease that is over."""
         self.leases.pop(number, None)
         self.starting.discard(number)
 
@@ -132,27 +138,22 @@ class TaskLeases:
         nodes: NodeDirectory,
         clients: ClientDirectory,
         jobs: JobDirectory,
-        timers: Timers,
         notices: PendingNotices,
-        *,
-        epoch: int,
-        on_kill: Callable[[bytes, str], None],
+        ends: ProcessEnds,
     ) -> None:
         self._grants = grants
         self._nodes = nodes
         self._clients = clients
         self._jobs = jobs
-        self._timers = timers
+        self._timers = grants.timers
         self._notices = notices
-        self._epoch = epoch
+        self._ends = ends
         self._groups: dict[bytes, dict[int, TaskLeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
         #: Leases of before a restart of the head that clients said they have.
         self._held: dict[bytes, set[int]] = {}
         #: Called when a lease is over, or its worker runs, so that it can be asked for.
         self.on_changed: list[Callable[[], None]] = []
-        #: Called with a process that is about to be ended, and why.
-        self._on_kill = on_kill
         clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -172,10 +173,7 @@ class TaskLeases:
                 self._fail(client_id, group_id, TaskUnschedulableError(str(error)))
                 return
             groups[group_id] = group
-        group.name = spec.name
-        group.total = total
-        if group.near != near.hex():
-            group.near, group.told_full = near.hex(), -math.inf
+        group.want(spec.name, total, near.hex())
         self._balance(group)
         if group.waiting:
             self._tell_full(group)
@@ -251,7 +249,7 @@ class TaskLeases:
             number = self._grants.reserve_number()
             group.waiting[number] = None
             near, fill = group.near or group.home, bool(group.near)
-            self._grants.submit_as(number, self, group, group.demand, near, fill=fill)
+            self._grants.submit(number, self, group, group.demand, near, fill=fill)
         while len(group.waiting) > max(0, self._may_wait(group)):
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
@@ -304,7 +302,7 @@ class TaskLeases:
         node.start(
             GrantedLease(
                 number=number,
-                epoch=self._epoch,
+                epoch=self._grants.epoch,
                 owner=token.client_id,
                 job_id=token.job_id,
                 job=token.job,
@@ -329,7 +327,9 @@ class TaskLeases:
         lease = self.leases.get(number)
         if lease is not None:
             if lease.process_id:
-                self._on_kill(lease.process_id, "The placement group that it ran in was removed.")
+                self._ends.explain(
+                    lease.process_id, "The placement group that it ran in was removed."
+                )
             self._end(lease, kill=True)
 
     def waits(self, token: TaskLeaseGroup, number: int, reason: Reason) -> None:

@@ -39,7 +39,7 @@ class Drains:
         self._clients = clients
         self._kv = kv
         self._waiting: dict[str, list[Waiter]] = {}
-        grants.on_ended = self._look
+        grants.on_released.append(self._look)
         clients.on_ended.append(self._forget)
 
     def drain(self, prefix: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from miniray.head.directories.clients import ClientDirectory, ProcessExit
-    from miniray.head.directories.grants import GrantTable, Timers
+    from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
@@ -107,21 +107,19 @@ class PlacementGroupEntry:
 
 
 class PlacementGroups:
-    """All groups by id and name."""
+    """All groups by id and name. Implements ``grants.GroupRequester``."""
 
     def __init__(
         self,
         grants: GrantTable,
         clients: ClientDirectory,
         jobs: JobDirectory,
-        timers: Timers,
         notices: PendingNotices,
         on_change: Callable[[PlacementGroupEntry], None],
     ) -> None:
         self._grants = grants
         self._clients = clients
         self._jobs = jobs
-        self._timers = timers
         self._notices = notices
         self._on_change = on_change
         self._groups: dict[bytes, PlacementGroupEntry] = {}
@@ -136,8 +134,6 @@ class PlacementGroups:
         #: Waiters of groups that the head has not heard of yet.
         self._early: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._creator_ended)
-        grants.on_placed = self._placed
-        grants.on_group_waits = self._waits
 
     # --- what clients ask ------------------------------------------------------------
     def create(
@@ -179,7 +175,7 @@ class PlacementGroups:
             group.error = error
             self._settle(group)
             return
-        self._grants.create_group(group.state)
+        self._grants.create_group(group.state, self)
         if group.placed is None:
             self._on_change(group)
 
@@ -236,7 +232,7 @@ class PlacementGroups:
             waiting = self._early.setdefault(id, [])
             waiting.append(waiter)
             if len(waiting) == 1:
-                self._timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
+                self._grants.timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
 
     def _never_came(self, id: bytes) -> None:
         for waiter in self._early.pop(id, ()):
@@ -298,7 +294,7 @@ class PlacementGroups:
             self._names[group.namespace, group.name] = group
         if not group.detached:
             self._owned.setdefault(owner_of(group.id), {})[group.id] = None
-        self._grants.create_group(group.state)
+        self._grants.create_group(group.state, self)
 
     def reported(self, id: bytes) -> None:
         """A node reported bundles of a group."""
@@ -314,23 +310,23 @@ class PlacementGroups:
                 self.remove(id)
 
     # --- what happens to them --------------------------------------------------------
-    def _placed(self, id: bytes) -> None:
-        """A group has all its bundles."""
-        group = self._groups.get(id)
+    def placed(self, group_id: bytes) -> None:
+        """Tell those who wait that a group has all its bundles."""
+        group = self._groups.get(group_id)
         if group is not None:
             if group.placed is None:
                 group.placed = time.time()
             self._on_change(group)
             self._settle(group)
 
-    def _waits(self, id: bytes, reason: Reason) -> None:
+    def group_waits(self, group_id: bytes, reason: Reason) -> None:
         """Tell the driver of its creator why a group waits."""
-        group = self._groups.get(id)
-        creator = self._clients.get(owner_of(id))
+        group = self._groups.get(group_id)
+        creator = self._clients.get(owner_of(group_id))
         job = None if creator is None else self._jobs.get(creator.job_id)
         if group is None or job is None:
             return
-        name = f"placement group {group.name or short_id(id.hex())}"
+        name = f"placement group {group.name or short_id(group_id.hex())}"
         self._notices.tell(
             job.driver, name, reason, lambda: group.status in _WAITING, "placement group"
         )

@@ -356,7 +356,7 @@ def test_a_grant_that_cannot_be_told_keeps_no_other_from_being_told() -> None:
     asker: Any = Asker()
     grants = cluster.head.cluster.grants
     for token in ("first", "bad", "last"):
-        grants.submit(asker, token, Demand.of({"CPU": 1}), None)
+        grants.submit(grants.reserve_number(), asker, token, Demand.of({"CPU": 1}), None)
     cluster.node({"CPU": 3})
     assert asker.got == ["first", "last"]
 
