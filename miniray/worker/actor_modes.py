@@ -7,6 +7,7 @@ import concurrent.futures
 import inspect
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
@@ -14,7 +15,7 @@ from miniray.exceptions import TaskCancelledError
 from miniray.messages.errors import ActorExit
 from miniray.wire.poller import Pace, PacedSelector, run_in_loop
 from miniray.worker.arguments import load_arguments
-from miniray.worker.call_loop import CallLoop, call_in, key_of
+from miniray.worker.call_loop import CallLoop, call_in
 from miniray.worker.executor import Executor
 from miniray.worker.work import DEFAULT_GROUP, unknown_group
 
@@ -51,7 +52,7 @@ class ThreadedExecutor(Executor):
         self._unbegun: dict[tuple[bytes, int], Work] = {}
 
     def enqueue(self, work: Work) -> None:
-        self._unbegun[key_of(work)] = work
+        self._unbegun[work.key] = work
         self._queue.put(work)
 
     def begin(self, group_of: Mapping[str, str]) -> None:
@@ -77,7 +78,7 @@ class ThreadedExecutor(Executor):
             target = self._queues.get(group)
             if target is not None:
                 target.put(work)
-            elif self._unbegun.pop(key_of(work), None) is not None:
+            elif self._unbegun.pop(work.key, None) is not None:
                 self.answer_error(work, unknown_group(work, self._sizes))
 
     def _serve(self, mine: queue.SimpleQueue[Work | None]) -> None:
@@ -85,18 +86,16 @@ class ThreadedExecutor(Executor):
             work = mine.get()
             if work is None or self.is_ending():
                 return
-            if self._unbegun.pop(key_of(work), None) is not None:
+            if self._unbegun.pop(work.key, None) is not None:
                 self.execute_in_thread(work)
 
     def execute_in_thread(self, work: Work) -> None:
         """Run one call in this thread."""
-        execution = self.execution_of(work)
-        # After it is known: a cancel from here on finds what the call has started.
-        if work.cancelled:
+        if work.execution.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        token = context.execution.set(execution)
-        work.begin()
+        token = context.execution.set(work.execution)
+        work.started = time.perf_counter()
         try:
             result = self._invoke(work)
             self.answer(work, self.read(work, result))
@@ -104,7 +103,7 @@ class ThreadedExecutor(Executor):
             self.leave(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
-            self.cancel_children(work)
+            self.replies.cancel_children(work)
         finally:
             self._runtime.loop.flush_posted()
             context.execution.reset(token)
@@ -118,10 +117,10 @@ class ThreadedExecutor(Executor):
 
         What it has started is cancelled, so if it waits for that, its ``get`` raises.
         """
-        if self._unbegun.pop(key_of(work), None) is not None:
+        if self._unbegun.pop(work.key, None) is not None:
             self.answer_error(work, TaskCancelledError(work.name))
         else:
-            self.cancel_children(work)
+            self.replies.cancel_children(work)
 
 
 class ServingSelector(PacedSelector):
@@ -249,11 +248,11 @@ class AsyncExecutor(Executor):
     async def _execute(self, work: Work, arguments: Loaded | None = None) -> None:
         if self.is_ending():
             return
-        if work.cancelled:
+        if work.execution.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        context.execution.set(self.execution_of(work))
-        work.begin()
+        context.execution.set(work.execution)
+        work.started = time.perf_counter()
         try:
             result = self._invoke(work, arguments)
             arguments = None
@@ -268,13 +267,15 @@ class AsyncExecutor(Executor):
         except (ActorExit, SystemExit) as error:
             self.leave(error)
         except asyncio.CancelledError as error:
-            if work.cancelled or not self.is_ending():  # else the loop ends with the actor
+            if (
+                work.execution.cancelled or not self.is_ending()
+            ):  # else the loop ends with the actor
                 where = error.__traceback__
                 self.answer_error(work, TaskCancelledError(work.name).with_traceback(where))
-                self.cancel_children(work)
+                self.replies.cancel_children(work)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
-            self.cancel_children(work)
+            self.replies.cancel_children(work)
 
     def _invoke(self, work: Work, arguments: Loaded | None = None) -> Any:
         if isinstance(arguments, BaseException):

@@ -8,7 +8,7 @@ from miniray.calls.recovery import is_shared
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
 from miniray.values.serialization import deserialize
-from miniray.worker.work import NOT_ERRORS, ArgumentLostError, Work, raise_as_error
+from miniray.worker.work import NOT_ERRORS, ArgumentLostError, raise_as_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import Value
+    from miniray.worker.work import Work
+
+#: Positional arguments, and the others.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a piece of work; refs in them are borrowed for its time.
+def load_arguments(runtime: ClusterRuntime, work: Work) -> Arguments:
+    """Load the arguments of a piece of work; refs in them are borrowed for its time.
 
     Raises:
-        ValueRaisedError: unpickling has raised what is no error by itself.
+        ValueRaisedError: Unpickling has raised what is no error by itself.
     """
     form, payload, contained = work.arguments
     if not contained and not work.refs and form != p.VALUE_SHARED:  # they came with the call
@@ -32,13 +36,14 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
         except NOT_ERRORS as error:
             raise_as_error(error)
     for _, _, _, value in work.refs:
-        if value is not None and value[2]:
-            contained = (*contained, *value[2])
+        if value is not None:
+            _, _, inside = value
+            contained = (*contained, *inside)
     if contained:
         adopt = runtime.table.adopt
         work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
     try:
-        return _load_all(runtime, work)
+        return _load_all(runtime, work.arguments, work.refs)
     except NOT_ERRORS as error:
         raise_as_error(error)
     finally:
@@ -46,36 +51,50 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
 
 
 def load_for_constructor(
-    runtime: ClusterRuntime, name: str, arguments: Value, refs: list[RefArgument]
+    runtime: ClusterRuntime, arguments: Value, refs: list[RefArgument]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef[Any]]]:
-    """The arguments of an actor's constructor, and their refs, which are to be held while it runs.
+    """Load the arguments of an actor's constructor.
 
     What is in shared memory is got as by any borrower: where it was when the actor was made is a
     first guess. If it was lost, as with the node on which the actor was before, its owner knows
     better, or makes it again.
 
+    Returns:
+        Positional arguments, the others, and their refs, which are to be held while it runs. These
+        live as long as this process wants, not as long as a call.
+
     Raises:
-        MinirayError: a value is lost for good, or its owner is.
+        MinirayError: A value is lost for good, or its owner is.
     """
-    large: list[RefArgument] = []
+    held: list[ObjectRef[Any]] = []
+
+    def hold_inside(value: Value) -> list[ObjectRef[Any]]:
+        _, _, inside = value
+        refs = runtime.borrowing.hold(inside)
+        held.extend(refs)
+        return refs
+
+    hold_inside(arguments)
     small: list[RefArgument] = []
+    large: list[RefArgument] = []
     for ref in refs:
-        (large if ref[3] is None or is_shared(ref[3]) else small).append(ref)
-    values = [arguments, *(value for *_, value in refs if value is not None)]
-    # These refs live as long as this process wants, not as long as a call.
-    held = runtime.borrowing.hold([ref for value in values for ref in value[2]])
+        _, _, _, value = ref
+        (large if value is None or is_shared(value) else small).append(ref)
     wanted = runtime.borrowing.hold([(id, node) for _, id, node, _ in large])
     for _, id, _, value in large:
         if value is not None:
-            runtime.table.set_value(id, value, runtime.borrowing.hold(value[2]))
-    work = Work(None, 0, "", name, name, (*arguments[:2], ()), small, ())  # type: ignore[arg-type]
-    args, kwargs = load_arguments(runtime, work)
-    if large:
-        try:
+            runtime.table.set_value(id, value, hold_inside(value))
+    for _, _, _, value in small:
+        if value is not None:
+            hold_inside(value)
+    try:
+        args, kwargs = _load_all(runtime, arguments, small)
+        if wanted:
             found = runtime.get(wanted, None)
-        except NOT_ERRORS as error:
-            raise_as_error(error)
-        args = _put_in(args, kwargs, zip((where for where, *_ in large), found, strict=True))
+            places = (where for where, _, _, _ in large)
+            args = _put_in(args, kwargs, zip(places, found, strict=True))
+    except NOT_ERRORS as error:
+        raise_as_error(error)
     return args, kwargs, [*held, *wanted]
 
 
@@ -92,52 +111,50 @@ def _put_in(
     return tuple(positional)
 
 
-def _values(work: Work) -> Iterator[Value]:
-    yield work.arguments
-    for *_, value in work.refs:
-        if value is not None:
-            yield value
+def _shared(work: Work) -> list[Value]:
+    """The values among the arguments that are in shared memory."""
+    values = [value for _, _, _, value in work.refs if value is not None and is_shared(value)]
+    return [work.arguments, *values] if is_shared(work.arguments) else values
 
 
 def reads_shared_memory(work: Work) -> bool:
     """Whether loading the arguments may take a while: they may be on disk or on another node."""
-    if work.refs:
-        return any(map(is_shared, _values(work)))
-    return work.arguments[0] == p.VALUE_SHARED
+    return bool(_shared(work)) if work.refs else is_shared(work.arguments)
 
 
 def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
-    """Begin to move what a piece of work will read; it may wait for a while in the queue."""
-    if not work.refs and work.arguments[0] != p.VALUE_SHARED:
-        return
-    values = [value for value in _values(work) if is_shared(value)]
-    if values:
-        work.ahead = runtime.shared_memory.fetches.prefetch(values)
+    """Begin to move what a piece of work will read, as it may wait for a while in the queue."""
+    if work.refs or is_shared(work.arguments):
+        values = _shared(work)
+        if values:
+            work.ahead = runtime.shared_memory.fetches.prefetch(values)
 
 
 def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
-    """What ``fetch_arguments`` began is not needed any more, or in use."""
+    """Withdraw what ``fetch_arguments`` has asked for: it is in use, or not needed any more."""
     if work.ahead:
         ahead, work.ahead = work.ahead, []
         runtime.shared_memory.fetches.withdraw(ahead)
 
 
-def _load_all(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = _load(runtime, work.arguments)
-    if work.refs:
-        args = _put_in(args, kwargs, _ref_values(runtime, work))
+def _load_all(runtime: ClusterRuntime, arguments: Value, refs: list[RefArgument]) -> Arguments:
+    args, kwargs = _load(runtime, arguments)
+    if refs:
+        args = _put_in(args, kwargs, _ref_values(runtime, refs))
     return args, kwargs
 
 
-def _ref_values(runtime: ClusterRuntime, work: Work) -> Iterator[tuple[int | str, Any]]:
-    for where, id, _node, value in work.refs:
+def _ref_values(
+    runtime: ClusterRuntime, refs: list[RefArgument]
+) -> Iterator[tuple[int | str, Any]]:
+    for where, id, _node, value in refs:
         if value is None:  # it was lost when the call was sent: the caller makes it again
             raise ArgumentLostError(id, None)
         yield where, _load(runtime, value, id)
 
 
 def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any:
-    """The Python value of a value that came with a message.
+    """Load a value that came with a message.
 
     Args:
         runtime: That of the process.
@@ -145,17 +162,18 @@ def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any
         id: Of the object whose value it is, if it is an object's.
 
     Raises:
-        ArgumentLostError: an object's value is gone. What unpickling raises is the call's error, an
+        ArgumentLostError: An object's value is gone. What unpickling raises is the call's error, an
             ObjectLostError of another value too.
     """
-    if not is_shared(value):
-        return deserialize(value[0], value[1])
+    form, payload, _ = value
+    if form != p.VALUE_SHARED:
+        return deserialize(form, payload)
     try:
-        mapping, block = runtime.shared_memory.map(value[1])
+        mapping, block = runtime.shared_memory.map(payload)
     except ObjectLostError as error:
         if id is None:
             raise
-        raise ArgumentLostError(id, value[1]) from error
+        raise ArgumentLostError(id, payload) from error
     return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
 
 

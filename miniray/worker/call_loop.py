@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import TaskCancelledError
-from miniray.worker.arguments import load_arguments, reads_shared_memory
+from miniray.worker.arguments import Arguments, load_arguments, reads_shared_memory
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.worker.work import Work
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: Arguments that were loaded ahead of their call; or what loading them has raised.
 Loaded = Arguments | BaseException
 #: Futures of the call before this one, if there is one, and of this one: that it has begun.
@@ -39,11 +38,6 @@ def call_in(
     except RuntimeError:
         if not loop.is_closed():
             raise
-
-
-def key_of(work: Work) -> tuple[bytes, int]:
-    """A call by its caller and number."""
-    return work.caller.process_id, work.number
 
 
 class CallLoop:
@@ -130,7 +124,7 @@ class CallLoop:
             if self._room > 0 and not self._waiting:
                 self._start(work)
             else:
-                self._waiting[key_of(work)] = work
+                self._waiting[work.key] = work
 
     def _start(self, work: Work) -> None:
         self._room -= 1
@@ -143,7 +137,7 @@ class CallLoop:
     async def _run(self, work: Work, turn: _Turn | None) -> None:
         task = asyncio.current_task()
         assert task is not None
-        key = key_of(work)
+        key = work.key
         # From here on: a task that is cancelled before it has begun would end without an answer.
         self._tasks[key] = task
         try:
@@ -168,11 +162,10 @@ class CallLoop:
         self._runtime.loop.flush_posted()
 
     def _cancel(self, work: Work) -> None:
-        key = key_of(work)
+        key = work.key
         task = self._tasks.get(key)
         if task is not None:
-            if work.execution is not None:
-                work.execution.interrupted()
+            work.execution.interrupted()
             task.cancel()
         elif self._waiting.pop(key, None) is not None:  # its turn may never come
             self._answer_error(work, TaskCancelledError(work.name))
@@ -202,7 +195,7 @@ class CallLoop:
                 del self._behind[work.caller.process_id]
 
         try:
-            if work.cancelled:
+            if work.execution.cancelled:
                 raise asyncio.CancelledError
             if before is not None:
                 await asyncio.shield(before)
@@ -215,7 +208,7 @@ class CallLoop:
                 begin()
             else:  # those behind this one still wait for those before it
                 before.add_done_callback(lambda _before: begin())
-            if work.cancelled or not self._ended:  # else it fails with its actor
+            if work.execution.cancelled or not self._ended:  # else it fails with its actor
                 self._answer_error(work, TaskCancelledError(work.name))
             return
         # The calls behind this one are tasks: they go on after this has run up to its first wait.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import time
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from miniray.wire.gates import Gate
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN, method_of
-from miniray.worker.interruption import Interruption, end_child
+from miniray.worker.interruption import Interruption
 from miniray.worker.leases import Leases, Recall
-from miniray.worker.replies import Answers, Streams
+from miniray.worker.replies import Replies, Streams
 from miniray.worker.results import Results, items_of
-from miniray.worker.work import NOT_ERRORS, Work, WorkQueue, carried, raise_as_error, unknown_group
+from miniray.worker.work import NOT_ERRORS, Work, WorkQueue, raise_as_error, unknown_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,12 +59,9 @@ class Executor:
         self.streams = Streams(self._results, self.interruption, self.block, self._wake_streams)
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
-        answers = Answers(
-            runtime, self._results, self._open, self._queue, self.leave, self.cancel_children
-        )
-        self._write_before = answers.write_before
-        self.answer: Callable[[Work, Any], None] = answers.answer
-        self.answer_error: Callable[[Work, BaseException], None] = answers.answer_error
+        self.replies = Replies(runtime, self._results, self._open, self._queue, self.leave)
+        self.answer: Callable[[Work, Any], None] = self.replies.answer
+        self.answer_error: Callable[[Work, BaseException], None] = self.replies.answer_error
         self._recall = Recall(runtime, self._queue, self._open, lambda: self.interruption.running)
         self.instance: Any = None
         #: Of the actor, for messages.
@@ -82,7 +80,7 @@ class Executor:
                 p.PEER_CALL: self.on_call,
                 p.PEER_CANCEL: self.on_cancel,
                 p.PEER_STREAM_ACK: self.on_stream_ack,
-                p.PEER_RELEASE: lambda peer, message: self._results.release(peer, message[1]),
+                p.PEER_RELEASE: self.on_release,
                 p.PEER_LEASE_END: lambda peer, message: self._recall.hand_back(),
             }
         )
@@ -94,11 +92,18 @@ class Executor:
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_TASK: a task of the lease's owner."""
         _, number, key, name, arguments, refs, return_ids, stream, lease = message
-        work = Work(peer, number, key, name, name, arguments, refs, return_ids)
-        if stream == p.STREAM_AGAIN:
-            work.again = True
-        else:
-            work.stream = stream
+        again = stream == p.STREAM_AGAIN
+        work = Work(
+            peer,
+            number,
+            key,
+            context.Execution(_id_of(peer, number, return_ids), name, name),
+            arguments,
+            refs,
+            return_ids,
+            stream=None if again else stream,
+            again=again,
+        )
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         if lease == self._leases.current:
@@ -119,7 +124,8 @@ class Executor:
         own = f"{self.class_name}.{method}"
         group, given = how or (None, None)
         name = own if given is None else given
-        work = Work(peer, number, method, name, own, arguments, refs, return_ids, group, stream)
+        execution = context.Execution(_id_of(peer, number, return_ids), name, own)
+        work = Work(peer, number, method, execution, arguments, refs, return_ids, group, stream)
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self.enqueue(work)
@@ -138,9 +144,7 @@ class Executor:
         if work is None:
             return
         work.recursive = recursive  # first: whoever sees it cancelled looks at this too
-        work.cancelled = True
-        if work.execution is not None:
-            work.execution.cancelled = True
+        work.execution.cancelled = True
         forget_arguments(self._runtime, work)
         self.interrupt(work, force)
 
@@ -152,8 +156,8 @@ class Executor:
         if self._queue.remove(work):  # its turn may be long in coming
             self.answer_error(work, TaskCancelledError(work.name))
         elif self.interruption.running is work:
-            if not isinstance(work.target, bytes):
-                self.cancel_children(work)  # if it waits for them, its `get` raises
+            if not work.is_task:
+                self.replies.cancel_children(work)  # if it waits for them, its `get` raises
             elif force:
                 self._runtime.link.node_notice("exiting", "cancelled")
                 self._runtime.link.flush()
@@ -162,26 +166,33 @@ class Executor:
 
     def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_STREAM_ACK: the caller took items, or reads no further (-1)."""
-        work = self._open.get((peer.process_id, message[1]))
+        _, number, consumed = message
+        work = self._open.get((peer.process_id, number))
         if work is not None:
-            work.consumed = message[2]
+            work.consumed = consumed
             changed = work.consumed_changed
             if changed is not None:
                 changed.set()
 
+    def on_release(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_RELEASE: the caller has counted refs inside results."""
+        _, pins = message
+        self._results.release(peer, pins)
+
     def on_peer_gone(self, peer: Peer) -> None:
-        """A caller ended: nobody wants its results."""
+        """End what runs for a caller that has ended: nobody wants its results."""
         self._results.caller_gone(peer)
-        for key, work in list(self._open.items()):
-            if key[0] == peer.process_id:
+        for work in list(self._open.values()):
+            if work.caller.process_id == peer.process_id:
                 work.consumed = -1
         self._wake_streams(peer)
 
     def _wake_streams(self, peer: Peer) -> None:
-        """Streams to a caller look again whether they may go on."""
-        for key, work in list(self._open.items()):
-            if key[0] == peer.process_id and work.consumed_changed is not None:
-                work.consumed_changed.set()
+        """Let streams to a caller look again whether they may go on."""
+        for work in list(self._open.values()):
+            changed = work.consumed_changed
+            if changed is not None and work.caller.process_id == peer.process_id:
+                changed.set()
 
     def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
         """Calls that run here, and results that were not counted yet, with refs they hold."""
@@ -198,7 +209,7 @@ class Executor:
             work = take()
             if work is None or self._ending:
                 return
-            if (work.caller.process_id, work.number) in self._open:
+            if work.key in self._open:
                 self.execute(work)
                 if self._spoiled:
                     self._recall.hand_back()
@@ -235,14 +246,14 @@ class Executor:
 
     def execute(self, work: Work) -> None:
         """Run one piece of work in this thread and answer."""
-        if work.cancelled:
+        if work.execution.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        self._write_before(work)
+        self.replies.write_before(work)
         interruption = self.interruption
-        token = context.execution.set(self.execution_of(work))
+        token = context.execution.set(work.execution)
         interruption.running = work
-        work.begin()
+        work.started = time.perf_counter()
         try:
             result = self._invoke(work)
             result = self.read(work, result)
@@ -258,43 +269,26 @@ class Executor:
             interruption.allowed = False
             self._spoiled = interruption.cut_off_import(error)
             self.answer_error(work, error)
-            self.cancel_children(work)
+            self.replies.cancel_children(work)
         finally:
             interruption.end()
             context.execution.reset(token)
 
-    @staticmethod
-    def execution_of(work: Work) -> context.Execution:
-        """What the runtime context tells while a piece of work runs."""
-        ids = work.return_ids
-        task_id = ids[0] if ids else call_id(work.caller.process_id, work.number)
-        work.execution = context.Execution(task_id, work.name, work.function_name)
-        work.execution.cancelled = work.cancelled  # a cancel may come between any two lines
-        return work.execution
-
-    def cancel_children(self, work: Work) -> None:
-        """Cancel what a piece of work has started, if it was cancelled together with that."""
-        execution = work.execution
-        if work.cancelled and work.recursive and execution is not None:
-            if not isinstance(work.target, bytes):
-                execution.interrupted()  # it runs on, and may ask whether it was cancelled
-            self._runtime.cancel_children(execution)
-
     def _invoke(self, work: Work) -> Any:
         """Call the user's code; in a frame of its own, so that the arguments end with it."""
-        if isinstance(work.target, bytes):
+        execution, interruption = work.execution, self.interruption
+        if work.is_task:
             stdio.set_name(work.name)  # before its code is loaded, which may print or crash too
         function = self.resolve(work)
-        running = context.execution.get()
-        if running is not None and isinstance(work.target, bytes):
-            running.function = function
-        self.interruption.allowed = True
-        if work.cancelled:  # before it was known to run
+        if work.is_task:
+            execution.function = function
+        interruption.allowed = True
+        if execution.cancelled:  # before it was known to run
             raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
-        if not isinstance(work.target, bytes):
-            self.interruption.allowed = False  # a method that has begun runs on
-            if work.cancelled:
+        if not work.is_task:
+            interruption.allowed = False  # a method that has begun runs on
+            if execution.cancelled:
                 raise TaskCancelledError(work.name)
         return function(*args, **kwargs)
 
@@ -333,16 +327,8 @@ class Executor:
             )
         return part  # type: ignore[no-any-return]
 
-    def in_forked_child(self) -> None:
-        """User code forked: where its child would answer the caller, the child ends instead."""
-        self.__dict__.update(
-            answer=lambda _work, _result: end_child(None),
-            answer_error=lambda _work, error: end_child(carried(error)),
-            _end=end_child,
-        )
-
     def read(self, work: Work, result: Any) -> Any:
-        """What is to be answered: a generator that a call has returned runs here."""
+        """Return what is to be answered; a generator that a call has returned runs here."""
         if work.stream is not None:
             self.streams.run(work, result)
             return None
@@ -350,15 +336,7 @@ class Executor:
             result = items_of(result, work.name)
         elif not isinstance(result, GeneratorType):
             return result
-        count = len(work.return_ids)
-        return self._results.of_generator(
-            result,
-            count,
-            work.caller,
-            work.name,
-            lambda: self.interruption.put_off(work),
-            more=work.again,
-        )
+        return self._results.of_generator(result, work, lambda: self.interruption.put_off(work))
 
     # --- blocking ------------------------------------------------------------------
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
@@ -372,9 +350,14 @@ class Executor:
             return wait(None if timeout is None else timeout - first)
         self._runtime.link.node_notice("blocked", True)
         running = self.interruption.running
-        if running is not None and isinstance(running.target, bytes):
+        if running is not None and running.is_task:
             self._recall.hand_back()
         try:
             return wait(None if timeout is None else timeout - first)
         finally:
             self._runtime.link.node_notice("blocked", False)
+
+
+def _id_of(caller: Peer, number: int, return_ids: tuple[bytes, ...]) -> bytes:
+    """Id of a call for the runtime context: that of its first result, if it has any."""
+    return return_ids[0] if return_ids else call_id(caller.process_id, number)

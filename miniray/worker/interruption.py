@@ -71,12 +71,11 @@ class Interruption:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """CANCEL_SIGNAL, in the main thread."""
         running = self.running
-        if running is not None and running.cancelled and self.allowed:
+        if running is not None and running.execution.cancelled and self.allowed:
             if self.in_hook or postpone(self.on_signal, number, frame):
                 return  # from the hook it goes on being sent
             self.allowed = False
-            if running.execution is not None:
-                running.execution.interrupted()
+            running.execution.interrupted()
             # As in Ray, so that user code can clean up.
             self._raised = KeyboardInterrupt()
             raise self._raised
@@ -118,7 +117,7 @@ class Interruption:
         allowed, self.allowed = self.allowed, False
         yield
         self.allowed = allowed  # first: a cancel is either seen here, or interrupts
-        if work.cancelled:
+        if work.execution.cancelled:
             raise TaskCancelledError(work.name)
 
 

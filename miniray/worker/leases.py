@@ -113,7 +113,7 @@ class Recall:
                 self._queue.put(None)
                 break
             forget_arguments(self._runtime, work)
-            if self._open.pop((work.caller.process_id, work.number), None) is not None:
+            if self._open.pop(work.key, None) is not None:
                 back.setdefault(work.caller, []).append(work.number)
         for peer, numbers in back.items():
             peer.send((p.PEER_RECALLED, numbers))

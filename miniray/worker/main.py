@@ -40,7 +40,12 @@ from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, Threade
 from miniray.worker.arguments import load_for_constructor
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
-from miniray.worker.interruption import CANCEL_SIGNAL, exit_code, kill_descendants
+from miniray.worker.interruption import (
+    CANCEL_SIGNAL,
+    end_child,
+    exit_code,
+    kill_descendants,
+)
 from miniray.worker.work import carried
 
 if TYPE_CHECKING:
@@ -60,6 +65,7 @@ class WorkerProcess:
         self.executor: Executor
         self._exit_code = 0
         self._ending = False
+        self._in_child = False
         self._left_something = False
         self._attachment = Attachment(
             spec["node_socket"],
@@ -91,7 +97,9 @@ class WorkerProcess:
         return None
 
     def _in_forked_child(self) -> None:
-        self.executor.in_forked_child()
+        """User code forked: where the child would answer the parent's callers, it ends."""
+        self._in_child = True
+        self.executor.replies.in_forked_child()
 
     def _apply(self) -> None:
         """What the lease says about this process."""
@@ -121,7 +129,9 @@ class WorkerProcess:
         self.executor.stop()
 
     def end(self, why: BaseException | None) -> None:
-        """User code, or a rule, ends this process."""
+        """End this process, as user code or a rule asks for."""
+        if self._in_child:
+            end_child(why)
         if self._ending:
             return
         self._ending = True
@@ -186,22 +196,11 @@ class WorkerProcess:
 
     async def _create(self, actor: ActorSpec) -> bool:
         """Run the constructor and tell how it went; waits only for one that is a coroutine."""
-        link = self.runtime.link
         name = f"{actor.class_name}.__init__"
-        id = self.lease.actor_id or b""
-        execution = context.Execution(id, name, method=name)
+        execution = context.Execution(self.lease.actor_id or b"", name, method=name)
         token = context.execution.set(execution)
         try:
-            cls = self.executor.load_code(actor.class_key)
-            self._attachment.facts.actor_class = cls
-            arguments, refs = marshal.loads(self.lease.arguments)
-            args, kwargs, held = load_for_constructor(self.runtime, name, arguments, refs)
-            if inspect.iscoroutinefunction(cls.__init__):
-                self.executor.instance = cls.__new__(cls, *args, **kwargs)
-                await self.executor.instance.__init__(*args, **kwargs)
-            else:
-                self.executor.instance = cls(*args, **kwargs)
-            del held, args, kwargs
+            self.executor.instance = await self._construct(actor)
             execution.answered = True
             if execution.exits:  # and the constructor has caught that
                 raise ActorExit
@@ -209,33 +208,49 @@ class WorkerProcess:
             self.end(error)
             return False
         except BaseException as error:  # noqa: BLE001 - it reaches the first call
-            try:
-                error = carried(error)
-                told = _told(
-                    TaskError.from_exception(error, name, pid=os.getpid(), actor_id=id.hex())
-                )
-            except BaseException as problem:  # noqa: BLE001 - the error's class is user code
-                told = _told(TaskError.untold(name, error, problem))
-            text, pickled = told
-            # For who calls no method, and so never gets it.
-            sys.stderr.write(f"{text}\n")
-            self._exit_code = 1
-            self._ending = True
-            link.node_notice("actor_failed", pickled)
+            self._tell_failure(name, error)
             return False
         finally:
             context.execution.reset(token)
         self._name_output(actor)
-        info: ActorClassInfo = pickle.loads(actor.info)
-        groups = {
-            method: options.concurrency_group
-            for method, options in info.methods.items()
-            if options.concurrency_group
-        }
         if isinstance(self.executor, (ThreadedExecutor, AsyncExecutor)):
+            info: ActorClassInfo = pickle.loads(actor.info)
+            groups = {
+                method: options.concurrency_group
+                for method, options in info.methods.items()
+                if options.concurrency_group
+            }
             self.executor.begin(groups)
-        self.runtime.borrowing.defer(lambda: link.node_notice("actor_ready"))
+        self.runtime.borrowing.defer(lambda: self.runtime.link.node_notice("actor_ready"))
         return True
+
+    async def _construct(self, actor: ActorSpec) -> Any:
+        """Make the actor's instance; refs among its arguments are held meanwhile."""
+        cls = self.executor.load_code(actor.class_key)
+        self._attachment.facts.actor_class = cls
+        arguments, refs = marshal.loads(self.lease.arguments)
+        args, kwargs, _held = load_for_constructor(self.runtime, arguments, refs)
+        if not inspect.iscoroutinefunction(cls.__init__):
+            return cls(*args, **kwargs)
+        instance = cls.__new__(cls, *args, **kwargs)
+        await instance.__init__(*args, **kwargs)
+        return instance
+
+    def _tell_failure(self, name: str, error: BaseException) -> None:
+        """Tell the head and the log why there is no instance, and end."""
+        id = (self.lease.actor_id or b"").hex()
+        try:
+            error = carried(error)
+            failure = TaskError.from_exception(error, name, pid=os.getpid(), actor_id=id)
+            text, pickled = str(failure), pickle.dumps(failure, 5)
+        except BaseException as problem:  # noqa: BLE001 - the error's class is user code
+            failure = TaskError.untold(name, error, problem)
+            text, pickled = str(failure), pickle.dumps(failure, 5)
+        # For who calls no method, and so never gets it.
+        sys.stderr.write(f"{text}\n")
+        self._exit_code = 1
+        self._ending = True
+        self.runtime.link.node_notice("actor_failed", pickled)
 
     def _name_output(self, actor: ActorSpec) -> None:
         """An actor with a `__repr__` of its own prints under that, as in Ray."""
@@ -289,11 +304,6 @@ class WorkerProcess:
         # The rest is the kernel's; it may not get done with it if a driver hangs.
         self.runtime.link.node_notice("leaving")
         self.runtime.link.flush()
-
-
-def _told(failure: TaskError) -> tuple[str, bytes]:
-    """A failure as text, and pickled."""
-    return str(failure), pickle.dumps(failure, 5)
 
 
 def _result_of(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,7 @@
-"""What a worker answers its callers: results or errors, and which refs it still holds."""
+"""What a worker sends its callers: results, errors, and the items of generators.
+
+A reply also says which refs of the arguments the worker still holds.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ from miniray.messages.errors import ActorExit
 from miniray.objects.borrowing import error_value
 from miniray.worker import stdio
 from miniray.worker.arguments import forget_arguments
+from miniray.worker.interruption import end_child
 from miniray.worker.results import close_items, items_of
 from miniray.worker.work import ArgumentLostError, carried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.wire.peers import Peer
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 _QUICK = 0.001
 
 
-class Answers:
+class Replies:
     """Answers calls, each once.
 
     Args:
@@ -40,7 +44,6 @@ class Answers:
         unanswered: By call of a caller: what was received and has not ended.
         queue: What is to run next.
         leave: Called if a call has ended its actor.
-        cancel_children: Called with what was cancelled, whatever it has returned.
     """
 
     def __init__(
@@ -50,18 +53,22 @@ class Answers:
         unanswered: dict[tuple[bytes, int], Work],
         queue: WorkQueue,
         leave: Callable[[BaseException], None],
-        cancel_children: Callable[[Work], None],
     ) -> None:
         self._runtime = runtime
         self._results = results
         self._open = unanswered
         self._queue = queue
         self._leave = leave
-        self._cancel_children = cancel_children
         #: Functions and methods that were quick when they ran last. Answers wait for others, to be
         #: written together; before one that may take long, and hold the interpreter's lock for
         #: all of that time, they are written.
         self._quick: set[Any] = set()
+        #: User code forked: where this process would answer the parent's caller, it ends.
+        self._in_child = False
+
+    def in_forked_child(self) -> None:
+        """Answer nothing any more: the calls are the parent's."""
+        self._in_child = True
 
     def write_before(self, work: Work) -> None:
         """Write the answers that wait, unless what is begun is known to be quick."""
@@ -70,20 +77,17 @@ class Answers:
 
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
+        if self._in_child:
+            end_child(None)
         if self._exits(work):
             return
-        if work.cancelled:  # whatever it made of that
+        if work.execution.cancelled:  # whatever it made of that
             self._results.drop(result, work.caller)
             self.answer_error(work, TaskCancelledError(work.name))
-            self._cancel_children(work)
+            self.cancel_children(work)
             return
-        count = len(work.return_ids)
         try:
-            values, pin = (
-                self._results.values(result, count, work.caller, work.name)
-                if work.stream is None
-                else ((), 0)
-            )
+            values, pin = self._results.values(result, work) if work.stream is None else ((), 0)
         except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
             forget_traceback(error)
             self.answer_error(work, error)
@@ -92,43 +96,52 @@ class Answers:
             self.answer_error(work, error)
             return
         del result
-        self._flush_output()
-        self._open.pop((work.caller.process_id, work.number), None)
-        held = self._still_held(work)
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
         seconds = time.perf_counter() - work.started
         if seconds > _QUICK:
             self._quick.discard(work.target)
         elif work.target not in self._quick:
             self._quick.add(work.target)
-        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, pin))
+        self._reply(work, status, values, seconds, pin)
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error; whatever is the matter with it, the caller gets an answer."""
+        if self._in_child:
+            end_child(carried(error))
         if self._exits(work):
             return
         forget_arguments(self._runtime, work)  # it may have failed before it loaded them
         status, values = self._told(work, error)
         forget_traceback(error)  # its frames hold the arguments
         forget_traceback(carried(error))
-        self._flush_output()
-        self._open.pop((work.caller.process_id, work.number), None)
-        held = self._still_held(work)
         seconds = time.perf_counter() - work.started if work.started else 0.0
-        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, 0))
+        self._reply(work, status, values, seconds, 0)
+
+    def cancel_children(self, work: Work) -> None:
+        """Cancel what a piece of work has started, if it was cancelled together with that."""
+        execution = work.execution
+        if execution.cancelled and work.recursive:
+            if not work.is_task:
+                execution.interrupted()  # it runs on, and may ask whether it was cancelled
+            self._runtime.cancel_children(execution)
 
     def _exits(self, work: Work) -> bool:
         """Whether a call has ended its actor: it has no answer then, whatever came of it."""
         execution = work.execution
-        if execution is None:
-            return False
         execution.answered = True  # before it is asked
         if execution.exits:
             self._leave(ActorExit())
         return execution.exits
 
-    def _reply(self, work: Work, message: tuple[Any, ...]) -> None:
-        if message[4] is None:
+    def _reply(
+        self, work: Work, status: int, values: Sequence[Any], seconds: float, pin: int
+    ) -> None:
+        if self._queue.empty():  # who has the answer may end this process
+            stdio.flush_all()
+        self._open.pop(work.key, None)
+        held = self._still_held(work)
+        message = (p.PEER_REPLY, work.number, status, values, held, seconds, pin)
+        if held is None:
             work.caller.post(message)
         else:
             # The call protected the refs of its arguments. Those of them that this process has
@@ -136,24 +149,19 @@ class Answers:
             self._runtime.borrowing.defer(lambda: work.caller.post(message))
 
     def _told(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
-        """Status and values that tell an error."""
+        """Make status and values of an error."""
         try:
-            if work.cancelled and not work.started:
+            if work.execution.cancelled and not work.started:
                 return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
             told = work.stream is None or isinstance(error, TaskCancelledError)
             # A KeyboardInterrupt that user code has raised by itself means the same, as in Ray.
-            if (work.cancelled and told) or isinstance(error, KeyboardInterrupt):
+            if (work.execution.cancelled and told) or isinstance(error, KeyboardInterrupt):
                 return p.STATUS_ERROR, (self._results.cancelled(error, work.name),)
-            if isinstance(error, ArgumentLostError) and not work.cancelled:
+            if isinstance(error, ArgumentLostError) and not work.execution.cancelled:
                 return p.STATUS_LOST, ((error.id, error.payload),)
             return p.STATUS_ERROR, (self._results.error(error, work.name),)
         except BaseException as problem:  # noqa: BLE001 - the error's class is user code
             return p.STATUS_ERROR, (error_value(TaskError.untold(work.name, error, problem)),)
-
-    def _flush_output(self) -> None:
-        """Who has the answer may end this process: an unfinished line must not be lost then."""
-        if self._queue.empty():
-            stdio.flush_all()
 
     def _still_held(self, work: Work) -> list[tuple[bytes, bytes]] | None:
         if work.held is None:
@@ -210,7 +218,7 @@ class Streams:
     def send(self, work: Work, index: int, item: Any) -> None:
         """Send one item, unless it cannot be pickled."""
         with self._interruption.put_off(work):
-            value, pin = self._results.value(item, work.caller, work.name)
+            value, pin = self._results.value(item, work)
             work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
 
     def may_go_on(self, work: Work, sent: int) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import Value
     from miniray.wire.peers import Peer
+    from miniray.worker.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -60,55 +61,47 @@ class Results:
         #: Called once nothing is kept any more.
         self._on_counted: Callable[[], object] | None = None
 
-    def value(self, result: Any, caller: Peer, name: str) -> tuple[Value, int]:
-        """A result as the value that travels to the caller, who owns it.
+    def value(self, result: Any, work: Work) -> tuple[Value, int]:
+        """Make a result the value that travels to the caller, who owns it.
 
         Returns:
             The value, and the number under which refs inside are kept; 0 if there are none.
 
         Raises:
-            TypeError: the result cannot be pickled.
+            TypeError: The result cannot be pickled.
         """
         if result is None:
             return _NONE, 0
         refs: list[ObjectRef[Any]] = []
-        value = self._value(result, caller, name, refs)
-        return value, self._pin(caller, refs) if refs else 0
+        value = self._value(result, work, refs)
+        return value, self._pin(work.caller, refs) if refs else 0
 
-    def values(
-        self, result: Any, count: int, caller: Peer, name: str
-    ) -> tuple[Sequence[Value], int]:
-        """The values of a call with any number of results; as ``value``.
+    def values(self, result: Any, work: Work) -> tuple[Sequence[Value], int]:
+        """Make the values of a call with any number of results; as ``value``.
 
         Raises:
-            ValueError: the call did not return as many values as it has return ids.
+            ValueError: The call did not return as many values as it has return ids.
         """
         if isinstance(result, Stored):
             return result
+        count = len(work.return_ids)
         if count == 1:
-            value, pin = self.value(result, caller, name)
+            value, pin = self.value(result, work)
             return (value,), pin
         values: list[Value] = []
         refs: list[ObjectRef[Any]] = []
         try:
-            for item in _split(result, count, name):
-                values.append(self._value(item, caller, name, refs))  # noqa: PERF401 - freed below
+            for item in _split(result, count, work.name):
+                values.append(self._value(item, work, refs))  # noqa: PERF401 - freed below
         except BaseException:
             self._free(values)
             raise
-        return values, self._pin(caller, refs) if refs else 0
+        return values, self._pin(work.caller, refs) if refs else 0
 
     def of_generator(
-        self,
-        items: Iterator[Any],
-        count: int,
-        caller: Peer,
-        name: str,
-        whole: Callable[[], AbstractContextManager[None]],
-        *,
-        more: bool = False,
+        self, items: Iterator[Any], work: Work, whole: Callable[[], AbstractContextManager[None]]
     ) -> Stored:
-        """The values of a call with a fixed number of results that yields them.
+        """Make the values of a call with a fixed number of results that yields them.
 
         Each value is stored before the next one is made: they need not fit into the process
         together. If it fails or ends too early, that is the error of the results that it did
@@ -116,64 +109,73 @@ class Results:
         makes values once more and ends too early may have made others: it fails as a whole.
 
         Args:
-            items: what the call returned.
-            count: how many results it has.
-            caller: whose they are.
-            name: of the call, for messages.
-            whole: keeps a cancel out while a value is stored, and heeds it after.
-            more: whether these are made once more; of further ones nothing is said.
+            items: What the call returned.
+            work: The call.
+            whole: Keeps a cancel out while a value is stored, and heeds it after.
 
         Raises:
-            Exception: what the generator raised before its first value, or any that was to be
+            Exception: What the generator raised before its first value, or any that was to be
                 made once more.
         """
         values: list[Value] = []
         refs: list[ObjectRef[Any]] = []
         try:
-            try:
-                for item in itertools.islice(items, count):
-                    with whole():
-                        values.append(self._value(item, caller, name, refs))
-                    del item  # before the next one is made
-                if len(values) < count:
-                    raise _wrong_number(name, count, len(values))
-                if not more and next(items, _END) is not _END:
-                    logger.warning("%s has num_returns=%s and yielded more values", name, count)
-            except Exception as error:
-                if not values or more or isinstance(error, TaskCancelledError):
-                    raise
-                if len(values) == count:
-                    logger.exception("%s raised after the last of its results", name)
-                values += [self.error(error, name)] * (count - len(values))
+            self._take_items(items, work, whole, values, refs)
         except BaseException:
             self._free(values)
             raise
         finally:
             close_items(items)
-        return Stored(values, self._pin(caller, refs) if refs else 0)
+        return Stored(values, self._pin(work.caller, refs) if refs else 0)
+
+    def _take_items(
+        self,
+        items: Iterator[Any],
+        work: Work,
+        whole: Callable[[], AbstractContextManager[None]],
+        values: list[Value],
+        refs: list[ObjectRef[Any]],
+    ) -> None:
+        count, name = len(work.return_ids), work.name
+        try:
+            for item in itertools.islice(items, count):
+                with whole():
+                    values.append(self._value(item, work, refs))
+                del item  # before the next one is made
+            if len(values) < count:
+                raise _wrong_number(name, count, len(values))
+            if not work.again and next(items, _END) is not _END:
+                logger.warning("%s has num_returns=%s and yielded more values", name, count)
+        except Exception as error:
+            if not values or work.again or isinstance(error, TaskCancelledError):
+                raise
+            if len(values) == count:
+                logger.exception("%s raised after the last of its results", name)
+            values += [self.error(error, name)] * (count - len(values))
 
     def _free(self, values: Iterable[Value]) -> None:
-        """The caller owns what was written, and will never hear of it."""
+        """Free values that were written: their owner, the caller, will not receive them."""
         for value in values:
             self._runtime.free_shared(value)
 
     def drop(self, result: Any, caller: Peer) -> None:
-        """A result is not sent."""
+        """Free a result that is not sent."""
         if isinstance(result, Stored):
             self._free(result.values)
             if result.pin:
                 self.release(caller, [result.pin])
 
-    def _value(self, result: Any, caller: Peer, name: str, refs: list[ObjectRef[Any]]) -> Value:
+    def _value(self, result: Any, work: Work, refs: list[ObjectRef[Any]]) -> Value:
         """Store one result; refs inside are added to ``refs``."""
         try:
-            serialized = serialize(result, name)
+            serialized = serialize(result, work.name)
         except NOT_ERRORS as error:
             raise_as_error(error)
         refs.extend(serialized.refs)
         if serialized.size > config().inline_limit:
-            shared_memory = self._runtime.shared_memory
-            return shared_memory.write(serialized, caller.process_id, caller.node_id, name)
+            caller = work.caller
+            write = self._runtime.shared_memory.write
+            return write(serialized, caller.process_id, caller.node_id, work.name)
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return (serialized.form, serialized.payload(), contained)
 
@@ -187,7 +189,7 @@ class Results:
         return pin
 
     def error(self, error: BaseException, name: str) -> Value:
-        """What the caller's get() raises: what the call has raised, with its traceback."""
+        """Make the value of what a call has raised, with its traceback."""
         error = carried(error)
         if _is_of_train(error):
             if traceback_of(error) is not None:
@@ -196,7 +198,7 @@ class Results:
         return error_value(TaskError.from_exception(error, name, **self._place()))
 
     def cancelled(self, error: BaseException, name: str) -> Value:
-        """The same for a call that was cancelled while it ran, and raised ``error`` then."""
+        """Make the value of the error of a call that was cancelled, and raised ``error`` then."""
         cancelled = TaskCancelledError(name)
         text = format_traceback(error).rstrip()
         text = text if isinstance(error, TaskCancelledError) else f"{text}\n{cancelled}"

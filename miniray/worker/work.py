@@ -1,11 +1,10 @@
-"""One piece of work as it arrived at a worker."""
+"""Calls that this worker has to run: what is known of each, the main thread's queue, errors."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.wire.gates import Gate
@@ -14,6 +13,7 @@ from miniray.wire.interrupts import in_main_thread, signal_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from miniray.calls.call import RefArgument
     from miniray.calls.context import Execution
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import Value
@@ -35,18 +35,16 @@ class ArgumentLostError(Exception):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Work:
-    """A task or a method call that this worker has to run."""
+    """A task or a method call."""
 
     caller: Peer
     number: int
     #: Method name, or the key of the function.
     target: Any
-    #: For messages: as its caller calls it.
-    name: str
-    #: Of the function or method itself.
-    function_name: str
+    #: What it is to its runtime context: whether it is cancelled, and what it has started.
+    execution: Execution
     arguments: Value
-    refs: list[Any]
+    refs: list[RefArgument]
     return_ids: tuple[bytes, ...]
     group: str | None = None
     #: How many items may wait unread (-1: any number); None: it has a result for each id.
@@ -55,25 +53,35 @@ class Work:
     again: bool = False
     #: Arguments on their way to this node: numbers under which they were asked for.
     ahead: Sequence[int] = ()
-    cancelled: bool = False
     #: What it started is cancelled with it.
     recursive: bool = True
-    #: What it is to its runtime context, once it runs; knows what it started.
-    execution: Execution | None = None
+    #: When it began (``time.perf_counter``); 0: it has not.
     started: float = 0.0
     #: Refs of the arguments while the call runs; the caller holds them meanwhile.
     held: list[ObjectRef[Any]] | None = None
     #: Items of the stream that the caller took; -1: it reads no further.
     consumed: int = 0
+    #: Set when ``consumed`` has changed, or when what was sent is written.
     consumed_changed: Any = None
 
-    def begin(self) -> None:
-        """Note when it began."""
-        self.started = time.perf_counter()
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Caller and number."""
+        return self.caller.process_id, self.number
+
+    @property
+    def name(self) -> str:
+        """For messages: as its caller calls it."""
+        return self.execution.name
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it is no method of an actor."""
+        return isinstance(self.target, bytes)
 
 
 def unknown_group(work: Work, groups: Iterable[str]) -> ValueError:
-    """The error for a call into a concurrency group that the actor does not have."""
+    """Make the error of a call into a concurrency group that the actor does not have."""
     known = ", ".join(map(repr, sorted(set(groups) - {DEFAULT_GROUP}))) or "none"
     return ValueError(
         f"{work.name} was called in concurrency group {work.group!r}. The actor's "
@@ -97,7 +105,7 @@ class WorkQueue:
             gate.arrived()
 
     def get(self) -> Work | None:
-        """The next; waits for it."""
+        """Take the next one; wait for it."""
         items = self._items
         while True:
             if items:
@@ -112,10 +120,10 @@ class WorkQueue:
             self._gate = None
 
     def take(self) -> Work | None:
-        """The next that waits.
+        """Take the next one.
 
         Raises:
-            IndexError: nothing waits.
+            IndexError: Nothing waits.
         """
         return self._items.popleft()
 
@@ -137,7 +145,13 @@ NOT_ERRORS = (SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
 class ValueRaisedError(Exception):
-    """Carries one of these, as its cause, to where a call is answered."""
+    """Carries one of ``NOT_ERRORS``, as its cause, to where a call is answered.
+
+    ``SystemExit`` of a task's own code ends its process, and ``KeyboardInterrupt`` or
+    ``CancelledError`` counts as its cancel. Out of the ``__setstate__`` of an argument, or of a
+    module that a function needs, they mean neither: they are the call's error, as all others are.
+    Those that a signal's handler raised at that time keep their meaning.
+    """
 
 
 def raise_as_error(error: BaseException) -> NoReturn:
@@ -148,7 +162,7 @@ def raise_as_error(error: BaseException) -> NoReturn:
 
 
 def carried(error: BaseException) -> BaseException:
-    """What an exception carries; others are themselves."""
+    """Return what an exception carries, or the exception."""
     if type(error) is ValueRaisedError:  # `isinstance` runs code of the user's class
         return error.__cause__ or error
     return error

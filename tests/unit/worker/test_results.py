@@ -45,6 +45,12 @@ class Peer:
         self.process_id, self.node_id, self.lost = new_id(), new_id(), False
 
 
+def call(caller: Peer | None = None, count: int = 1, *, again: bool = False) -> Any:
+    """A call of f() with so many results."""
+    ids = tuple(new_id() for _ in range(count))
+    return types.SimpleNamespace(caller=caller or Peer(), name="f", return_ids=ids, again=again)
+
+
 @pytest.fixture
 def store() -> Store:
     return Store()
@@ -73,7 +79,7 @@ def kept(results: Results) -> list[ObjectRef[Any]]:
 
 def test_a_release_of_one_item_leaves_the_refs_of_the_others(results: Results, refs: Any) -> None:
     caller, made = Peer(), [refs() for _ in range(3)]
-    pins = [results.value([ref], caller, "gen")[1] for ref in made]  # type: ignore[arg-type]
+    pins = [results.value([ref], call(caller))[1] for ref in made]
     results.release(caller, [pins[1]])  # type: ignore[arg-type]
     assert kept(results) == [made[0], made[2]]
     results.release(caller, [pins[0], pins[2]])  # type: ignore[arg-type]
@@ -81,8 +87,8 @@ def test_a_release_of_one_item_leaves_the_refs_of_the_others(results: Results, r
 
 
 def test_a_value_without_refs_needs_no_release(results: Results) -> None:
-    assert results.value([1], Peer(), "f")[1] == 0  # type: ignore[arg-type]
-    assert results.values((1, None), 2, Peer(), "f")[1] == 0  # type: ignore[arg-type]
+    assert results.value([1], call())[1] == 0
+    assert results.values((1, None), call(count=2))[1] == 0
 
 
 @pytest.mark.parametrize("last", [threading.Lock(), LARGE])
@@ -91,7 +97,7 @@ def test_a_call_that_fails_after_its_first_result_leaves_nothing(
 ) -> None:
     store.room = 2
     with pytest.raises((TypeError, MemoryError)):
-        results.values(([refs(), LARGE], [LARGE], last), 3, Peer(), "f")  # type: ignore[arg-type]
+        results.values(([refs(), LARGE], [LARGE], last), call(count=3))
     assert len(store.written) == 2
     assert store.freed == store.written
     assert kept(results) == []
@@ -105,7 +111,7 @@ def test_a_generator_that_is_cut_off_leaves_nothing(
         raise TaskCancelledError("f")
 
     with pytest.raises(TaskCancelledError):
-        results.of_generator(items(), 2, Peer(), "f", contextlib.nullcontext)  # type: ignore[arg-type]
+        results.of_generator(items(), call(count=2), contextlib.nullcontext)
     assert store.freed == store.written
     assert kept(results) == []
 
@@ -115,7 +121,7 @@ def test_results_of_a_generator_that_are_not_sent_are_dropped(
 ) -> None:
     caller: Any = Peer()
     items = (item for item in ([refs(), LARGE], LARGE))
-    stored = results.of_generator(items, 2, caller, "f", contextlib.nullcontext)
+    stored = results.of_generator(items, call(caller, 2), contextlib.nullcontext)
     assert len(kept(results)) == 1
     results.drop(stored, caller)
     assert store.freed == store.written
@@ -126,9 +132,8 @@ def test_results_of_a_generator_that_are_not_sent_are_dropped(
 def test_what_a_generator_yields_after_its_results_is_told_if_these_are_all(
     results: Results, more: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    items, caller = (item for item in (1, 2, 3)), Peer()
-    whole = contextlib.nullcontext
-    stored = results.of_generator(items, 2, caller, "f", whole, more=more)  # type: ignore[arg-type]
+    items = (item for item in (1, 2, 3))
+    stored = results.of_generator(items, call(count=2, again=more), contextlib.nullcontext)
     assert len(stored.values) == 2
     assert ("f has num_returns=2 and yielded more values" in caplog.text) is not more
     assert items.gi_frame is None  # it is closed
@@ -139,18 +144,18 @@ def test_a_result_that_finds_no_room_keeps_no_refs(
 ) -> None:
     store.room = 0
     with pytest.raises(MemoryError):
-        results.value([refs(), LARGE], Peer(), "f")  # type: ignore[arg-type]
+        results.value([refs(), LARGE], call())
     assert kept(results) == []
 
 
 def test_nothing_is_kept_for_a_caller_that_is_gone(results: Results, refs: Any) -> None:
     gone, living = Peer(), Peer()
     first, second = refs(), refs()
-    results.value([first], gone, "f")  # type: ignore[arg-type]
-    results.value([second], living, "f")  # type: ignore[arg-type]
+    results.value([first], call(gone))
+    results.value([second], call(living))
     gone.lost = True
     results.caller_gone(gone)  # type: ignore[arg-type]
-    results.value([first], gone, "f")  # type: ignore[arg-type]
+    results.value([first], call(gone))
     assert kept(results) == [second]
 
 
@@ -160,8 +165,8 @@ def test_who_waits_until_all_is_counted_is_called_by_the_last_release_or_death(
     called: list[bool] = []
     first, second = Peer(), Peer()
     assert results.when_counted(lambda: called.append(True))
-    pin = results.value([refs()], first, "f")[1]  # type: ignore[arg-type]
-    results.value([refs()], second, "f")  # type: ignore[arg-type]
+    pin = results.value([refs()], call(first))[1]
+    results.value([refs()], call(second))
     assert not results.when_counted(lambda: called.append(True))
     results.release(first, [pin])  # type: ignore[arg-type]
     assert called == []
