@@ -89,8 +89,7 @@ def _run(
     log_to(session.logs / "node.log")
     set_subreaper()
     raise_limit()
-    from miniray.node.allocator import keep_freed_buffers
-    from miniray.node.grpc_core import set_up_core
+    from miniray.node.process_setup import keep_freed_buffers, set_up_core
 
     set_up_core()
     from miniray.node.node_main import NodeStart

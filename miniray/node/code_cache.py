@@ -1,7 +1,7 @@
-"""Functions and classes of jobs, by name: kept by each daemon, fetched from the head on demand.
+"""Functions and classes of jobs, by name: cached by each daemon, fetched from the head on demand.
 
-Code is told to the daemon and the head by one path and needed by workers that hear
-of it by another, so a name may be asked for before it is known: who asks waits a while.
+Code comes to the daemon and the head by one path, and workers learn its name by another. So a name
+may be requested before it is known: such a request waits a while.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ import asyncio
 import collections
 from typing import TYPE_CHECKING, Any
 
-from miniray.node.allocator import trim
+from miniray.common.config import config
+from miniray.exceptions import RuntimeEnvSetupError
+from miniray.messages import code_pieces
+from miniray.node.process_setup import trim
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-#: Seconds between questions to the head for a name that it does not know, and how many.
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.head_client import HeadClient
+
+#: Seconds before the first retry of a name that the head does not know, and how many retries.
 _FIRST_PAUSE = 0.01
 _PAUSES = 10
-#: Bytes of code that went at once, of which the C library would keep most.
+#: Bytes of freed code from which on the C library, which would keep most, is trimmed.
 _MUCH = 16 * 1024 * 1024
 
 
 class CodeCache:
-    """The code that this node has seen lately.
+    """The code that this node has used lately.
 
     Args:
-        ask_head: Asks the head for what it keeps under a name; None if it does not know it.
-        limit: Bytes that all of it may take: what was not used for longest goes first.
+        ask_head: Asks the head for the code of a name; None if it does not know it.
+        limit: Bytes that all code may take: the least recently used goes first.
     """
 
     def __init__(self, ask_head: Callable[[bytes], Awaitable[bytes | None]], limit: int) -> None:
@@ -35,12 +41,12 @@ class CodeCache:
         self._limit = limit
         self.used = 0
         self._code: collections.OrderedDict[bytes, bytes] = collections.OrderedDict()
-        #: What each job has used or made known here.
+        #: The names that each job has used or registered here.
         self._names: dict[bytes, set[bytes]] = {}
         self._awaited: dict[bytes, asyncio.Event] = {}
 
     def put(self, job_id: bytes, name: bytes, content: bytes) -> bool:
-        """Keep code of a job; False if the job has used it here before, so that the head has it."""
+        """Keep code of a job; return False if the job has used it here, so that the head has it."""
         names = self._names.setdefault(job_id, set())
         is_new = name not in names
         names.add(name)
@@ -51,7 +57,7 @@ class CodeCache:
         return is_new
 
     def known(self, job_id: bytes, name: bytes) -> bytes | None:
-        """The code, if it is here."""
+        """Return the code if it is here."""
         content = self._code.get(name)
         if content is not None:
             self._code.move_to_end(name)
@@ -59,7 +65,7 @@ class CodeCache:
         return content
 
     async def get(self, job_id: bytes, name: bytes) -> bytes | None:
-        """The code, from the head if need be; None if nobody has told it for some seconds."""
+        """Return the code, from the head if need be; None if none came within some seconds."""
         pause = _FIRST_PAUSE
         for _ in range(_PAUSES):
             content: Any = self.known(job_id, name) or await self._ask_head(name)
@@ -74,11 +80,11 @@ class CodeCache:
         return self.known(job_id, name)
 
     def jobs(self) -> set[bytes]:
-        """The jobs whose code is here."""
+        """Return the jobs whose code is here."""
         return set(self._names)
 
     def end_job(self, job_id: bytes) -> None:
-        """A job is over: what no other one has used goes."""
+        """Drop the code of a job that is over, but for what other jobs have used."""
         names = self._names.pop(job_id, set())
         before = self.used
         for name in names.difference(*self._names.values()):
@@ -92,3 +98,42 @@ class CodeCache:
         self._code[name] = content
         while self.used > self._limit and len(self._code) > 1:
             self.used -= len(self._code.popitem(last=False)[1])
+
+
+class CodeRequests:
+    """Answers requests for code and packages from the cache, else from the head."""
+
+    def __init__(self, clients: ClientServer, head: HeadClient) -> None:
+        self._head = head
+        self.cache = CodeCache(lambda name: head.ask("get_code", name), config().code_cache)
+        clients.requests["get_code"] = self._get_code
+        clients.quick["get_code"] = self._known_code
+        clients.notices["put_code"] = self._put_code
+
+    def _known_code(self, client: Client, name: bytes) -> tuple[bytes, int] | None:
+        content = self.cache.known(client.job_id, name)
+        return (content, -1) if content is not None else None
+
+    def _put_code(self, client: Client, name: bytes, content: bytes) -> None:
+        if self.cache.put(client.job_id, name, content):
+            self._head.notify("put_code", client.job_id, name, content)
+
+    async def _get_code(self, client: Client, name: bytes) -> tuple[bytes | None, int]:
+        return await self.cache.get(client.job_id, name), -1
+
+    async def package(self, uri: str) -> bytes:
+        """Fetch a package of a runtime environment.
+
+        Raises:
+            RuntimeEnvSetupError: The cluster does not have it.
+        """
+        name = uri.encode()
+        part = await self._head.ask("get_code", name)
+        if part is None:
+            raise RuntimeEnvSetupError(
+                f"The package {uri} is not known to the cluster: the job that brought it is over."
+            )
+        names = code_pieces.pieces(name, part)
+        if not names:
+            return code_pieces.whole(part)
+        return b"".join([await self._head.ask("get_code", each) for each in names])

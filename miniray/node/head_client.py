@@ -1,8 +1,14 @@
-"""What this node asks of the head and tells it: its own requests and those of its clients."""
+"""What this node asks of the head and reports to it: its own requests and those of its processes.
+
+A head that ends takes with it what it had not done or not yet stored. Its successor is asked
+again: everything without an answer, and what made or ended something a moment ago, in the same
+order. Whatever is repeated can be done twice without harm.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import marshal
 import pickle
@@ -11,82 +17,166 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import common_pb2, head_pb2
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
 from miniray.wire.sockets import too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import grpc
 
     from miniray.node.base.clients import ClientServer
+    from miniray.node.head_session import Member
 
 logger = logging.getLogger(__name__)
 
 #: Bytes of one request. gRPC would refuse a message above its limit and end the session, which
 #: would be opened again only to send it once more. Processes refuse it themselves.
 _LARGEST = p.MAX_HEAD_REQUEST
+#: Seconds of a session after which the head has certainly stored what it was asked.
+_STORED_AFTER = 2.0
+#: Bytes of the reports that one message takes.
+_MOST_REPORTS = 16 << 20
+#: Requests that make or end something. What a process subscribes to, and which leases it wants, it
+#: tells every head anew (`ClusterRuntime._on_head_back`).
+_LASTING = frozenset(
+    {
+        "create_actor",
+        "start_actor",
+        "kill_actor",
+        "actor_out_of_scope",
+        "create_placement_group",
+        "remove_placement_group",
+        "return_lease",
+        "put_code",
+        "use_code",
+        "kv_put",
+        "kv_del",
+    }
+)
+
+
+class Unconfirmed:
+    """Messages that the next head has to see if this one ends now.
+
+    Args:
+        clock: Gives seconds; stands still while there is no session, as no head can have stored
+            anything meanwhile.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[tuple[bytes, int], head_pb2.FromNode] = {}
+        self._recent: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
+        #: How actors ended.
+        self._reports: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
+
+    def sent(self, message: head_pb2.FromNode) -> None:
+        """Note a request, or a notice (its number is 0)."""
+        request = message.request
+        if request.request:
+            self._open[request.process_id, request.request] = message
+        if request.method in _LASTING:
+            self._recent.append((self._clock(), message))
+            self.drop_stored()
+
+    def reported(self, message: head_pb2.FromNode) -> None:
+        """Note a report on how an actor ends, or has ended."""
+        self._reports.append((self._clock(), message))
+        self.drop_stored()
+
+    def reports(self) -> list[head_pb2.FromNode]:
+        """Return the reports that may be lost, as many as one message can take."""
+        self.drop_stored()
+        left = _MOST_REPORTS
+        found: list[head_pb2.FromNode] = []
+        for _, message in self._reports:
+            left -= message.ByteSize()
+            if left < 0:
+                break
+            found.append(message)
+        return found
+
+    def answered(self, process_id: bytes, number: int) -> None:
+        """Forget a request that the head has answered."""
+        self._open.pop((process_id, number), None)
+        self.drop_stored()
+
+    def process_ended(self, process_id: bytes) -> None:
+        """Forget the requests of a process that is gone."""
+        for key in [key for key in self._open if key[0] == process_id]:
+            del self._open[key]
+
+    def to_repeat(self, waiting: Iterable[head_pb2.FromNode]) -> list[head_pb2.FromNode]:
+        """Return what was sent and may be lost, in the order of sending, open requests last.
+
+        Args:
+            waiting: Messages still to be sent, which are not repeated.
+        """
+        now = self._clock()
+        # This head may end too before it has stored them.
+        self._recent = collections.deque((now, message) for _, message in self._recent)
+        self._reports = collections.deque((now, message) for _, message in self._reports)
+        sent = {id(message): message for _, message in self._recent}
+        sent.update((id(message), message) for message in self._open.values())
+        for message in waiting:
+            sent.pop(id(message), None)
+        return list(sent.values())
+
+    def drop_stored(self) -> None:
+        """Forget what the head has certainly stored, which may be large."""
+        now = self._clock()
+        for noted in (self._recent, self._reports):
+            while noted and now - noted[0][0] > _STORED_AFTER:
+                noted.popleft()
 
 
 class HeadClient:
     """Requests and answers, over one session after another."""
 
-    def __init__(self, node_id: bytes, clients: ClientServer) -> None:
+    def __init__(self, node_id: bytes, clients: ClientServer, channel: grpc.aio.Channel) -> None:
         self._node_id = node_id
         self._clients = clients
-        self._requests = HeadRequests()
-        #: The daemon's own, by number.
+        self.session = HeadSession(channel)
+        self._unconfirmed = Unconfirmed(self.session.clock)
+        #: Requests of the daemon itself, by number.
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = 0
-        #: The stream; there once the node has joined.
-        self.session: HeadSession
 
-    async def join(
-        self,
-        channel: grpc.aio.Channel,
-        timeout: float,
-        *,
-        hello: Callable[[], head_pb2.NodeHello],
-        on_message: Callable[[head_pb2.ToNode], None],
-        usage: Callable[[], head_pb2.Heartbeat],
-    ) -> head_pb2.Welcome:
+    async def join(self, member: Member, timeout: float) -> head_pb2.Welcome:
         """Open the session. Errors are those of ``HeadSession.open``."""
-
-        def beat() -> head_pb2.Heartbeat:
-            self._requests.drop_older()
-            return usage()
-
-        self.session = HeadSession(channel, hello, on_message, beat)
-        self.session.on_ended = self._requests.session_ended
-        return await self.session.open(timeout)
+        return await self.session.open(member, timeout)
 
     async def rejoin(
-        self, timeout: float, first: Callable[[], list[head_pb2.FromNode]]
+        self, member: Member, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
     ) -> head_pb2.Welcome:
-        """Open it again; the head's successor hears ``first`` and what may have been lost.
+        """Open it again; the head gets ``news`` and what may have been lost.
 
         Errors are those of ``HeadSession.reopen``.
         """
         return await self.session.reopen(
-            timeout, lambda waiting: [*first(), *self._requests.to_repeat(waiting)]
+            member, timeout, lambda waiting: [*news(), *self._unconfirmed.to_repeat(waiting)]
         )
 
-    def tell(self, **kind: Any) -> None:
-        """Send a message of this kind."""
-        self.session.send(head_pb2.FromNode(**kind))
-
-    def report(self, message: head_pb2.FromNode) -> None:
-        """Tell how an actor ends, or has ended: this head, and the next one if that is soon."""
-        self._requests.reported(message)
+    def send(self, message: head_pb2.FromNode) -> None:
+        """Send a message."""
         self.session.send(message)
 
-    def lately(self) -> head_pb2.FromNodeBatch:
-        """What was reported of late and may be lost."""
-        return head_pb2.FromNodeBatch(messages=self._requests.reports())
+    def report(self, message: head_pb2.FromNode) -> None:
+        """Report how an actor ends, or has ended: to this head, and to the next one if need be."""
+        self._unconfirmed.reported(message)
+        self.session.send(message)
+
+    def recent_reports(self) -> head_pb2.FromNodeBatch:
+        """Return the reports that may be lost."""
+        return head_pb2.FromNodeBatch(messages=self._unconfirmed.reports())
+
+    def drop_stored(self) -> None:
+        """Forget what the head has certainly stored."""
+        self._unconfirmed.drop_stored()
 
     def request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
-        """A process's request, or its notice (number 0); one that is too large is refused."""
+        """Send a process's request, or its notice (number 0); refuse one that is too large."""
         if len(body) > _LARGEST:
             self._refuse(process_id, number, method, len(body))
             return
@@ -95,7 +185,7 @@ class HeadClient:
                 process_id=process_id, request=number, method=method, body=body
             )
         )
-        self._requests.sent(message)
+        self._unconfirmed.sent(message)
         self.session.send(message)
 
     def _refuse(self, process_id: bytes, number: int, method: str, size: int) -> None:
@@ -108,11 +198,11 @@ class HeadClient:
             )
 
     def notify(self, method: str, *args: Any) -> None:
-        """A notice of the daemon itself."""
+        """Send a notice of the daemon itself."""
         self.request(self._node_id, 0, method, plain.dumps(args))
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """A request of the daemon itself; raises what the head answers."""
+        """Send a request of the daemon itself; return the head's answer, or raise it."""
         self._numbers += 1
         number = self._numbers
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -121,9 +211,9 @@ class HeadClient:
         return marshal.loads(await future)
 
     def answered(self, reply: common_pb2.ClientReply) -> None:
-        """The head answers."""
+        """Pass an answer of the head on."""
         error = reply.error or None
-        self._requests.answered(reply.process_id, reply.request)
+        self._unconfirmed.answered(reply.process_id, reply.request)
         if reply.process_id == self._node_id:
             future = self._answers.pop(reply.request, None)
             if future is not None and not future.done():
@@ -137,5 +227,5 @@ class HeadClient:
             client.conn.send((p.HEAD_REPLY, reply.request, error, reply.body))
 
     def process_ended(self, process_id: bytes) -> None:
-        """Nobody waits for a process's answers any more."""
-        self._requests.process_ended(process_id)
+        """Forget the requests of a process that is gone."""
+        self._unconfirmed.process_ended(process_id)

@@ -164,7 +164,7 @@ class HeadProcess:
 def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
     """Be the head."""
     from miniray.head.main import HeadOptions, run_head
-    from miniray.node.allocator import return_freed_buffers
+    from miniray.node.process_setup import return_freed_buffers
 
     return_freed_buffers()
 

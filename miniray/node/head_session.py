@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Messages that are written together at most, and their bytes but for those of the last.
+#: Most messages that are written together, and their bytes without those of the last.
 _BATCH = 256
 _BATCH_BYTES = 1 << 20
-#: Seconds between two attempts at a head that is there but does not take the session.
+#: Seconds between two attempts at a head that runs but does not take the session.
 _RETRY = 0.2
 #: Seconds that the head may take to read that this node ends.
 _FAREWELL = 1.0
-#: How often it asks again when gRPC does not know why a call has ended: if the head refuses a call
-#: while something is being written to it, gRPC may forget the refusal.
+#: Retries when gRPC does not know why a call has ended: if the head refuses a call while a message
+#: is being written to it, gRPC may forget the refusal.
 _AGAIN = 3
-#: What reading an ended stream gives; the type stubs of gRPC lack it.
+#: The result of reading an ended stream; the type stubs of gRPC lack it.
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -39,59 +40,71 @@ class _UnknownEndError(ConnectionError):
     """A call has ended, and gRPC gives an error of its own in place of the head's answer."""
 
 
-class HeadSession:
-    """Sends what is queued, hands on what comes."""
+class Member(Protocol):
+    """The node, as a session speaks for it."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        hello: Callable[[], head_pb2.NodeHello],
-        on_message: Callable[[head_pb2.ToNode], None],
-        usage: Callable[[], head_pb2.Heartbeat],
-    ) -> None:
+    def hello(self) -> head_pb2.NodeHello:
+        """Introduce this node."""
+
+    def heartbeat(self) -> head_pb2.Heartbeat:
+        """Return the usage of this node."""
+
+    def on_message(self, message: head_pb2.ToNode) -> None:
+        """Do what the head says."""
+
+
+class HeadSession:
+    """Sends queued messages, and hands on those of the head."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self._usage = usage
-        self._hello = hello
-        self._on_message = on_message
         self._queue: asyncio.Queue[head_pb2.FromNode] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         #: Set when the stream has ended.
         self.ended = asyncio.Event()
-        #: When that was, by the loop's clock, until there is a stream again.
+        #: The time of that, until there is a stream again.
         self._lost_at: float | None = None
-        #: Called then.
-        self.on_ended: Callable[[], None] = _ignore
+
+    def clock(self) -> float:
+        """Return the time in seconds; it stands still while there is no session."""
+        return time.monotonic() if self._lost_at is None else self._lost_at
+
+    def lost_for(self) -> float | None:
+        """Return for how many seconds there has been no session; None while there is one."""
+        return None if self._lost_at is None else time.monotonic() - self._lost_at
 
     def send(self, message: head_pb2.FromNode) -> None:
         """Queue a message for the head."""
         self._queue.put_nowait(message)
 
-    async def open(self, timeout: float) -> head_pb2.Welcome:
+    async def open(self, member: Member, timeout: float) -> head_pb2.Welcome:
         """Introduce this node.
 
         Raises:
-            MinirayError: the head refuses; the class is what the head named.
-            ConnectionError: there is no head, or it does not answer in time.
+            MinirayError: The head refuses; the class is the one that the head named.
+            ConnectionError: There is no head, or it does not answer in time.
         """
-        call, welcome = await self._introduce(timeout)
-        self._begin(call)
+        call, welcome = await self._introduce(member, timeout)
+        self._begin(call, member)
         return welcome
 
     async def reopen(
         self,
+        member: Member,
         timeout: float,
         first: Callable[[list[head_pb2.FromNode]], list[head_pb2.FromNode]],
     ) -> head_pb2.Welcome:
-        """Introduce this node again, after the session has ended; tries until the time is over.
+        """Introduce this node again after the session has ended; retry until the time is over.
 
         Args:
-            timeout: seconds for all of it.
-            first: called when the head has accepted, with what waits to be sent; returns what
-                is to be sent before it.
+            member: The node.
+            timeout: Seconds for all attempts.
+            first: Called when the head has accepted, with the messages that wait to be sent;
+                returns those that are to be sent before them.
 
         Raises:
-            MinirayError: the head refuses.
-            ConnectionError: there is no head within the time.
+            MinirayError: The head refuses.
+            ConnectionError: There is no head within the time.
         """
         await self._end_tasks()
         loop = asyncio.get_running_loop()
@@ -99,9 +112,9 @@ class HeadSession:
         told = False
         while True:
             try:
-                # Only then, so that the introduction tells how things are when it is read.
+                # The introduction is made after that: it must be true when it is read.
                 await asyncio.wait_for(self._channel.channel_ready(), deadline - loop.time())
-                call, welcome = await self._introduce(deadline - loop.time())
+                call, welcome = await self._introduce(member, deadline - loop.time())
                 break
             except asyncio.TimeoutError:
                 raise ConnectionError(f"there was none for {timeout:g} s") from None
@@ -112,27 +125,30 @@ class HeadSession:
                     logger.info("the head has not come back yet: %s", error)
                 told = True
                 await asyncio.sleep(_RETRY)
+        self._lost_at = None
         waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         for message in (*first(waiting), *waiting):
             self._queue.put_nowait(message)
-        self._begin(call)
+        self._begin(call, member)
         return welcome
 
-    async def _introduce(self, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
+    async def _introduce(self, member: Member, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
         for _ in range(_AGAIN):
             try:
-                return await self._introduce_once(timeout)
+                return await self._introduce_once(member, timeout)
             except _UnknownEndError:  # noqa: PERF203 - a few times at most
                 logger.debug("the head ended a call before it was told why; asking again")
-        return await self._introduce_once(timeout)
+        return await self._introduce_once(member, timeout)
 
-    async def _introduce_once(self, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
+    async def _introduce_once(
+        self, member: Member, timeout: float
+    ) -> tuple[_Call, head_pb2.Welcome]:
         self.ended.clear()
         call = head_pb2_grpc.HeadStub(self._channel).Session(  # type: ignore[no-untyped-call]
             wait_for_ready=True
         )
         try:
-            await asyncio.wait_for(call.write(head_pb2.FromNode(hello=self._hello())), timeout)
+            await asyncio.wait_for(call.write(head_pb2.FromNode(hello=member.hello())), timeout)
             first = await asyncio.wait_for(call.read(), timeout)
         except asyncio.TimeoutError:
             call.cancel()
@@ -156,13 +172,12 @@ class HeadSession:
             raise refusal
         return call, welcome
 
-    def _begin(self, call: _Call) -> None:
+    def _begin(self, call: _Call, member: Member) -> None:
         loop = asyncio.get_running_loop()
-        self._lost_at = None
         self._tasks = [
             loop.create_task(self._write(call)),
-            loop.create_task(self._read(call)),
-            loop.create_task(self._beat()),
+            loop.create_task(self._read(call, member)),
+            loop.create_task(self._beat(member)),
         ]
 
     async def _write(self, call: _Call) -> None:
@@ -178,9 +193,9 @@ class HeadSession:
             self._end()
 
     def _batched(self, message: head_pb2.FromNode) -> list[head_pb2.FromNode]:
-        """What waits as one message: each write costs more than what is in it.
+        """Put the waiting messages into one: each write costs more than what is in it.
 
-        A large one ends it and goes by itself: there is a limit to what can be written at once.
+        A large message ends it and goes by itself: there is a limit to what can be written at once.
         """
         messages: list[head_pb2.FromNode] = []
         size = message.ByteSize()
@@ -194,7 +209,7 @@ class HeadSession:
             return [message]
         return [head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages)), message]
 
-    async def _read(self, call: _Call) -> None:
+    async def _read(self, call: _Call, member: Member) -> None:
         try:
             while True:
                 message: Any = await call.read()
@@ -202,36 +217,23 @@ class HeadSession:
                     break
                 if message.WhichOneof("kind") == "batch":
                     for part in message.batch.messages:
-                        self._handle(part)
+                        _handle(part, member)
                 else:
-                    self._handle(message)
+                    _handle(message, member)
         except grpc.aio.AioRpcError as error:
             logger.info("the session with the head ended: %s", one_line(error))
         self._end()
 
-    def lost_for(self) -> float | None:
-        """For how many seconds there has been no session; None while there is one."""
-        now = asyncio.get_running_loop().time()
-        return None if self._lost_at is None else now - self._lost_at
-
     def _end(self) -> None:
         if self._lost_at is None:
-            self._lost_at = asyncio.get_running_loop().time()
+            self._lost_at = time.monotonic()
         self.ended.set()
-        self.on_ended()
 
-    def _handle(self, message: Any) -> None:
-        """One message that cannot be handled must not end the session."""
-        try:
-            self._on_message(message)
-        except Exception:
-            logger.exception("handling %s failed", message.WhichOneof("kind"))
-
-    async def _beat(self) -> None:
-        """Heartbeats: their absence, not a broken stream alone, tells a dead machine."""
+    async def _beat(self, member: Member) -> None:
+        """Send heartbeats: their absence, not a broken stream alone, means a dead machine."""
         while True:
             await asyncio.sleep(config().heartbeat_interval)
-            self.send(head_pb2.FromNode(heartbeat=self._usage()))
+            self.send(head_pb2.FromNode(heartbeat=member.heartbeat()))
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -240,7 +242,7 @@ class HeadSession:
         self._tasks = []
 
     async def close(self, leaving: head_pb2.Leaving) -> None:
-        """Say farewell, which the head answers by ending the stream, and end the session."""
+        """Announce the end of this node, which the head answers by ending the stream."""
         if not self.ended.is_set():
             self.send(head_pb2.FromNode(leaving=leaving))
             with contextlib.suppress(asyncio.TimeoutError):
@@ -249,5 +251,9 @@ class HeadSession:
         await self._channel.close(None)
 
 
-def _ignore() -> None:
-    """Nobody wants to know."""
+def _handle(message: Any, member: Member) -> None:
+    """Handle a message; one that cannot be handled must not end the session."""
+    try:
+        member.on_message(message)
+    except Exception:
+        logger.exception("handling %s failed", message.WhichOneof("kind"))

@@ -1,19 +1,25 @@
-"""What ends a daemon from outside: signals, and the end of the process that it belongs to."""
+"""What ends a daemon from outside, and how it ends the processes that are left to it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import select
 import signal
 from typing import TYPE_CHECKING
 
+from miniray.common.process_state import children_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+
+logger = logging.getLogger(__name__)
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
-    """SIGTERM and SIGINT end the node gently; ``stop`` is called with the reason."""
+    """Call ``stop`` with the reason when SIGTERM or SIGINT comes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, f"signal {signal.Signals(number).name}")
@@ -35,3 +41,39 @@ def when_exits(pid: int, callback: Callable[[], None]) -> None:
         callback()
 
     loop.add_reader(fd, ended)
+
+
+def end_children(spare: Collection[int], timeout: float) -> None:
+    """Kill the children of this process, and theirs as they fall to it, if it is a subreaper.
+
+    Args:
+        spare: Pids of children that stay.
+        timeout: Seconds that one may take to end; one that takes longer is left, and logged.
+    """
+    left: set[int] = set()
+    while True:
+        found = set(children_of(os.getpid())) - left - set(spare)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        left |= {pid for pid in found if not reap(pid, timeout)}
+
+
+def reap(pid: int, timeout: float) -> bool:
+    """Wait for the end of a child; log it and return False after ``timeout`` seconds."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended, _, _ = select.select([fd], [], [], timeout)
+    finally:
+        os.close(fd)
+    if ended:
+        with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
+            os.waitpid(pid, 0)
+    else:
+        logger.error("process %d does not end even when killed", pid)
+    return bool(ended)

@@ -1,4 +1,4 @@
-"""The new node process: forks the head if it is to have one, then runs the daemon."""
+"""The new process of a node: forks the head if it is to have one, then runs the daemon."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.base.node_config import MoverConfig, NodeConfig
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
-from miniray.node.lifetime import stop_on_signals, when_exits
+from miniray.node.lifetime import end_children, reap, stop_on_signals, when_exits
 from miniray.node.store.spill_files import spill_folder
-from miniray.node.workers.orphans import end_children, reap
 from miniray.security import channels
 from miniray.security.certificates import make_credentials
 from miniray.security.tls import meet_head
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from miniray.security.certificates import Credentials
+    from miniray.system.machine import Machine
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ class NodeStart:
         self.session = session
         #: How the daemon's event loop waits. A call to another node and its answer take eight
         #: wake-ups, most of them in gRPC's threads; the loop stays awake for about that time.
-        self.pace = Pace(awake=250e-6, short=400e-6)
-        #: Before anything else starts: it may be no folder that can be used.
+        self.pace = Pace(awake=250e-6, short=400e-6, gives_way=self._moves_values)
+        self._daemon: NodeDaemon | None = None
+        #: Chosen before anything starts: the folder may be unusable.
         self._spill_folder, self._warning = spill_folder(config().spill_folder, session.folder)
         self._control = control
         self._template_pid = template_pid
@@ -77,7 +78,7 @@ class NodeStart:
         )
         self._socket_path = str(session.socket_dir / "node.sock")
         self._head_path = str(session.socket_dir / "head.sock")
-        #: What this node shows on the network; None in a cluster without one.
+        #: The certificate of this node; None in a cluster without a network.
         self._credentials: Credentials | None = None
         self._node_path = str(session.socket_dir / "peer.sock")
 
@@ -130,12 +131,14 @@ class NodeStart:
         server, node_address = self._listen()
         accelerators = await accelerators_task
         node = self._node_config(accelerators, node_address)
-        daemon = NodeDaemon(node, self._control, self._template_pid, self.pace)
+        daemon = self._daemon = NodeDaemon(
+            node, channel, self._control, self._template_pid, self.pace
+        )
         stop_on_signals(daemon.stop)
         daemon.serve(server)
         await server.start()
         await self._connect(channel)
-        await daemon.membership.join(channel, config().start_timeout)
+        await daemon.membership.join(config().start_timeout)
         if self.options.parent_pid is not None:
             parent = "the driver" if self.options.embedded else "`miniray start --block`"
             when_exits(self.options.parent_pid, lambda: daemon.stop(f"{parent} ended"))
@@ -145,6 +148,9 @@ class NodeStart:
         await self._stay(daemon)
         await self._end(daemon, server)
         return 0
+
+    def _moves_values(self) -> bool:
+        return self._daemon is not None and self._daemon.moves_values()
 
     def _detect(self) -> NodeAccelerators:
         options = self.options
@@ -158,7 +164,7 @@ class NodeStart:
         )
 
     def _meet_head(self) -> bytes:
-        """The head's certificate, if this node has the right token for it."""
+        """Return the head's certificate, if this node has the right token for it."""
         assert self._credentials is not None
         host, port = parse_address(self._address)
         told = self.options.node_ip_address
@@ -166,15 +172,15 @@ class NodeStart:
         if not self.options.head or told is None:
             return meet_head(host, port, expected, self._credentials, timeout)
         try:
-            # It serves already. Half the time: whoever waits for this node still hears of it.
+            # The head serves already. Half the time, so that the start of the node can still fail.
             return meet_head(host, port, expected, self._credentials, timeout / 2)
         except (OSError, AuthenticationError):
             raise BootError(not_found(bind_host(self.options), told)) from None
 
     async def _connect(self, head: grpc.aio.Channel) -> None:
-        """Wait for a connection to the head, and tell why there is none.
+        """Wait for a connection to the head, or raise an error that says why there is none.
 
-        gRPC only says that time ran out. What answers there now may be another one than before.
+        gRPC only says that time ran out. The head that answers now may be another one than before.
         """
         deadline = asyncio.get_running_loop().time() + config().start_timeout
         while (state := head.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.READY:
@@ -187,7 +193,7 @@ class NodeStart:
                 raise BootError(f"The head at {self._address} cannot be reached.") from None
 
     def _listen(self) -> tuple[grpc.aio.Server, DaemonAddress]:
-        """The server for other daemons: a Unix socket for this machine, TLS for others."""
+        """Make the server for other daemons: a Unix socket for this machine, TLS for others."""
         server = channels.server(self._token.grpc_secret)
         channels.listen_unix(server, self._node_path)
         if self.options.embedded:
@@ -202,9 +208,7 @@ class NodeStart:
         return server, DaemonAddress(_machine(), self._node_path, reached)
 
     def _node_config(
-        self,
-        accelerators: NodeAccelerators,
-        node_address: DaemonAddress,
+        self, accelerators: NodeAccelerators, node_address: DaemonAddress
     ) -> NodeConfig:
         options = self.options
         head_host = parse_address(options.address)[0] if options.address else None
@@ -212,28 +216,10 @@ class NodeStart:
         host = options.node_ip_address or (
             machine.ip if options.embedded else advertised_host(options)
         )
-        memory = options.memory if options.memory is not None else int(machine.memory * 0.7)
         store = options.object_store_memory
         if store is None:
             store = int(machine.memory * config().object_store_share)
-        scalars: dict[str, float] = {
-            "CPU": options.num_cpus if options.num_cpus is not None else machine.cpus,
-            "memory": memory,
-            "object_store_memory": store,
-            f"node:{host}": 1.0,
-            **accelerators.resources,
-        }
-        if options.drivers_only:
-            scalars = {}
-        elif options.head:
-            scalars["node:__internal_head__"] = 1.0
-        scalars |= {
-            name: amount
-            for name, amount in options.resources.items()
-            if name not in accelerators.devices and isinstance(amount, (int, float))
-        }
         secret, credentials = self._token.grpc_secret, self._credentials
-        network = not options.embedded
         return NodeConfig(
             node_id=self._node_id,
             session_dir=self.session.folder,
@@ -245,7 +231,7 @@ class NodeStart:
             cluster_address=self._address,
             is_head=options.head,
             drivers_only=options.drivers_only,
-            scalars=scalars,
+            scalars=self._scalars(machine, host, store, accelerators),
             accelerators=accelerators,
             labels={
                 **accelerators.labels,
@@ -257,18 +243,46 @@ class NodeStart:
             environments_folder=self.session.folder.parent / "environments",
             spill_folder=self._spill_folder,
             machine=_machine(),
-            mover=MoverConfig(
-                machine=_machine(),
-                folder=str(self.session.socket_dir),
-                host=bind_host(options) if network else "",
-                advertised_host=advertised_host(options) if network else "",
-                credentials=credentials,
-            ),
+            mover=self._mover_config(),
             dial=lambda target: channels.channel(target, secret, credentials),
         )
 
+    def _scalars(
+        self, machine: Machine, host: str, store: int, accelerators: NodeAccelerators
+    ) -> dict[str, float]:
+        """Return the amounts of the resources that are no devices."""
+        options = self.options
+        scalars: dict[str, float] = {}
+        if not options.drivers_only:
+            scalars = {
+                "CPU": options.num_cpus if options.num_cpus is not None else machine.cpus,
+                "memory": (
+                    options.memory if options.memory is not None else int(machine.memory * 0.7)
+                ),
+                "object_store_memory": store,
+                f"node:{host}": 1.0,
+                **accelerators.resources,
+            }
+            if options.head:
+                scalars["node:__internal_head__"] = 1.0
+        return scalars | {
+            name: amount
+            for name, amount in options.resources.items()
+            if name not in accelerators.devices and isinstance(amount, (int, float))
+        }
+
+    def _mover_config(self) -> MoverConfig:
+        network = not self.options.embedded
+        return MoverConfig(
+            machine=_machine(),
+            folder=str(self.session.socket_dir),
+            host=bind_host(self.options) if network else "",
+            advertised_host=advertised_host(self.options) if network else "",
+            credentials=self._credentials,
+        )
+
     def _publish(self) -> None:
-        """Write down where the node is, for drivers and commands of this user."""
+        """Write the record by which drivers and commands of this user find the node."""
         processes = {
             "boot": ProcessId.of(os.getpid()),
             "template": ProcessId.of(self._template_pid),
@@ -310,7 +324,7 @@ class NodeStart:
             answer.write(result.to_json())
 
     async def _stay(self, daemon: NodeDaemon) -> None:
-        """Until the node is told to stop, or its head is gone for good."""
+        """Wait until the node is told to stop, or its head is gone for good."""
         while not await first_of(daemon.stopped.wait(), daemon.membership.session_ended.wait()):
             if self.options.embedded and self.options.head:
                 daemon.stop("the head of the cluster is gone", failed=True)
@@ -319,7 +333,7 @@ class NodeStart:
             await first_of(daemon.stopped.wait(), self._find_head_again(daemon))
 
     async def _find_head_again(self, daemon: NodeDaemon) -> None:
-        """Have a session with a head again, or stop the node."""
+        """Open a session with a head again, or stop the node."""
         rejoin = daemon.membership.rejoin
         try:
             if self._head is None:
@@ -344,19 +358,19 @@ class NodeStart:
         remove_session(self.session)
 
     def _end_children(self, grace: float) -> None:
-        # It ends with the last process that it has started, and one that hangs may never end.
+        # A template ends with the last process that it has started, and one that hangs may never.
         limit = min(config().stop_grace, config().quarantine_after)
         if not reap(self._template_pid, limit):
             os.kill(self._template_pid, signal.SIGKILL)
             reap(self._template_pid, config().stop_grace)
-        # What a template that was killed has left falls to this process.
+        # The children of a template that was killed fall to this process.
         end_children({self._head.pid} if self._head is not None else (), config().stop_grace)
         if self._head is not None:
             self._head.end(grace)
 
 
 async def first_of(wanted: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
-    """Wait for one of two things and give up the other; whether the first one happened."""
+    """Wait for one of two events and cancel the other; return whether the first one happened."""
     tasks = [asyncio.ensure_future(wanted), asyncio.ensure_future(other)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     happened = tasks[0].done()
@@ -369,7 +383,7 @@ async def first_of(wanted: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, 
 
 
 def _process(pid: int | None) -> ProcessId | None:
-    """A process that runs; None of one that has just ended."""
+    """Return the id of a process; None if it has just ended."""
     try:
         return ProcessId.of(pid) if pid is not None else None
     except ProcessLookupError:
@@ -377,7 +391,10 @@ def _process(pid: int | None) -> ProcessId | None:
 
 
 def _machine() -> str:
-    """Equal for nodes that can use each other's sockets: of one machine, container and user."""
+    """Return a name that is equal for nodes of one machine, container and user.
+
+    Such nodes can use each other's sockets.
+    """
     if config().machine_id:
         return config().machine_id
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

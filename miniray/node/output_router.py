@@ -52,6 +52,7 @@ class OutputRouter:
         self._pipes = pipes
         #: Lines that were left out and not told of yet: job → (node, log file) → count.
         self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
+        clients.requests["flush_output"] = self.flush
         relay.notices[_OUTPUT] = lambda _, message: self._pass_on(message.to, b"", *message.items)
         relay.notices[_FLUSH] = self._flush_for
         relay.notices[_FLUSHED] = self._flushed

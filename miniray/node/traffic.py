@@ -1,7 +1,7 @@
-"""Messages between processes of this node and of others, and word of who has ended.
+"""Messages between processes of this node and of others, and notices of ended processes.
 
-Responsible for whom a message goes to: a client of this node, what is left of an owner
-that ended by rule, or another daemon. How it gets to another daemon is ``relay.py``.
+Responsible for routing: to a process of this node, to this daemon in place of an owner that has
+exited as planned, or to another daemon. The stream to another daemon is ``relay.py``.
 """
 
 from __future__ import annotations
@@ -11,57 +11,86 @@ from typing import TYPE_CHECKING, Any
 from miniray.messages import protocol as p
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.watches import Watches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from miniray.node.base.clients import Client, ClientServer
-    from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.shared_objects import SharedObjects
+    from miniray.node.workers.process_names import ProcessNames
     from miniray.wire.poller import Pace
 
-#: More messages than this in one batch are bulk, for which a wake-up more or less is nothing.
+#: Batches of more messages than this are bulk, for which one wake-up more does not matter.
 _FEW = 2
 
 
+class Watches:
+    """Which processes are told of the end of which, here and on other nodes. Pure bookkeeping."""
+
+    def __init__(self) -> None:
+        #: Watched process of this node → its watchers as (node, process).
+        self._here: dict[bytes, set[tuple[bytes, bytes]]] = {}
+        #: Node → its processes that processes of this node watch → the watchers.
+        self._there: dict[bytes, dict[bytes, set[bytes]]] = {}
+
+    def add_here(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
+        """Add a watcher of a process of this node."""
+        self._here.setdefault(process_id, set()).add((watcher_node, watcher))
+
+    def add_there(self, node_id: bytes, process_id: bytes, watcher: bytes) -> None:
+        """Add a watcher on this node of a process of another node."""
+        self._there.setdefault(node_id, {}).setdefault(process_id, set()).add(watcher)
+
+    def ended_here(self, process_id: bytes) -> set[tuple[bytes, bytes]]:
+        """Remove a process of this node that has ended; return its watchers."""
+        return self._here.pop(process_id, set())
+
+    def ended_there(self, node_id: bytes, process_id: bytes) -> set[bytes]:
+        """Remove a process of another node that has ended; return its watchers here."""
+        watched = self._there.get(node_id)
+        return watched.pop(process_id, set()) if watched is not None else set()
+
+    def out_of_reach(self, node_id: bytes) -> dict[bytes, set[bytes]]:
+        """Remove the watched processes of a node out of reach; return their watchers."""
+        return self._there.pop(node_id, {})
+
+    def node_ended(self, node_id: bytes) -> dict[bytes, set[bytes]]:
+        """Remove a dead node; return its watched processes with their watchers here."""
+        for watchers in self._here.values():
+            watchers.difference_update({w for w in watchers if w[0] == node_id})
+        return self._there.pop(node_id, {})
+
+
 class Traffic:
-    """All messages that are for a process."""
+    """Routes all messages for processes.
+
+    Args:
+        node_id: Of this node.
+        clients: The connected processes of this node.
+        relay: The way to other daemons.
+        objects: The values of this node; speaks for owners that have exited as planned.
+        names: Knows which processes run, and what ended ones were.
+        pace: The event loop's; bulk makes it rest.
+    """
 
     def __init__(
         self,
         node_id: bytes,
         clients: ClientServer,
         relay: RelayHub,
-        adopted: AdoptedService,
-        runs: Callable[[bytes], bool],
+        objects: SharedObjects,
+        names: ProcessNames,
         pace: Pace,
     ) -> None:
-        """Register what it answers.
-
-        Args:
-            node_id: Of this node.
-            clients: The processes of this node that are connected.
-            relay: The way to other daemons.
-            adopted: What is left of owners that ended by rule.
-            runs: Whether a process of this node has not ended.
-            pace: The event loop's; bulk makes it rest.
-        """
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
-        self._adopted = adopted
-        self._runs = runs
+        self._objects = objects
+        self._adopted = objects.adopted
+        self._names = names
         self._pace = pace
         self._watches = Watches()
-        #: Called with a process of another node that has ended, which this daemon watched.
-        self.on_ended_there: Callable[[bytes], None] = adopted.process_died
-        relay.on_message = self._relayed
-        relay.on_lost = self._node_unreachable
-        #: What a process that has ended was; empty if that is not known.
-        self.describe_ended: Callable[[bytes], str] = _unknown
-        #: Called with a node of which messages were lost.
-        self.on_unreachable: Callable[[bytes], object] = _ignore
         clients.notices["watch"] = self._watch
         relay.notices[r.WATCH] = lambda node, message: self._add_watch(
             message.to, node, message.sender
@@ -71,7 +100,7 @@ class Traffic:
 
     # --- messages ----------------------------------------------------------------
     def send(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
-        """A client's messages to a process that it has no socket to."""
+        """Send a client's messages to a process that it has no socket to."""
         if node_id == self._node_id:
             self._deliver(node_id, client.process_id, process_id, bodies)
             return
@@ -81,8 +110,8 @@ class Traffic:
         if not self._relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
-    def _relayed(self, node_id: bytes, message: Relayed) -> None:
-        """Messages from a process of another node."""
+    def relayed(self, node_id: bytes, message: Relayed) -> None:
+        """Deliver messages from a process of another node."""
         if message.bodies:
             self._deliver(node_id, message.sender, message.to, message.bodies)
 
@@ -90,15 +119,15 @@ class Traffic:
         if len(bodies) > _FEW:
             self._pace.rest()
         client = self._clients.clients.get(to)
-        if self._adopted.speaks_for(to):  # though the process may still be there, to end
+        if self._adopted.speaks_for(to):  # though the process may still run, on its way out
             self._adopted.answer(from_node, sender, to, bodies)
         elif client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
-        elif to != self._node_id:  # else they answer what the daemon said in its own name
+        elif to != self._node_id:  # else they answer messages of this daemon itself
             self._tell_gone(to, from_node, sender)
 
     def push(self, node_id: bytes, to: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        """Tell a process of any node something."""
+        """Send a push to a process of any node."""
         if node_id == self._node_id:
             self._clients.push(to, topic, body)
         else:
@@ -106,7 +135,7 @@ class Traffic:
 
     # --- ends --------------------------------------------------------------------
     def _watch(self, client: Client, process_id: bytes, node_id: bytes) -> None:
-        """A client wants to know when a process ends."""
+        """Have a client told when a process ends."""
         if node_id == self._node_id:
             self._add_watch(process_id, node_id, client.process_id)
             return
@@ -117,16 +146,16 @@ class Traffic:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        # Daemons watch processes; processes watch whoever answers under a process's id.
+        # Daemons watch processes; processes watch whatever answers under a process's id.
         by_daemon = watcher == watcher_node
         answered = process_id == self._node_id or self._adopted.speaks_for(process_id)
-        if self._runs(process_id) or (answered and not by_daemon):
+        if self._names.runs(process_id) or (answered and not by_daemon):
             self._watches.add_here(process_id, watcher_node, watcher)
         else:
             self._tell_gone(process_id, watcher_node, watcher)
 
     def _tell_gone(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        what = self.describe_ended(process_id)
+        what = self._names.of_ended(process_id)
         if watcher_node == self._node_id:
             self._clients.push(watcher, "process_died", (process_id, what))
         else:
@@ -134,34 +163,25 @@ class Traffic:
             self._relay.send(watcher_node, gone)
 
     def ended_here(self, process_id: bytes) -> None:
-        """A process of this node has ended: tell who watches it."""
+        """Tell the watchers of a process of this node that it has ended."""
         for node, watcher in self._watches.ended_here(process_id):
             self._tell_gone(process_id, node, watcher)
 
     def _ended_there(self, node_id: bytes, message: Relayed) -> None:
         if message.to == self._node_id:
-            self.on_ended_there(message.sender)
+            self._objects.remote_process_died(message.sender)
         for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
             self._clients.push(watcher, "process_died", (message.sender, *message.items))
 
     def node_died(self, node_id: bytes) -> None:
-        """A node is gone, and all its processes."""
+        """Tell the watchers of a dead node's processes."""
         self._tell_watchers("process_died", self._watches.node_ended(node_id))
 
-    def _node_unreachable(self, node_id: bytes) -> None:
-        """Messages to or from a node were given up; its processes may live."""
+    def messages_lost(self, node_id: bytes) -> None:
+        """Tell the watchers of a node's processes that these are out of reach, and may live."""
         self._tell_watchers("process_unreachable", self._watches.out_of_reach(node_id))
-        self.on_unreachable(node_id)
 
     def _tell_watchers(self, topic: str, watched: dict[bytes, set[bytes]]) -> None:
         for process_id, watchers in watched.items():
             for watcher in watchers:
                 self._clients.push(watcher, topic, (process_id,))
-
-
-def _unknown(_process_id: bytes) -> str:
-    return ""
-
-
-def _ignore(_node_id: bytes) -> None:
-    """Nobody else wants to know."""

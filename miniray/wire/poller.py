@@ -69,22 +69,27 @@ class Pace:
     than ``awake``.
     """
 
-    __slots__ = ("_awake", "_resting", "_short", "_stay", "gives_way_while")
+    __slots__ = ("_awake", "_gives_way", "_resting", "_short", "_stay")
 
-    def __init__(self, awake: float = 80e-6, short: float = 120e-6) -> None:
+    def __init__(
+        self,
+        awake: float = 80e-6,
+        short: float = 120e-6,
+        gives_way: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Start asleep.
 
         Args:
             awake: Seconds for which it looks again and again before it sleeps.
             short: After a wait of more seconds than this, the next one sleeps at once.
+            gives_way: Whether others do work in bulk for this process at present: if they take the
+                processor that they are offered, it sleeps.
         """
         self._awake = awake
         self._short = short
         self._stay = False
         self._resting = 0
-        #: Whether this process has others do work in bulk at present: if they take the processor
-        #: that they are offered, it sleeps.
-        self.gives_way_while: Callable[[], bool] = _never
+        self._gives_way = gives_way
 
     def wait(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """``poll(timeout)``; a negative timeout has no end."""
@@ -96,7 +101,7 @@ class Pace:
             until = began + (self._awake if timeout < 0 else min(timeout, self._awake))
             looked = began
             while not found and (looks := now()) < until:
-                if looks - looked > _TAKEN and self.gives_way_while():
+                if looks - looked > _TAKEN and self._gives_way():
                     break
                 looked = looks
                 os.sched_yield()
@@ -113,10 +118,6 @@ class Pace:
         """Sleep in the next few waits: work in bulk needs the processor, not a quick answer."""
         self._stay = False
         self._resting = _REST
-
-
-def _never() -> bool:
-    return False
 
 
 class PacedSelector(selectors.EpollSelector):

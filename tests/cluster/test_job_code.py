@@ -164,7 +164,7 @@ def test_more_than_the_head_may_keep_is_refused_with_the_name_of_the_bound(
 #: As in a daemon, other things lie between the pieces.
 LARGE_JOB = """
 import psutil
-from miniray.node.allocator import keep_freed_buffers
+from miniray.node.process_setup import keep_freed_buffers
 from miniray.node.code_cache import CodeCache
 
 keep_freed_buffers()

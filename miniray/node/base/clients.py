@@ -1,8 +1,9 @@
-"""The drivers and workers that are connected to this daemon, and what they ask of it."""
+"""The drivers and workers that are connected to this daemon, and their requests."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,45 +15,45 @@ from miniray.messages import protocol as p
 from miniray.messages.door import Arguments
 from miniray.messages.errors import encode_error
 from miniray.wire.connection import Connection, Endpoint
+from miniray.wire.poller import READ_SIZE
 from miniray.wire.sockets import Listener
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Mapping
 
-    from miniray.wire.poller import Poller
+    from miniray.wire.poller import Posted
 
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Client:
-    """One connected process."""
+    """A connected process."""
 
-    __slots__ = ("conn", "details", "is_command", "is_driver", "job_id", "pid", "process_id")
+    conn: Connection
+    process_id: bytes
+    #: "driver", "command" (as `miniray status` is), or "worker".
+    role: str
+    pid: int
+    job_id: bytes
+    details: dict[str, Any]
 
-    def __init__(
-        self,
-        conn: Connection,
-        process_id: bytes,
-        role: str,
-        pid: int,
-        job_id: bytes,
-        details: dict[str, Any],
-    ) -> None:
-        self.process_id = process_id
-        #: A driver, a command such as `miniray status`, or else a worker.
-        self.is_driver = role == "driver"
-        self.is_command = role == "command"
-        self.pid = pid
-        self.job_id = job_id
-        self.details = details
-        self.conn = conn
+    @property
+    def is_driver(self) -> bool:
+        """Whether it runs a user's program."""
+        return self.role == "driver"
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command such as `miniray status`."""
+        return self.role == "command"
 
     def __str__(self) -> str:
         return f"process {self.process_id.hex()} (pid {self.pid})"
 
 
-#: What a process says of itself.
+#: The fields of a process's first message.
 _HELLO = Arguments(Client, 1)
 
 
@@ -60,17 +61,17 @@ class ClientEvents(Protocol):
     """What the daemon does for its clients."""
 
     def expects(self, process_id: bytes, role: str) -> bool:
-        """Whether a process of this id may be there."""
+        """Return whether a process of this id may run."""
 
     def welcome(self, client: Client) -> dict[str, Any]:
-        """A process has introduced itself; returns what it must know."""
+        """Take in a process that has introduced itself; return the facts that it needs."""
 
     def gone(self, client: Client, refused: str) -> None:
-        """A process hung up: it has ended, or its socket broke.
+        """Handle the end of a connection: the process has ended, or its socket broke.
 
         Args:
             client: The process.
-            refused: Why this daemon has closed its connection; empty if it has not.
+            refused: Why this daemon has closed the connection; empty if it has not.
         """
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
@@ -83,7 +84,8 @@ class ClientEvents(Protocol):
 class ClientServer:
     """The daemon's socket for processes of this machine."""
 
-    def __init__(self, path: str, poller: Poller, key: bytes, events: ClientEvents) -> None:
+    def __init__(self, path: str, key: bytes, events: ClientEvents) -> None:
+        poller = AsyncPoller(asyncio.get_running_loop())
         self._events = events
         self._endpoint = Endpoint(
             poller,
@@ -98,8 +100,8 @@ class ClientServer:
         self._unnamed: set[Connection] = set()
         #: Requests: method → coroutine function (client, *args) → result or (result, fd).
         self.requests: dict[str, Callable[..., Awaitable[Any]]] = {}
-        #: Those that can be answered without waiting: method → function (client, *args) →
-        #: (result, fd), or None if it has to be a coroutine after all.
+        #: Requests that can be answered without waiting: method → function (client, *args) →
+        #: (result, fd), or None if the coroutine of the same name has to answer.
         self.quick: dict[str, Callable[..., tuple[Any, int] | None]] = {}
         #: Notices: method → function (client, *args).
         self.notices: dict[str, Callable[..., None]] = {}
@@ -216,7 +218,7 @@ class ClientServer:
             self._events.gone(client, refused)
 
     def _refuse(self, conn: Connection) -> None:
-        """A process does not read, and what waits for it is more than this daemon may hold."""
+        """Disconnect a process that leaves more unread than this daemon may hold for it."""
         waiting, limit = format_bytes(conn.backlog()), format_bytes(config().unread_limit)
         reason = (
             f"its daemon disconnected this process, which left {waiting} unread that were sent to "
@@ -229,14 +231,14 @@ class ClientServer:
         self._closed(conn, reason)
 
     def ended(self, process_id: bytes) -> None:
-        """A process is gone: handle what it had sent; nothing is sent to it any more."""
+        """Handle what a process that is gone had sent, and send it nothing more."""
         client = self.clients.get(process_id)
         if client is not None:
             client.conn.read_to_end()
             self.clients.pop(process_id, None)
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> bool:
-        """Tell a process something; False if it is not connected."""
+        """Send a push to a process; return False if it is not connected."""
         client = self.clients.get(process_id)
         if client is None:
             return False
@@ -244,7 +246,7 @@ class ClientServer:
         return True
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         self._listener.close()
         for client in list(self.clients.values()):
             client.conn.close()
@@ -252,8 +254,45 @@ class ClientServer:
             conn.close()
 
 
+class AsyncPoller:
+    """The poller of ``wire/poller.py`` over an asyncio loop; for the loop's own thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.buffer = bytearray(READ_SIZE)
+        self.buffer_view = memoryview(self.buffer)
+
+    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Watch a descriptor for input."""
+        self._loop.add_reader(fd, on_readable)
+
+    def watch_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Watch, or stop watching, a descriptor for room to write."""
+        if callback is None:
+            self._loop.remove_writer(fd)
+        else:
+            self._loop.add_writer(fd, callback)
+
+    def remove(self, fd: int) -> None:
+        """Forget a descriptor."""
+        self._loop.remove_reader(fd)
+        self._loop.remove_writer(fd)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run a callback in the next turn of the loop."""
+        self._loop.call_soon(callback)
+
+    def flush_soon(self, connection: Posted) -> None:
+        """Write what a connection keeps, in the next turn of the loop."""
+        self._loop.call_soon(connection.flush_posted)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run a callback after a delay; returns a cancel."""
+        return self._loop.call_later(delay, callback).cancel
+
+
 def _refuse(client: Client, message: tuple[Any, ...], error: Exception) -> None:
-    """Answer a request that could not be handled, if it says which one it is."""
+    """Answer a request that could not be handled, if it has a number."""
     reply = {p.NODE_REQUEST: p.NODE_REPLY, p.HEAD_REQUEST: p.HEAD_REPLY}.get(message[0])
     if reply is not None and len(message) > 1:
         _answer_error(client, reply, message[1], error)

@@ -35,6 +35,7 @@ class AdoptedService:
         relay: RelayHub,
         objects: NodeObjects,
         runs: Callable[[bytes], bool],
+        await_death: Callable[[bytes], None],
     ) -> None:
         """Register what it answers.
 
@@ -44,8 +45,10 @@ class AdoptedService:
             relay: The way to other daemons.
             objects: The store.
             runs: Whether a process of this node has not ended.
+            await_death: Has the head tell when an actor is dead for good.
         """
         self._runs = runs
+        self._await_death = await_death
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
@@ -58,9 +61,8 @@ class AdoptedService:
         #: Waits until the daemon has heard of copies of what a node had, if that is gone.
         self.settle: Callable[[bytes], Awaitable[bool]]
         self._losses: set[asyncio.Task[None]] = set()
-        #: Detached actors whose arguments are kept here, and what tells when one is dead for good.
+        #: Detached actors whose arguments are kept here.
         self._actors: dict[bytes, KeptArguments] = {}
-        self.await_death: Callable[[bytes], None] = _nobody
         clients.quick["adopt"] = self._adopt
         clients.notices["keep_arguments"] = self._keep_arguments
         clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
@@ -131,7 +133,7 @@ class AdoptedService:
         self._adopted.add(self._node_id, [(id, value, held, inside)])
         refs = frozenset(ref for ref, _node in inside)
         self._actors[actor_id] = KeptArguments(actor_id, *about, refs)
-        self.await_death(actor_id)
+        self._await_death(actor_id)
 
     def actors(self) -> list[bytes]:
         """Detached actors whose arguments are kept here."""
@@ -225,7 +227,3 @@ class AdoptedService:
                 self._objects.free(node, number)
             for id, node in item.borrowed:
                 self._send_as(self._node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))
-
-
-def _nobody(_actor_id: bytes) -> None:
-    """Nobody has said yet how to hear of it."""

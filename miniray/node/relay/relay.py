@@ -1,8 +1,8 @@
 """Calls between nodes: messages to processes of other nodes, batched by what waits.
 
-Each daemon writes to another one over one stream, which it opens itself or, where
-the other one cannot be dialled, the answering half of the stream that came from there.
-A stream that breaks is opened again until the head says that the node is gone.
+Each daemon writes to another one over one stream: one that it opens itself or, if the other node
+cannot be dialled, the answering half of the stream that came from there. A stream that breaks is
+opened again until the head says that the node is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import node_pb2
 from miniray.common.config import config
@@ -26,43 +26,51 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which what was received is acknowledged if nothing else goes to that node, and it
-#: is not much; meanwhile its sender keeps it.
+#: Seconds after which received messages are acknowledged if nothing else goes to that node, and
+#: they are few; their sender keeps them until then.
 _ACKNOWLEDGE_AFTER = 0.5
 #: Seconds until a broken stream is opened again, at first and at most.
 _REOPEN_AFTER = (0.05, 1.0)
-#: So many nodes that were given up are remembered.
+#: Nodes that were given up and are remembered.
 _REMEMBERED = 1024
 
 
+class RelayEvents(Protocol):
+    """What the daemon does about other nodes."""
+
+    def relayed(self, node_id: bytes, message: Relayed) -> None:
+        """Take a message between processes; messages and notices come in the order sent."""
+
+    def messages_lost(self, node_id: bytes) -> None:
+        """Handle the loss of messages to or from a node, which either end has given up.
+
+        It was out of reach for ``node_timeout`` seconds, or the head had given up one of the two.
+        """
+
+
 class RelayHub:
-    """All other nodes."""
+    """All other nodes.
+
+    Args:
+        node_id: Of this node.
+        dial: Makes a channel to an address.
+        events: What the daemon does about other nodes.
+        only_dials: Whether nodes of other machines cannot dial this one.
+    """
 
     def __init__(
         self,
         node_id: bytes,
         dial: Callable[[str], grpc.aio.Channel],
+        events: RelayEvents,
         *,
         only_dials: bool = False,
     ) -> None:
-        """Start with none.
-
-        Args:
-            node_id: of this node.
-            dial: makes a channel to an address.
-            only_dials: whether nodes of other machines cannot dial this one.
-        """
         self._only_dials = only_dials
         self._node_id = node_id
         self._dial = dial
-        #: Called with (node, message) for each message between processes, in the order sent, and
-        #: in order with the notices.
-        self.on_message: Callable[[bytes, Relayed], object] = _ignore
-        #: Called with a node that the head still counts in, when messages to it or from it were
-        #: given up, by either end: it was out of reach for ``node_timeout`` seconds, or the head
-        #: had given up one of the two.
-        self.on_lost: Callable[[bytes], object] = _ignore
-        #: What to do about a notice of another daemon: kind → function (node, message).
+        self._events = events
+        #: Handlers of notices of other daemons: kind → function (node, message).
         self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
         #: Address of each living node; empty if it cannot be dialled.
         self._addresses: dict[bytes, str] = {}
@@ -70,31 +78,31 @@ class RelayHub:
         self._inboxes: dict[bytes, Inbox] = {}
         self._channels: dict[bytes, grpc.aio.Channel] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        #: Nodes with streams to this one; what ends each of these.
+        #: Nodes with streams to this one; each stream ends when its event is set.
         self._incoming: dict[bytes, set[asyncio.Event]] = {}
-        #: Nodes that opened a stream before the head told of them, or after it gave them up.
+        #: Nodes that opened a stream before the head announced them, or after it gave them up.
         self._unannounced: set[bytes] = set()
-        #: Nodes that were given up, and what had come from them. They may live and not know of it.
+        #: Nodes that were given up, with what had come from them. They may live and not know it.
         self._given_up: collections.OrderedDict[bytes, Inbox] = collections.OrderedDict()
 
     def connected(self) -> set[bytes]:
-        """Nodes to which or from which there is a stream."""
+        """Return the nodes to which or from which there is a stream."""
         return self._incoming.keys() | self._outboxes.keys()
 
     def nodes(self) -> list[bytes]:
-        """The other nodes that live."""
+        """Return the other living nodes."""
         return list(self._addresses)
 
     def announced(self) -> list[bytes]:
-        """Those of them that the head has told of."""
+        """Return the other living nodes that the head has announced."""
         return [node_id for node_id in self._addresses if node_id not in self._unannounced]
 
     def knows(self, node_id: bytes) -> bool:
-        """Whether another node lives, as far as the head has told."""
+        """Return whether another node lives, as far as the head has said."""
         return node_id in self._addresses
 
     def joined(self, node_id: bytes, address: str) -> None:
-        """The head says that a node is there."""
+        """Add a node that the head has announced."""
         if node_id == self._node_id:
             return
         self._addresses[node_id] = address
@@ -102,29 +110,29 @@ class RelayHub:
         inbox = self._given_up.pop(node_id, None)
         if inbox is not None:
             self._inboxes.setdefault(node_id, inbox)
-            # What its processes watch here, and what was on its way, is forgotten.
+            # Its watches here, and messages in flight, are lost: this empty message says so.
             self.send(node_id, Relayed())
 
     def died(self, node_id: bytes) -> None:
-        """The head says that a node is gone."""
+        """Give up a node that the head has declared dead."""
         self._addresses.pop(node_id, None)
         self._unannounced.discard(node_id)
         outbox = self._outboxes.pop(node_id, None)
         inbox = self._inboxes.pop(node_id, None)
         if inbox is not None or outbox is not None:
-            # If it lives it sends again what was not acknowledged, which may have come.
+            # If it lives, it sends again what was not acknowledged, which may have come.
             self._given_up[node_id] = inbox or Inbox()
             if len(self._given_up) > _REMEMBERED:
                 self._given_up.popitem(last=False)
         for end in self._incoming.get(node_id, ()):
-            end.set()  # it opens another one, over which it hears what is new
+            end.set()  # if it lives it opens another one, and finds a new numbering
         task = self._tasks.pop(node_id, None)
         if task is not None:
             task.cancel()
         self._channels.pop(node_id, None)
 
     def send(self, node_id: bytes, message: Relayed) -> bool:
-        """Send a message; False if there is no such node, or no way to it."""
+        """Send a message; return False if there is no such node, or no way to it."""
         outbox = self._outboxes.get(node_id)
         if outbox is None:
             if node_id not in self._addresses:
@@ -141,16 +149,16 @@ class RelayHub:
         return True
 
     def backlog(self, node_id: bytes) -> int:
-        """Bytes that wait because the way to a node takes no more."""
+        """Return the bytes that wait because the stream to a node takes no more."""
         outbox = self._outboxes.get(node_id)
         return 0 if outbox is None else outbox.waiting
 
     def can_dial(self, node_id: bytes) -> bool:
-        """Whether there is such a node, and it can be dialled."""
+        """Return whether there is such a node, and it can be dialled."""
         return bool(self._addresses.get(node_id))
 
     def channel(self, node_id: bytes) -> grpc.aio.Channel | None:
-        """A channel for objects: apart from calls, which must not wait behind gigabytes."""
+        """Return a channel for objects, apart from calls, which must not wait behind gigabytes."""
         address = self._addresses.get(node_id)
         if not address:
             return None
@@ -161,7 +169,7 @@ class RelayHub:
 
     # --- streams that this node opens --------------------------------------------------
     async def _hold_open(self, node_id: bytes, address: str, outbox: Outbox) -> None:
-        """Write to a node until the head says that it is gone, over as many streams as it takes."""
+        """Write to a node until the head declares it dead, over one stream after another."""
         now = asyncio.get_running_loop().time
         pause = _REOPEN_AFTER[0]
         reached = now()
@@ -171,7 +179,7 @@ class RelayHub:
             try:
                 await self._stream(node_id, address, outbox, heard)
             except BROKEN as error:
-                if heard.is_set() or not told:  # and not each time that it is tried again
+                if heard.is_set() or not told:  # not at each retry
                     logger.info("the stream to node %s broke: %s", node_id.hex(), one_line(error))
                 told = True
             except asyncio.CancelledError:
@@ -186,14 +194,14 @@ class RelayHub:
                 logger.warning("node %s cannot be reached from here", node_id.hex())
                 given_up = True
                 outbox.give_up()
-                self.on_lost(node_id)
+                self._events.messages_lost(node_id)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _REOPEN_AFTER[1])
 
     async def _stream(
         self, node_id: bytes, address: str, outbox: Outbox, heard: asyncio.Event
     ) -> None:
-        """One stream to a node, until it breaks; sets ``heard`` when the node answers."""
+        """Run one stream to a node until it breaks; set ``heard`` when the node answers."""
         from miniray._proto import node_pb2_grpc
 
         async with self._dial(address) as channel:
@@ -213,7 +221,7 @@ class RelayHub:
         write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
     ) -> None:
         inbox = self._inbox(node_id)
-        # What the last stream told of that may be lost.
+        # The last acknowledgement may be lost.
         await write(inbox.acknowledge(node_pb2.RelayBatch(node_id=self._node_id)))
         await outbox.drain_to(write, inbox)
 
@@ -238,17 +246,17 @@ class RelayHub:
             gaps = inbox.gaps
             messages = inbox.accept(batch)
             if inbox.gaps != gaps:
-                self.on_lost(node_id)
+                self._events.messages_lost(node_id)
             for message in messages:
                 self._handle_one(node_id, message)
 
     def _handle_one(self, node_id: bytes, message: Relayed) -> None:
-        """One that cannot be handled harms no other: nobody would send those behind it again."""
+        """Handle a message; one that cannot be handled must not lose those behind it."""
         try:
             if message.notice:
                 self.notices[message.notice](node_id, message)
             else:
-                self.on_message(node_id, message)
+                self._events.relayed(node_id, message)
         except Exception as error:
             logger.exception("%s of node %s was not handled", message, node_id.hex())
             answer = refusal(message, f"{type(error).__name__}: {error}")
@@ -264,9 +272,9 @@ class RelayHub:
     async def _acknowledge(
         self, node_id: bytes, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
     ) -> None:
-        """Tell a node now and then what has come from it.
+        """Acknowledge now and then what has come from a node.
 
-        Over every stream: one of them may be broken, which nobody has noticed yet.
+        Over every stream: one of them may be broken and not noticed yet.
         """
         inbox = self._inbox(node_id)
         told: node_pb2.RelayBatch | None = None
@@ -284,7 +292,7 @@ class RelayHub:
         incoming: AsyncIterator[node_pb2.RelayBatch],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """The Relay RPC: another node's stream to this one."""
+        """Serve another node's stream to this one (the Relay RPC)."""
         first = await anext(incoming, None)
         if first is None or not first.node_id:
             return
@@ -310,17 +318,17 @@ class RelayHub:
             self._left(node_id, end)
 
     def _left(self, node_id: bytes, stream: asyncio.Event) -> None:
-        """A stream of a node ended; the head says what that means, unless it knows no such node."""
+        """Note the end of a stream; that of a node that the head never announced is its death."""
         self._incoming[node_id].discard(stream)
         if not self._incoming[node_id]:
             del self._incoming[node_id]
             if node_id in self._unannounced:
                 self.died(node_id)
-                self.on_lost(node_id)
+                self._events.messages_lost(node_id)
 
     async def close(self) -> None:
         """End all streams."""
-        self._addresses.clear()  # nothing is sent any more
+        self._addresses.clear()  # from here on, nothing is sent
         self._outboxes.clear()
         tasks = list(self._tasks.values())
         self._tasks.clear()
@@ -334,7 +342,7 @@ class RelayHub:
 def _one_at_a_time(
     write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
 ) -> Callable[[node_pb2.RelayBatch], Awaitable[None]]:
-    """A stream's ``write`` that several tasks may use."""
+    """Return a stream's ``write`` that several tasks may use."""
     turn = asyncio.Lock()
 
     async def in_turn(batch: node_pb2.RelayBatch) -> None:
@@ -342,7 +350,3 @@ def _one_at_a_time(
             await write(batch)
 
     return in_turn
-
-
-def _ignore(*_what: object) -> None:
-    """Nobody has said what to do yet."""

@@ -1,40 +1,55 @@
-"""What the processes that a daemon knows are called in reports and errors."""
+"""How reports and errors name processes, and explain their ends."""
 
 from __future__ import annotations
 
+import re
+import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import describe_exit
+from miniray.system.machine import memory_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.workers.workers import WorkerPool
 
 #: Processes that ended and are remembered.
 _REMEMBERED = 1000
+#: Seconds after a kill for lack of memory in which the end of a process counts as it: the kernel
+#: takes long to free many gigabytes, and only heartbeats look at its count.
+_RECENT = 15.0
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class ProcessNames:
-    """Names by process id."""
+    """The processes that this daemon knows, by id."""
 
     def __init__(self, node_id: bytes, clients: ClientServer, pool: WorkerPool) -> None:
         self._node_id = node_id
         self._clients = clients
         self._pool = pool
-        #: What processes were that ended of late, the latest last.
+        #: Descriptions of processes that have ended, the latest last.
         self._ended: dict[bytes, str] = {}
+
+    def runs(self, process_id: bytes) -> bool:
+        """Return whether a process of this node has not ended."""
+        return process_id in self._clients.clients or process_id in self._pool.workers
 
     def ended(
         self, process_id: bytes, work: str, pid: int, code: int | None, why: str = ""
     ) -> None:
-        """Remember what a process was that has ended, and how, for errors about its objects.
+        """Remember what an ended process was, for errors about its objects.
 
         Args:
-            process_id: of the process.
-            work: what it did.
-            pid: of the process.
-            code: its exit code; None if that is not known.
-            why: why this daemon has killed it; empty if it has not.
+            process_id: Of the process.
+            work: What it ran.
+            pid: Of the process.
+            code: Its exit code; None if that is not known.
+            why: Why this daemon has killed it; empty if it has not.
         """
         self._ended[process_id] = self._was(work, pid, code, why)
         if len(self._ended) > _REMEMBERED:
@@ -47,19 +62,19 @@ class ProcessNames:
         return f"{work} (pid {pid}) on node {self._node_id.hex()[:8]}{how}"
 
     def of_ended(self, process_id: bytes) -> str:
-        """What a process of this node was that has ended; empty if nobody remembers."""
+        """Describe a process of this node that has ended; empty if it is forgotten."""
         worker = self._pool.workers.get(process_id)
         if worker is not None:  # it has hung up and is not reaped yet
             return self._was(worker.work, worker.pid, None, worker.why_killed)
         return self._ended.get(process_id, "")
 
     def work_of(self, process_id: bytes) -> str:
-        """The class of a worker's actor, or its task; empty if it has none."""
+        """Return the class of a worker's actor, or its task; empty if it has none."""
         worker = self._pool.workers.get(process_id)
         return worker.name if worker is not None and worker.lease is not None else ""
 
     def of(self, process_id: bytes) -> str:
-        """``driver (pid 7)``, ``Keeper (pid 8)``, or that it is of another node or has ended."""
+        """Name a process: ``driver (pid 7)``, ``Keeper (pid 8)``, or that it is of another node."""
         client = self._clients.clients.get(process_id)
         if client is not None:
             return f"{self._role(client)} (pid {client.pid})"
@@ -74,3 +89,53 @@ class ProcessNames:
         if client.is_driver:
             return "driver"
         return "command" if client.is_command else self.work_of(client.process_id) or "worker"
+
+
+class MemoryKills:
+    """Tells a process that the kernel killed for lack of memory from others that were killed.
+
+    The kernel does not say which process it killed. It counts these kills for the whole machine,
+    so a process that SIGKILL ended right after the count rose was most likely the one.
+
+    Args:
+        root: The folder with ``/proc`` and ``/sys``.
+        clock: Gives seconds.
+    """
+
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self._count = self._read()
+        self._last: float | None = None
+
+    def look(self) -> None:
+        """Read the count; to be called regularly, so that older kills are not taken for new."""
+        count = self._read()
+        if count > self._count:
+            self._last = self._clock()
+        self._count = count
+
+    def explain(self, code: int | None) -> str:
+        """Return a sentence on the end of a process if it was most likely such a kill, else empty.
+
+        Args:
+            code: How it ended; a negative code is a signal's number.
+        """
+        if code != -signal.SIGKILL:
+            return ""
+        self.look()
+        if self._last is None or self._clock() - self._last > _RECENT:
+            return ""
+        return (
+            f"At that time the kernel killed a process of this machine because memory ran out, "
+            f"most likely this one. The machine, or the container, has "
+            f"{memory_limit(self._root) / 2**30:.1f} GiB."
+        )
+
+    def _read(self) -> int:
+        """Return how many processes the kernel has killed; 0 if it does not say."""
+        try:
+            found = _COUNT.search((self._root / "proc/vmstat").read_text())
+        except OSError:
+            return 0
+        return int(found[1]) if found is not None else 0

@@ -1,7 +1,7 @@
 """The templates of a node: the first one, and those that have imported more.
 
-Responsible for which template forks a worker, and for what becomes of workers whose template
-died. How a template is talked to is in ``template_client.py``.
+Responsible for which template forks a worker, and for the workers of a template that died. The
+protocol is in ``template_client.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,14 @@ class Templates:
         on_lingers: Callable[[int, list[int]], None],
         on_killed: Callable[[Worker], object],
     ) -> None:
-        """Start with the first one; the other arguments are as for ``TemplateClient``.
+        """Start with the first one.
 
         Args:
-            first: forked by the daemon; the node ends with it.
-            workers: all workers that have a process.
-            on_exited: for workers of the others.
-            on_lingers: the same.
-            on_killed: called with workers that are killed because their template died.
+            first: Forked by the daemon; the node ends with it.
+            workers: Returns the workers that have a process.
+            on_exited: For workers of the others, as for ``TemplateClient``.
+            on_lingers: For workers of the others, as for ``TemplateClient``.
+            on_killed: Called with workers that are killed because their template died.
         """
         self._first = first
         self._workers = workers
@@ -49,21 +50,21 @@ class Templates:
         self._on_killed = on_killed
         #: By the modules that they have imported beyond the runtime's.
         self._others: dict[tuple[str, ...], TemplateClient] = {}
-        #: Forked from another one, with more modules, which that one does not wait for.
+        #: Forked from another one, which does not wait for it, with more modules.
         self._later: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
-        #: Those that died, until all their workers are gone.
+        #: Templates that died, until all their workers are gone.
         self._dead: dict[TemplateClient, asyncio.Task[None]] = {}
 
     def get(self, modules: tuple[str, ...], later: tuple[str, ...] = ()) -> TemplateClient:
-        """The template that has imported these modules too; made on first use.
+        """Return the template that has imported these modules too; make it on first use.
 
         Args:
-            modules: what it certainly has.
-            later: what it has as well if some template has it by now. The first call has one load
-                them, beside whatever is forked meanwhile.
+            modules: The modules that it must have.
+            later: The modules that it has as well if a template has them by now. The first call
+                has one load them, beside whatever is forked meanwhile.
 
         Raises:
-            TemplateGoneError: the first one is gone.
+            TemplateGoneError: The first one is gone.
         """
         template = self._with(modules)
         if not later:
@@ -98,9 +99,10 @@ class Templates:
         return template
 
     def _lost(self, modules: tuple[str, ...]) -> None:
-        """One with more modules died: its workers fall to the first one, which kills them.
+        """Handle the death of a template with more modules.
 
-        So do templates that were forked from it.
+        Its workers, and templates that were forked from it, fall to the first one, which kills
+        them.
         """
         logger.warning("the template with %s ended", ", ".join(modules))
         gone = self._others.pop(modules)
@@ -109,9 +111,9 @@ class Templates:
     def _lost_later(
         self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
     ) -> None:
-        """One that another was forked for died: its workers fall to that one.
+        """Handle the death of a template that another has forked, which its workers fall to.
 
-        If it could not load its modules, it is not tried again, and workers do without.
+        If it could not load its modules, there is no second try, and workers do without them.
         """
         logger.warning("the template with %s ended", ", ".join((*modules, *later)))
         gone = self._later[parent, later]
@@ -136,12 +138,16 @@ class Templates:
             for worker in mine:
                 self._on_exited(worker.pid, signal.SIGKILL)
 
+    def fork_helper(self, module: str) -> Helper:
+        """Start a process of the node's own. See ``TemplateClient.fork_helper``."""
+        return self._first.fork_helper(module)
+
     def is_first(self, template: TemplateClient | None) -> bool:
-        """Whether this is the one with which the node ends; None: it could not make another one."""
+        """Return whether the node ends with this template; None: another could not be made."""
         return template is None or template is self._first
 
     async def settled(self, template: TemplateClient | None) -> None:
-        """Wait until nothing is left of a template that died; one that lives is not waited for."""
+        """Wait until nothing is left of a template that died; return at once if it lives."""
         task = None if template is None else self._dead.get(template)
         if task is not None:
             await asyncio.wait((task,))

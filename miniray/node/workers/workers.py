@@ -1,9 +1,9 @@
 """The worker processes of a node: started, assigned to leases, reused, ended.
 
-A lease holds resources and, while it lives, one worker. The head hears that a lease
-has ended only when its devices are really free: when the process is gone, or, for
-CPU work, idle again. If a process cannot be killed, the lease ends too, after the head
-has heard which devices are out of service until that process is gone.
+A lease holds resources and, while it lives, one worker. Its end is reported to the head only when
+its devices are really free: when the process is gone or, for CPU work, idle again. If a process
+cannot be killed, the lease ends too, after the head was told which devices are out of service until
+that process is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
 from miniray.common.ids import new_id
@@ -25,39 +25,33 @@ from miniray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
-from miniray.node.base.template_client import TemplateGoneError
+from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers.idle_workers import IdleWorkers, surplus
 from miniray.node.workers.outputs import OutputPipe
 from miniray.node.workers.templates import Templates
-from miniray.node.workers.worker import Worker
+from miniray.node.workers.worker import Worker, interpreter, pool_key, preload, process_spec
 from miniray.node.workers.worker_ends import DeviceKeptError, WorkerEnds, quarantine_of
-from miniray.node.workers.worker_spec import (
-    interpreter,
-    pool_key,
-    preload,
-    process_spec,
-)
 from miniray.system.log_file import log_name
 from miniray.worker import worker_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import socket
+    from collections.abc import Awaitable
 
-    from miniray.accelerators import NodeAccelerators
-    from miniray.node.base.template_client import TemplateClient
+    from miniray.node.base.node_config import NodeConfig
+    from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import NodeLease
-    from miniray.node.workers.worker_events import WorkerEvents
     from miniray.runtime_env.install import EnvironmentManager
     from miniray.worker.worker_file import NamePage
 
 logger = logging.getLogger(__name__)
 
-#: Descriptors: two pipes, the file with what a worker is told, and its connection.
+#: Descriptors of a start: two pipes, the file with the worker's spec, and its connection.
 _TO_START = 6
-#: So many workers in a row that end before they are ready make their tasks fail: it may be
-#: their fault if they exit, and hardly if somebody, or the kernel, kills them.
+#: Workers in a row that end before they are ready and make their tasks fail: it may be their fault
+#: if they exit, and hardly if a user or the kernel kills them.
 _TRIES_EXITED, _TRIES_KILLED = 3, 20
-#: What may keep a worker from being started, and is its lease's to tell.
+#: Errors that may keep a worker from starting, and are its lease's to report.
 _START_ERRORS = (
     RuntimeEnvSetupError,
     OSError,
@@ -68,39 +62,91 @@ _START_ERRORS = (
 _RESERVE = 32
 
 
+class WorkerEvents(Protocol):
+    """What the daemon does for its pool of workers."""
+
+    def lease_started(self, lease: NodeLease, worker: Worker) -> None:
+        """Report that a task lease has its worker."""
+
+    def lease_failed(self, lease: NodeLease, error: BaseException, tries: int) -> None:
+        """Report that a lease has failed; ``tries`` such failures in a row are final."""
+
+    def lease_ended(self, lease: NodeLease) -> None:
+        """Report that the resources of a lease are free."""
+
+    def worker_exited(self, worker: Worker) -> None:
+        """Disconnect a worker that is gone, or given up; the pool still has it."""
+
+    def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
+        """Report the end of a worker that is gone, or given up; the pool has forgotten it."""
+
+    def quarantines_changed(self) -> None:
+        """Report which devices are out of service, as that has changed."""
+
+    def worker_gone(self, worker: Worker, exit_code: int) -> None:
+        """Clean up after a worker that was given up and is gone after all."""
+
+    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
+        """Send a push to a connected process."""
+
+    def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
+        """Pass on lines that a worker printed."""
+
+    def fetch_blob(self, uri: str) -> Awaitable[bytes]:
+        """Fetch a package that a runtime environment names."""
+
+    def template_gone(self) -> None:
+        """End the node: its first template has died, and all workers with it."""
+
+
 class WorkerPool:
-    """All workers of the node."""
+    """All workers of the node.
+
+    Args:
+        node: Facts about it.
+        control: The daemon's end of the first template's socket.
+        template_pid: Of that template.
+        environments: The runtime environments of the node.
+        events: What the daemon does for the pool.
+    """
 
     def __init__(
         self,
-        *,
-        template: TemplateClient,
-        events: WorkerEvents,
+        node: NodeConfig,
+        control: socket.socket,
+        template_pid: int,
         environments: EnvironmentManager,
-        accelerators: NodeAccelerators,
-        base_spec: dict[str, Any],
-        logs: Path,
-        soft_limit: int,
+        events: WorkerEvents,
     ) -> None:
         self._events = events
         self._environments = environments
-        self._accelerators = accelerators
-        self._base_spec = base_spec
-        self._logs = logs
+        self._accelerators = node.accelerators
+        self._base_spec = {
+            "node_id": node.node_id,
+            "node_socket": node.socket_path,
+            "key": node.socket_key,
+            "machine": node.machine,
+        }
+        self._logs = node.logs
         self.leases: dict[int, NodeLease] = {}
         self.workers: dict[bytes, Worker] = {}
-        #: Those that have a process which is not gone.
+        #: The workers with a process that is not gone.
         self._by_pid: dict[int, Worker] = {}
         self._ends = WorkerEnds(
             self._by_pid.values,
             lambda worker: events.push(worker.process_id, "exit", ()),
             self._give_up,
         )
-        self._templates = Templates(
-            template, self._by_pid.values, self.on_exited, self.on_lingers, self._ends.killed
+        first = TemplateClient(
+            control, template_pid, self._exited, self._template_gone, self._lingers
         )
+        self._templates = Templates(
+            first, self._by_pid.values, self._exited, self._lingers, self._ends.killed
+        )
+        soft_limit = max(1, int(node.scalars.get("CPU", 1)))
         self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     # --- leases ------------------------------------------------------------------
     def start(self, lease: NodeLease) -> None:
@@ -119,28 +165,28 @@ class WorkerPool:
         task.add_done_callback(self._tasks.discard)
 
     def end(self, number: int, *, kill: bool, calls_left: int = 0, why: str = "") -> None:
-        """The head ends a lease.
+        """End a lease for the head.
 
-        Its worker may run tasks of other leases of the same kind afterwards, unless it is an actor,
-        or has run as many as it may.
+        Its worker is reused for leases of the same kind, unless it is an actor, or has run all of
+        its ``max_calls``.
 
         Args:
-            number: of the lease.
-            kill: its worker is to end at once.
-            calls_left: how many of its ``max_calls`` were not used; the client has counted them.
-            why: why it is killed, for those who lose what it owned.
+            number: Of the lease.
+            kill: Whether to kill its worker.
+            calls_left: How many of its ``max_calls`` are left, as the client has counted.
+            why: Why it is killed, for the errors of those who lose its objects.
         """
         lease = self.leases.get(number)
         if lease is None:
             return
         worker = lease.worker
         if kill and worker is not None and worker.pid and not worker.asked_to_end:
-            # Its caller may have seen it end sooner than this daemon.
+            # Its caller may have seen it end before this daemon did.
             gone = not os.path.exists(f"/proc/{worker.pid}")
             worker.ended_unasked = gone or is_dying(worker.pid)
         lease.ending = True
         if worker is None:
-            return  # its start sees that it is over
+            return  # _start_process sees that it is over
         if kill:
             worker.why_killed = why
             self._ends.kill(worker)
@@ -186,7 +232,7 @@ class WorkerPool:
             return
         except TemplateGoneError:
             await self._templates.settled(worker.template)  # it may have forked the worker
-            # With the first one the node ends, and another node may start the worker.
+            # The node ends with its first template, and another node may start the worker.
             tries = _TRIES_KILLED if self._templates.is_first(worker.template) else 1
             self._start_failed(lease, worker, WorkerCrashedError(starting=True), tries)
             return
@@ -226,12 +272,13 @@ class WorkerPool:
         self._events.lease_failed(lease, error, tries)
 
     def _descriptors_to_start(self) -> int:
-        """What a start takes, what workers that are starting will, and a reserve for the rest."""
+        """Return the descriptors that this start and those under way take, and a reserve."""
         starting = sum(not worker.ready for worker in self.workers.values())
         return _TO_START + starting + _RESERVE
 
     @staticmethod
     def _is_over(lease: NodeLease) -> bool:
+        """Return whether a lease has ended, maybe during an await."""
         return lease.ending
 
     def _pipe(self, worker: Worker, names: NamePage, *, is_stderr: bool) -> OutputPipe:
@@ -250,7 +297,7 @@ class WorkerPool:
                     output.flush()
 
     def ready(self, process_id: bytes) -> None:
-        """A worker is connected and takes work."""
+        """Note that a worker is connected and takes work."""
         worker = self.workers.get(process_id)
         if worker is None:
             return
@@ -259,34 +306,47 @@ class WorkerPool:
         if lease is not None and lease.actor_id is None and not lease.ending:
             self._events.lease_started(lease, worker)
 
-    # --- what workers and the head say of ends ---------------------------------------
+    def actor_ready(self, process_id: bytes, pid: int) -> Worker | None:
+        """Note that an actor's constructor has returned; return its worker."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            worker.pid = pid  # the template's answer may be read later
+            if worker.lease is not None and worker.lease.actor_id is not None:
+                worker.lease.alive = True
+        return worker
+
+    def fork_helper(self, module: str) -> Helper:
+        """Start a process of the node's own. See ``TemplateClient.fork_helper``."""
+        return self._templates.fork_helper(module)
+
+    # --- planned exits -----------------------------------------------------------------
     def end_job(self, job_id: bytes) -> None:
-        """The driver of a job is gone: the job's idle workers are of no use to others."""
+        """Kill the idle workers of a job whose driver is gone: no other job can use them."""
         for worker in self._idle.end_job(job_id):
             worker.exiting = "rule"
             self._ends.kill(worker)
 
     def jobs(self) -> set[bytes]:
-        """The jobs that have workers here."""
+        """Return the jobs that have workers here."""
         return {worker.job_id for worker in self.workers.values()}
 
     def exiting(self, process_id: bytes, why: str) -> None:
-        """A worker says that it ends by rule."""
+        """Note that a worker announces its planned exit."""
         worker = self.workers.get(process_id)
         if worker is not None:
             worker.exiting = why
             self._idle.remove(worker)
-            if why == "cancelled":  # it ends without any further word
+            if why == "cancelled":  # its next message is its end
                 self._ends.kill_later(worker)
 
     def finishing(self, process_id: bytes) -> None:
-        """A worker ends by rule and waits for what others still need of it."""
+        """Let a worker's planned exit wait for what others still need of it."""
         worker = self.workers.get(process_id)
         if worker is not None:
             self._ends.finishing(worker)
 
     def leaving(self, process_id: bytes) -> None:
-        """Nothing but exit functions of user code, or nothing, keeps a worker from ending."""
+        """Give a worker, which runs at most exit functions of user code, a last grace period."""
         worker = self.workers.get(process_id)
         if worker is not None:
             self._ends.kill_later(worker)
@@ -296,11 +356,11 @@ class WorkerPool:
         self._ends.kill(worker)
 
     # --- ends ------------------------------------------------------------------------
-    def on_exited(self, pid: int, status: int) -> None:
-        """The template reaped a worker; its children are gone too."""
+    def _exited(self, pid: int, status: int) -> None:
+        """Handle the end of a worker that a template has reaped; its children are gone too."""
         worker = self._by_pid.pop(pid, None)
         if worker is None:
-            return  # its template has died, which was its end, or its start has failed
+            return  # its template has died before, or its start has failed
         self._ends.gone(worker)
         worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
@@ -312,8 +372,8 @@ class WorkerPool:
         self._events.worker_gone(worker, code)
         self._events.quarantines_changed()
 
-    def on_lingers(self, pid: int, left: list[int]) -> None:
-        """The template reaped a worker, and killed children of it that are not gone yet."""
+    def _lingers(self, pid: int, left: list[int]) -> None:
+        """Note that a worker was reaped, and that children of it were killed and are not gone."""
         worker = self._by_pid.get(pid)
         if worker is None:
             return
@@ -322,7 +382,7 @@ class WorkerPool:
             self._put_into_quarantine(worker, quarantine_of(worker, worker.quarantine.since))
 
     def _give_up(self, worker: Worker) -> None:
-        """A worker was killed and is not gone: it is over, except for its devices."""
+        """End a worker that was killed and is not gone: only its devices stay taken."""
         self._put_into_quarantine(worker, quarantine_of(worker))
         worker.given_up.set()
         self._over(worker, None)
@@ -335,12 +395,12 @@ class WorkerPool:
             self._events.quarantines_changed()
 
     def quarantines(self) -> head_pb2.Quarantines:
-        """The workers that are given up and not gone, with the devices that they keep."""
+        """Return the workers that are given up and not gone, with the devices that they keep."""
         found = (worker.quarantine for worker in self._by_pid.values())
         return head_pb2.Quarantines(all=[each for each in found if each is not None])
 
     def _over(self, worker: Worker, code: int | None) -> None:
-        """A worker is gone, or given up (its exit code is not known then): its lease ends."""
+        """End the lease of a worker that is gone, or given up (``code`` is None then)."""
         self._events.worker_exited(worker)
         for output in worker.outputs:
             output.drain()
@@ -367,17 +427,20 @@ class WorkerPool:
 
     def close(self) -> None:
         """Hang up on all templates: they end their workers."""
+        self._closed = True
         self._ends.close()
         self._templates.close()
 
-    def template_gone(self) -> None:
-        """The first template died, and all workers with it."""
+    def _template_gone(self) -> None:
+        if self._closed:
+            return
         for worker in list(self._by_pid.values()):
-            self.on_exited(worker.pid, signal.SIGKILL)
+            self._exited(worker.pid, signal.SIGKILL)
+        self._events.template_gone()
 
 
 def _worker_for(lease: NodeLease) -> Worker:
-    """A worker without a process yet."""
+    """Make a worker without a process yet."""
     return Worker(
         new_id(),
         pool_key(lease),

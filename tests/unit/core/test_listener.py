@@ -15,7 +15,7 @@ from core_doubles import eventually
 from open_files import open_files
 from wire_ends import End
 
-from miniray.node.base.async_poller import AsyncPoller
+from miniray.node.base.clients import AsyncPoller
 from miniray.wire import sockets as sockets_module
 from miniray.wire.sockets import Listener, connect
 

@@ -17,7 +17,7 @@ from miniray.head import storage as records
 from miniray.head.directories.actor import DEAD
 from miniray.head.storage import Saved
 from miniray.messages import plain
-from miniray.node.head_requests import HeadRequests
+from miniray.node.head_client import Unconfirmed
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
@@ -209,7 +209,10 @@ class Daemon:
         self.queue: collections.deque[head_pb2.FromNode] = collections.deque()
         self.up: collections.deque[head_pb2.FromNode] = collections.deque()
         self.down: collections.deque[head_pb2.ToNode] = collections.deque()
-        self.requests = HeadRequests(lambda: world.timers.now)
+        self.lost_at: float | None = None
+        self.requests = Unconfirmed(
+            lambda: world.timers.now if self.lost_at is None else self.lost_at
+        )
         #: Actors that ended themselves.
         self.exited: set[bytes] = set()
 
@@ -238,6 +241,7 @@ class Daemon:
             self.session,
         )
         assert self.node is not None, self.down
+        self.lost_at = None
         if not again:
             return
         waiting = list(self.queue)
@@ -256,7 +260,8 @@ class Daemon:
         self.node = None
         self.up.clear()
         self.down.clear()
-        self.requests.session_ended()
+        if self.lost_at is None:
+            self.lost_at = self.world.timers.now
 
     def send(self, **kind: Any) -> None:
         self.queue.append(head_pb2.FromNode(**kind))

@@ -96,9 +96,7 @@ class End:
         self.id = name.encode()
         self.got: dict[bytes, list[int]] = {}
         self.lost: list[bytes] = []
-        self.hub = RelayHub(self.id, dial)
-        self.hub.on_message = self._on_message
-        self.hub.on_lost = self.lost.append
+        self.hub = RelayHub(self.id, dial, self)
         self.store = new_store(1 << 26, folder / f"{name}.spilled")
         self.spilling = Spilling(self.store, str, self.id)
         start = mover_in_thread if movers else no_mover
@@ -112,9 +110,12 @@ class End:
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
 
-    def _on_message(self, node: bytes, relayed: Relayed) -> None:
-        if relayed != Relayed():
-            self.got.setdefault(node, []).extend(numbers([relayed]))
+    def relayed(self, node_id: bytes, message: Relayed) -> None:
+        if message != Relayed():
+            self.got.setdefault(node_id, []).extend(numbers([message]))
+
+    def messages_lost(self, node_id: bytes) -> None:
+        self.lost.append(node_id)
 
     async def start(self) -> None:
         self._server = grpc.aio.server()

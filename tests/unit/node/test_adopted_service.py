@@ -62,7 +62,7 @@ class Owner:
 @pytest.fixture
 def parts() -> tuple[AdoptedService, Relay, Objects]:
     clients, relay, objects = Clients(), Relay(), Objects()
-    service = AdoptedService(NODE, clients, relay, objects, lambda _: True)  # type: ignore[arg-type]
+    service = AdoptedService(NODE, clients, relay, objects, lambda _: True, lambda _: None)  # type: ignore[arg-type]
     value = (p.VALUE_SHARED, (NODE, 7, 1000), ())
     clients.quick["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
     return service, relay, objects

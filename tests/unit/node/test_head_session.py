@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import types
 from typing import Any
 
 import grpc
@@ -47,7 +48,7 @@ def written(*sizes: int) -> list[list[int]]:
 
     async def run() -> list[list[int]]:
         nobody: Any = None
-        session = HeadSession(nobody, nobody, nobody, nobody)
+        session = HeadSession(nobody)
         call: Any = Call(len(sizes))
         for size in sizes:
             session.send(request(size))
@@ -92,9 +93,9 @@ class Refusing:
 
 def open_session(head: Refusing, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody: Any = None
-    session = HeadSession(nobody, head_pb2.NodeHello, nobody, nobody)
+    member: Any = types.SimpleNamespace(hello=head_pb2.NodeHello)
     monkeypatch.setattr(head_session.head_pb2_grpc, "HeadStub", lambda channel: head)
-    asyncio.run(session.open(10))
+    asyncio.run(HeadSession(nobody).open(member, 10))
 
 
 def test_a_refusal_that_grpc_forgets_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_a_request_above_the_limit_is_refused_and_never_sent(
     monkeypatch.setattr(head_client, "_LARGEST", 100)
     clients: Any = FakeClient()
     clients.clients = {b"process": clients}
-    head = HeadClient(b"node", clients)
+    head = HeadClient(b"node", clients, clients)
     head.request(b"process", 7, "kv_put", bytes(101))
     ((kind, number, error, _),) = clients.got
     assert (kind, number) == (p.HEAD_REPLY, 7)

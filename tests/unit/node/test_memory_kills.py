@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node.workers.memory_kills import MemoryKills
+from miniray.node.workers.process_names import MemoryKills
 
 if TYPE_CHECKING:
     from pathlib import Path

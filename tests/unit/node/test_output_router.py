@@ -22,6 +22,7 @@ class Clients:
 
     def __init__(self) -> None:
         self.clients: dict[bytes, Any] = {}
+        self.requests: dict[str, Any] = {}
 
     def push(self, *_what: object) -> bool:
         return False

@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Heard:
+    """What came from other nodes."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def relayed(self, _node_id: bytes, message: Relayed) -> None:
+        self.sizes.append(sum(map(len, message.bodies)))
+
+    def messages_lost(self, _node_id: bytes) -> None:
+        """Nothing here is about a node."""
+
+
 # --- the boxes ---------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_breaks_each_message_is_accepted_once_and_in_order(seed: int) -> None:
@@ -207,7 +220,7 @@ def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(later
         """It is lost."""
 
     async def run() -> None:
-        hub = RelayHub(b"here", dial)
+        hub = RelayHub(b"here", dial, Heard())
         telling = asyncio.ensure_future(hub._acknowledge(b"there", write))
         inbox = hub._inbox(b"there")
         inbox.arrived.set()
@@ -229,7 +242,7 @@ def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", 0.01)
 
     async def run() -> None:
-        hub, outbox = RelayHub(b"here", dial), Outbox()
+        hub, outbox = RelayHub(b"here", dial, Heard()), Outbox()
         told: list[list[int]] = [[], []]
 
         def stream(number: int) -> asyncio.Task[None]:
@@ -274,16 +287,18 @@ def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
     size = channels.MAX_MESSAGE_SIZE + 1
 
     async def run() -> None:
-        hubs, servers, got = {}, [], []
+        hubs, servers, heard = {}, [], {b"a": Heard(), b"b": Heard()}
+        got = heard[b"b"].sizes
         for name in (b"a", b"b"):
-            hub = hubs[name] = RelayHub(name, lambda address: channels.channel(address, "secret"))
+            hub = hubs[name] = RelayHub(
+                name, lambda address: channels.channel(address, "secret"), heard[name]
+            )
             server = channels.server("secret")
             add_NodeServicer_to_server(NodeServicer(hub), server)
             channels.listen_unix(server, str(tmp_path / name.decode()))
             await server.start()
             servers.append(server)
         hubs[b"a"].joined(b"b", f"unix:{tmp_path}/b")
-        hubs[b"b"].on_message = lambda _, relayed: got.append(sum(map(len, relayed.bodies)))
         try:
             hubs[b"a"].send(b"b", message(0))
             hubs[b"a"].send(b"b", Relayed(b"to", b"from", [bytes(size), b"end"]))
@@ -306,7 +321,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_is_no_way_between_two_nodes_that_only_dial(tmp_path: Path) -> None:
     async def run() -> None:
-        hub = RelayHub(b"a", dial, only_dials=True)
+        hub = RelayHub(b"a", dial, Heard(), only_dials=True)
         hub.joined(b"b", "")
         assert not hub.send(b"b", message(1))
         assert hub.connected() == set()

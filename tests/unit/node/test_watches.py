@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from miniray.node.watches import Watches
+from miniray.node.traffic import Watches
 
 HERE, THERE, ELSEWHERE = b"node0000", b"node0001", b"node0002"
 

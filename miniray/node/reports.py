@@ -1,4 +1,4 @@
-"""How a node introduces itself to the head: what it has, and what runs on it."""
+"""What a node reports to the head: what it has, which processes it runs, and how they change."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from miniray.messages import plain
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from miniray.node.base.clients import Client
+    from miniray.node.base.clients import Client, ClientServer
     from miniray.node.base.node_config import NodeConfig
+    from miniray.node.head_client import HeadClient
     from miniray.node.workers.worker import NodeLease, Worker
     from miniray.node.workers.workers import WorkerPool
 
 
 def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) -> head_pb2.NodeHello:
-    """The first message of a session: after a restart of the head it is where leases come from."""
+    """Make the first message of a session, which a restarted head takes its leases from.
+
+    Args:
+        node: This node.
+        pool: Its workers.
+        lately: Reports that may be lost.
+    """
     devices = node.accelerators.devices
     return head_pb2.NodeHello(
         node_id=node.node_id,
@@ -59,7 +66,7 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
 
 
 def attached(client: Client, machine: str) -> head_pb2.FromNode:
-    """A process of this node has connected."""
+    """Report that a process of this node has connected."""
     message = head_pb2.ProcessAttached(
         process_id=client.process_id, pid=client.pid, job_id=client.job_id
     )
@@ -70,7 +77,7 @@ def attached(client: Client, machine: str) -> head_pb2.FromNode:
 
 
 def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
-    """Say whether what runs on a lease waits for others, and whether it does so before it exits."""
+    """Report whether a lease's work waits for others, and whether its worker then exits."""
     leaving = worker.process_id if worker.finishing else b""
     return head_pb2.FromNode(
         blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=lease.blocked, leaving=leaving)
@@ -78,7 +85,7 @@ def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
 
 
 def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.FromNode:
-    """An actor runs, or has failed, or is about to end."""
+    """Report that an actor runs, has failed, or is about to end."""
     return head_pb2.FromNode(
         actor=head_pb2.ActorReported(
             actor_id=lease.actor_id,
@@ -88,3 +95,51 @@ def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.Fro
             **facts,
         )
     )
+
+
+class WorkerNotices:
+    """Takes the notices of workers, for the pool and for the head."""
+
+    def __init__(self, clients: ClientServer, pool: WorkerPool, head: HeadClient) -> None:
+        self._pool = pool
+        self._head = head
+        clients.notices.update(
+            {
+                "ready": lambda client: pool.ready(client.process_id),
+                "blocked": self._blocked,
+                "exiting": self._exiting,
+                "finishing": lambda client: pool.finishing(client.process_id),
+                "leaving": lambda client: pool.leaving(client.process_id),
+                "actor_ready": self._actor_ready,
+                "actor_failed": self._actor_failed,
+            }
+        )
+
+    def _blocked(self, client: Client, blocked: bool) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None and worker.lease is not None:
+            worker.lease.blocked = blocked
+            self._head.send(blocked_report(worker, worker.lease))
+
+    def _exiting(self, client: Client, why: str) -> None:
+        self._pool.exiting(client.process_id, why)
+        worker = self._pool.workers.get(client.process_id)
+        if why == "exit_actor" and worker is not None:
+            self._report_end(worker, exiting=True)
+
+    def _actor_ready(self, client: Client) -> None:
+        worker = self._pool.actor_ready(client.process_id, client.pid)
+        if worker is not None and worker.lease is not None and worker.lease.alive:
+            self._head.send(actor_report(worker, worker.lease))
+
+    def _actor_failed(self, client: Client, error: bytes) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None:
+            worker.failed = True
+            worker.exiting = "failed"
+            self._report_end(worker, error=error)
+
+    def _report_end(self, worker: Worker, **facts: Any) -> None:
+        lease = worker.lease
+        if lease is not None and lease.actor_id is not None:
+            self._head.report(actor_report(worker, lease, **facts))

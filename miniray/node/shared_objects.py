@@ -1,0 +1,137 @@
+"""The values of a node: puts together its store, transfers, and what ended owners left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.node.objects.adopted_service import AdoptedService
+from miniray.node.objects.fetch_requests import FetchRequests
+from miniray.node.objects.left_copies import LeftCopies
+from miniray.node.objects.memory_service import MemoryService
+from miniray.node.objects.objects import NodeObjects
+from miniray.node.objects.store_requests import StoreRequests
+from miniray.node.store.memory_report import describe_holders
+from miniray.node.store.segments import SegmentStore
+from miniray.node.store.spill_files import SpillFiles
+from miniray.node.store.spilling import Spilling
+from miniray.node.transfer.mover_client import MoverClient
+from miniray.node.transfer.services import add_services
+from miniray.node.transfer.serving import Serving
+from miniray.node.transfer.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from miniray.node.base.clients import ClientServer
+    from miniray.node.base.node_config import NodeConfig
+    from miniray.node.base.template_client import Helper
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.workers.process_names import ProcessNames
+
+_MOVER = "miniray.node.transfer.mover"
+
+
+class SharedObjects:
+    """The parts that hold, move and answer for values.
+
+    Args:
+        node: Facts about this node.
+        clients: The processes of this node.
+        relay: The way to other nodes.
+        names: Knows which processes run, and what they are called.
+        fork_helper: Starts a process of the node's own: ``serve(control)`` of a module.
+        await_death: Has the head tell when an actor is dead.
+    """
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        clients: ClientServer,
+        relay: RelayHub,
+        names: ProcessNames,
+        fork_helper: Callable[[str], Helper],
+        await_death: Callable[[bytes], None],
+    ) -> None:
+        node_id, runs = node.node_id, names.runs
+        self.store = store = SegmentStore(
+            node.object_store_capacity, SpillFiles(node.spill_folder), clients.push
+        )
+        self.spilling = Spilling(store, lambda: describe_holders(store, names.of), node_id)
+        self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover)
+        self._relay = relay
+        self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover)
+        self._serving = Serving(node_id, store, self.spilling, relay, self._transfers, self._mover)
+        self._objects = NodeObjects(
+            node_id, store, self.spilling, relay, self._transfers, self._serving
+        )
+        self.adopted = AdoptedService(node_id, clients, relay, self._objects, runs, await_death)
+        self._left = LeftCopies(node_id, clients, relay, self._objects, self.adopted, runs)
+        StoreRequests(node_id, self._objects, clients, self.spilling, runs)
+        FetchRequests(self._objects, clients, runs)
+        tables = (self._objects, self._transfers, self._serving)
+        self._memory = MemoryService(
+            node_id, self._objects, self.adopted, clients, relay, names, tables
+        )
+
+    def moves_values(self) -> bool:
+        """Return whether values are on their way to or from other nodes."""
+        return self._mover.is_busy()
+
+    def process_ended(self, process_id: bytes, *, gone: bool, may_look: bool) -> None:
+        """Free what a process of this node owned.
+
+        Args:
+            process_id: Of the process.
+            gone: Whether it is gone; else it was killed, and what it has mapped stays.
+            may_look: Whether it may live on and look at what it had mapped.
+        """
+        if gone:
+            self._objects.process_died(process_id, may_look=may_look)
+        else:
+            self._objects.asks_no_more(process_id)
+        self.adopted.process_died(process_id)
+        self._memory.ended(process_id)
+
+    def process_gone(self, process_id: bytes) -> None:
+        """Count off the mappings of a process that was given up before and is gone now."""
+        self._objects.process_died(process_id, may_look=False)
+
+    def unclaimed(self, process_id: bytes) -> list[tuple[bytes, bytes, list[int]]]:
+        """Return what an ended process wrote for others: (owner's node, owner, segments)."""
+        return self._objects.unclaimed(process_id)
+
+    def remote_process_died(self, process_id: bytes) -> None:
+        """Free what a process of another node owned or borrowed here."""
+        self._objects.process_died(process_id)
+        self.adopted.process_died(process_id)
+
+    def messages_lost(self, node_id: bytes) -> None:
+        """Reconcile with a node to or from which messages were lost."""
+        self._transfers.node_unreachable(node_id)
+        self._objects.node_unreachable(node_id)
+        self._left.node_unreachable(node_id)
+
+    def node_died(self, node_id: bytes) -> None:
+        """Handle the death of another node: its values, copies, owners and borrowers."""
+        self._objects.node_died(node_id)
+        self._left.node_died(node_id)
+        self.adopted.node_died(node_id)
+        self._serving.node_died(node_id)
+        self._transfers.node_died(node_id)
+        self._memory.ended(node_id)
+
+    def serve(self, server: grpc.aio.Server) -> None:
+        """Let a server answer other daemons."""
+        add_services(server, self._relay, self._serving, self._transfers)
+
+    async def stop_transfers(self) -> None:
+        """End all transfers."""
+        await self._transfers.close()
+        self._mover.close()
+
+    async def close(self) -> None:
+        """Give memory and disk back."""
+        await self.spilling.close()
+        self.store.close()
