@@ -113,7 +113,7 @@ def start(
                 click.echo(f"Warning: {result.warning}", err=True)
             if block:
                 _stay(result, requests)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
 

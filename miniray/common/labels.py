@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
-_KEY_PREFIX = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?")
+#: Kubernetes' rule for labels, which Ray follows: an optional domain, then a name.
+_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_KEY = re.compile(rf"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{{0,251}}[a-zA-Z0-9])?/)?{_NAME}")
+_VALUE = re.compile(rf"(?:{_NAME})?")
 _CONDITION = re.compile(
-    r"(?P<negated>!?)(?:in\((?P<many>[^()]*)\)|(?P<there>exists\(\))|(?P<one>[^()!]*))"
-    r"|same\((?P<same>[^()!]*)\)"
+    rf"(?P<negated>!?)(?:in\((?P<many>{_NAME}(?: *, *{_NAME})*)\)|(?P<there>exists\(\))"
+    rf"|(?P<one>{_NAME}))|same\((?P<same>{_NAME})\)|(?P<empty>)"
 )
+_FORM = "letters, digits, '-', '_' or '.', with a letter or digit at both ends"
 
 
 class LabelConstraint(NamedTuple):
@@ -65,7 +68,7 @@ def parse_selector(selector: Mapping[str, str] | None, *, of_bundle: bool = Fals
 
     Args:
         selector: condition per label key, such as ``{"zone": "in(a,b)", "tier": "!spot"}``.
-        of_bundle: whether ``same(...)`` means something.
+        of_bundle: whether ``same(...)`` is allowed.
 
     Returns:
         The conditions, sorted by key, so that equal selectors compare equal.
@@ -73,14 +76,51 @@ def parse_selector(selector: Mapping[str, str] | None, *, of_bundle: bool = Fals
     Raises:
         ValueError: a key or a condition is malformed.
     """
-    if not selector:
-        return ()
-    found = tuple(
-        _parse_condition(key, text) for key in sorted(selector) for text in selector[key].split("&")
+    selector = selector or {}
+    for key in selector:
+        check_key("the label key", key)
+    return tuple(
+        parse_condition(f"the label selector of {key!r}", key, text, of_bundle)
+        for key in sorted(selector)
+        for text in selector[key].split("&")
     )
-    if not of_bundle and any(constraint.same for constraint in found):
-        raise ValueError(f"the condition same(...) is for bundles only: {describe(found)}")
-    return found
+
+
+def parse_condition(where: str, key: str, text: str, of_bundle: bool = False) -> LabelConstraint:
+    """Parse one condition; the parameters are as of ``parse_selector``.
+
+    Raises:
+        ValueError: The condition is malformed; the text begins with ``where``.
+    """
+    found = _CONDITION.fullmatch(text)
+    if found is not None and found["same"] and not of_bundle:
+        raise ValueError(f"{where} can't be {text!r}, which is for bundles only.")
+    if found is None:
+        raise ValueError(
+            f"{where} must be a value, '!value', 'in(a, b)', '!in(a, b)', 'exists()' or "
+            f"'!exists()', not {text!r}; a value is 1 to 63 {_FORM}."
+        )
+    if found["same"]:
+        return LabelConstraint(key, (), exists=True, same=found["same"])
+    negated = bool(found["negated"])
+    if found["there"]:
+        return LabelConstraint(key, (), negated, exists=True)
+    values = (found["many"] or found["one"] or "").split(",")
+    return LabelConstraint(key, tuple(sorted({value.strip() for value in values})), negated)
+
+
+def check_key(where: str, key: str) -> None:
+    """Raise ValueError, whose text begins with ``where``, if a label can't have this key."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(
+            f"{where} must be 1 to 63 {_FORM}, and an optional 'domain/' before it, not {key!r}."
+        )
+
+
+def check_value(where: str, value: str) -> None:
+    """Raise ValueError, whose text begins with ``where``, if a label can't have this value."""
+    if not _VALUE.fullmatch(value):
+        raise ValueError(f"{where} must be up to 63 {_FORM}, not {value!r}.")
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
@@ -101,48 +141,6 @@ def describe(selector: LabelSelector) -> str:
 def describe_all(selectors: Sequence[LabelSelector]) -> str:
     """Several selectors, of which one must be met, on one line."""
     return " or ".join(describe(each) for each in selectors)
-
-
-def _parse_condition(key: str, text: str) -> LabelConstraint:
-    _check_key(key)
-    found = _CONDITION.fullmatch(text)
-    if found is None:
-        raise ValueError(
-            f"the label selector {text!r} of {key!r} is not one of "
-            '"value", "!value", "in(a,b)", "!in(a,b)", "exists()" and "!exists()"'
-        )
-    if found["same"] is not None:
-        _check_value(key, text, found["same"])
-        return LabelConstraint(key, (), exists=True, same=found["same"])
-    negated = bool(found["negated"])
-    if found["there"] is not None:
-        return LabelConstraint(key, (), negated, exists=True)
-    values: tuple[str, ...] = (found["one"],)
-    if values == ("",) and not negated:
-        return LabelConstraint(key, values)
-    if found["many"] is not None:
-        values = tuple(sorted({value.strip() for value in found["many"].split(",")}))
-    for value in values:
-        _check_value(key, text, value)
-    return LabelConstraint(key, values, negated)
-
-
-def _check_value(key: str, text: str, value: str) -> None:
-    if not _VALUE.fullmatch(value):
-        raise ValueError(
-            f"the label selector {text!r} of {key!r} names the value {value!r}; a value has "
-            "1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends"
-        )
-
-
-def _check_key(key: str) -> None:
-    prefix, slash, name = key.rpartition("/")
-    if _VALUE.fullmatch(name) and (not slash or _KEY_PREFIX.fullmatch(prefix)):
-        return
-    raise ValueError(
-        f"the label key {key!r} is malformed; a key is a name of 1 to 63 letters, digits, '-', "
-        "'_' or '.', with a letter or digit at both ends, and may have a domain and '/' before it"
-    )
 
 
 def shared_label(selectors: Sequence[LabelSelector]) -> str | None:

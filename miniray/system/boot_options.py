@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +21,8 @@ from miniray.accelerators.registry import (
 )
 from miniray.common.host_port import full_address, parse_address
 from miniray.security.token import parse_token
+from miniray.system import option_checks as check
 from miniray.system.machine import address_for_others, check_told, memory_limit
-from miniray.system.option_checks import LARGEST_AMOUNT, shown
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -37,10 +35,6 @@ _OWN_OPTIONS = {
 }
 #: More devices of a resource than any machine has, and than the head should keep a list of.
 _MOST_DEVICES = 10_000
-_RESOLUTION = 10_000  # the resource table counts in 1/10000 of a unit
-#: Kubernetes' rule for labels, which Ray follows: an optional DNS prefix, then a name.
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
-_LABEL_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _RESERVED_LABEL_PREFIXES = ("ray.io", "miniray.io")
 _MIN_OBJECT_STORE = 1024 * 1024
 _MAX_PORT = 65535
@@ -57,8 +51,8 @@ class BootOptions:
     """How to start a node. Sizes are bytes; None means: detect it on this machine.
 
     Raises:
-        ValueError: A value is impossible; the text names the option, what was given and
-            what is allowed.
+        ValueError, TypeError: A value is impossible, or of a wrong type; the text names the
+            option, what was given and what is allowed.
     """
 
     #: Start a cluster with its head here; else join the one at ``address``.
@@ -234,7 +228,7 @@ def _own_address_towards(host: str, port: int) -> str:
 
 
 def check_resources(resources: Mapping[str, Any]) -> None:
-    """Refuse impossible custom resources of a node with a ValueError that names them."""
+    """Refuse impossible custom resources of a node."""
     for name, amount in resources.items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"A resource needs a name, not {name!r}.")
@@ -261,34 +255,17 @@ def check_resources(resources: Mapping[str, Any]) -> None:
 
 
 def check_labels(labels: Mapping[str, Any]) -> None:
-    """Refuse labels that a label selector could not name, with a ValueError."""
-    for key, value in labels.items():
-        prefix, slash, name = key.rpartition("/")
-        if not _LABEL_NAME.match(name) or (slash and not _LABEL_PREFIX.match(prefix)):
-            raise ValueError(
-                f"A label's key is letters, digits, '-', '_' and '.', up to 63 of them, with an "
-                f"optional prefix such as example.com/, not {key!r}."
-            )
+    """Refuse labels that a label selector could not name, and those that a node sets itself."""
+    for key in check.labels("labels", labels):
+        prefix = key.rpartition("/")[0]
         if any(prefix == p or prefix.endswith("." + p) for p in _RESERVED_LABEL_PREFIXES):
             raise ValueError(f"Labels under {prefix}/ are set by the node itself, not {key!r}.")
-        if not isinstance(value, str) or (value and not _LABEL_NAME.match(value)):
-            raise ValueError(
-                f"The value of label {key!r} must be text of letters, digits, '-', '_' and '.', "
-                f"up to 63 of them, not {value!r}."
-            )
 
 
 def _check_amount(what: str, amount: Any, *, whole: bool) -> None:
-    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-        raise ValueError(f"{what} must be a number, not {amount!r}.")
-    if not 0 <= amount < math.inf:  # which NaN is not either
-        raise ValueError(f"{what} must be a finite number of at least 0, not {shown(amount)}.")
-    if amount > LARGEST_AMOUNT:
-        raise ValueError(f"{what} must be at most {LARGEST_AMOUNT:.0e}, not {shown(amount)}.")
+    check.amount(what, amount)
     if whole and amount != int(amount):
         raise ValueError(f"{what} must be a whole number, not {amount}.")
-    if 0 < amount < 1 / _RESOLUTION:
-        raise ValueError(f"{what} must be 0 or at least {1 / _RESOLUTION}, not {amount}.")
 
 
 def _check_count(what: str, count: Any) -> None:

@@ -8,15 +8,17 @@ options exist, and what they add up to, is ``options.py``'s business.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from miniray.common.amounts import UNIT
+from miniray.common.labels import check_key, check_value, parse_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: The resource table counts in 1/10000 of a unit.
-SMALLEST_AMOUNT = 0.0001
+#: The resource table counts in fixed point.
+SMALLEST_AMOUNT = 1 / UNIT
 #: No cluster has more, not even of bytes of memory.
 LARGEST_AMOUNT = 10**19
 #: Of numbers that are only counted or compared.
@@ -31,12 +33,6 @@ _OWN_OPTION = {
     "memory": "memory",
     "object_store_memory": "memory",
 }
-
-_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
-_LABEL_KEY = re.compile(rf"(?:[a-zA-Z0-9.-]{{1,253}}/)?{_LABEL}")
-_LABEL_CONDITION = re.compile(rf"!?in\({_LABEL}(?:, ?{_LABEL})*\)|!?{_LABEL}|!?exists\(\)|")
-
-_SAME = re.compile(rf"same\({_LABEL}\)")
 
 
 def shown(value: object) -> str:
@@ -129,8 +125,8 @@ def one_of(*allowed: str) -> Callable[[str, Any], str]:
     return check
 
 
-def amount(name: str, value: Any, resource: str) -> float:
-    """An amount of a resource, in units; ``name`` is the option that asked for it."""
+def amount(name: str, value: Any, resource: str = "") -> float:
+    """An amount in units; ``name`` is the option that asks for it, ``resource`` if of a device."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, value, "a number")
     if not 0 <= value < math.inf:  # which NaN is not either
@@ -139,7 +135,7 @@ def amount(name: str, value: Any, resource: str) -> float:
         raise ValueError(f"{name} must be at most {LARGEST_AMOUNT:.0e}, not {shown(value)}.")
     if 0 < value < SMALLEST_AMOUNT:
         raise ValueError(f"{name} can't be finer than {SMALLEST_AMOUNT}, but {value} was given.")
-    if resource not in ("CPU", "memory"):
+    if resource not in ("", "CPU", "memory"):
         _check_devices(name, value, resource)
     return plain_number(value)
 
@@ -222,18 +218,10 @@ def concurrency_groups(name: str, value: Any) -> dict[str, int]:
 
 def labels(name: str, value: Any) -> dict[str, str]:
     """Labels of a node: keys and values."""
-    if not isinstance(value, Mapping):
-        raise wrong_type(name, value, "a dict of label to value")
-    for key, label in value.items():
-        _label_key(name, key)
-        if not isinstance(label, str):
-            raise wrong_type(f"{name}[{key!r}]", label, "a string")
-        if label and not re.fullmatch(_LABEL, label):
-            raise ValueError(
-                f"{name}[{key!r}] must be up to 63 letters, digits, '-', '_' or '.', beginning "
-                f"and ending with a letter or digit, not {label!r}."
-            )
-    return _plain_texts(value)
+    checked = _label_texts(name, value, "value")
+    for key, label in checked.items():
+        check_value(f"{name}[{key!r}]", label)
+    return checked
 
 
 def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[str, str]:
@@ -241,20 +229,23 @@ def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[st
 
     And ``same(x)``, if it is that of a bundle.
     """
+    checked = _label_texts(name, value, "condition")
+    for key, condition in checked.items():
+        parse_condition(f"{name}[{key!r}]", key, condition, of_bundle)
+    return checked
+
+
+def _label_texts(name: str, value: Any, what: str) -> dict[str, str]:
+    """Texts by label; ``what`` they are, for messages."""
     if not isinstance(value, Mapping):
-        raise wrong_type(name, value, "a dict of label to condition")
-    for key, condition in value.items():
-        _label_key(name, key)
-        if not isinstance(condition, str):
-            raise wrong_type(f"{name}[{key!r}]", condition, "a string")
-        if of_bundle and _SAME.fullmatch(condition):
-            continue
-        if not _LABEL_CONDITION.fullmatch(condition):
-            raise ValueError(
-                f"{name}[{key!r}] must be a value, '!value', 'in(a, b)', '!in(a, b)', 'exists()' "
-                f"or '!exists()', not {condition!r}."
-            )
-    return _plain_texts(value)
+        raise wrong_type(name, value, f"a dict of label to {what}")
+    for key, text in value.items():
+        if not isinstance(key, str):
+            raise wrong_type(f"A label in {name}", key, "a string")
+        check_key(f"A label in {name}", key)
+        if not isinstance(text, str):
+            raise wrong_type(f"{name}[{key!r}]", text, "a string")
+    return {plain_text(key): plain_text(text) for key, text in value.items()}
 
 
 def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
@@ -272,20 +263,6 @@ def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
             )
         found.append(label_selector(f"{where}['label_selector']", given["label_selector"]))
     return tuple(found)
-
-
-def _plain_texts(value: Mapping[str, str]) -> dict[str, str]:
-    return {plain_text(key): plain_text(text) for key, text in value.items()}
-
-
-def _label_key(name: str, key: Any) -> None:
-    if not isinstance(key, str):
-        raise wrong_type(f"A label in {name}", key, "a string")
-    if not _LABEL_KEY.fullmatch(key):
-        raise ValueError(
-            f"A label in {name} must be up to 63 letters, digits, '-', '_' or '.', with an "
-            f"optional 'domain/' before it, not {key!r}."
-        )
 
 
 def runtime_env(_name: str, value: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_a_malformed_condition_is_refused(text: str) -> None:
 
 
 def test_the_condition_is_for_bundles_only() -> None:
-    with pytest.raises(ValueError, match=r"for bundles only: rack=same\(a\)"):
+    with pytest.raises(ValueError, match=r"'rack' can't be 'same\(a\)', which is for bundles only"):
         Demand.of({"CPU": 1}, label_selector={"rack": "same(a)"})
 
 

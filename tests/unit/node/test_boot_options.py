@@ -30,7 +30,7 @@ def joining(**changes: Any) -> BootOptions:
         ({"num_cpus": math.nan}, "num_cpus must be a finite number of at least 0, not nan"),
         ({"num_cpus": math.inf}, "num_cpus must be a finite number of at least 0, not inf"),
         ({"num_cpus": True}, "num_cpus must be a number, not True"),
-        ({"num_cpus": 0.00001}, "num_cpus must be 0 or at least 0.0001"),
+        ({"num_cpus": 0.00001}, "num_cpus can't be finer than 0.0001"),
         ({"num_gpus": -2}, "num_gpus must be a finite number of at least 0, not -2"),
         ({"num_gpus": 0.5}, "num_gpus must be a whole number, not 0.5"),
         ({"num_gpus": 10**9}, "num_gpus must be at most 10000 devices, not 1000000000"),
@@ -55,8 +55,8 @@ def joining(**changes: Any) -> BootOptions:
         ({"resources": {"FPGA": {"number": 2}}}, "FPGA_VISIBLE_DEVICES"),
         ({"resources": {"FPGA": {"count": 1.5}}}, "must be a whole number, not 1.5"),
         ({"labels": {"a b": "c"}}, "'a b'"),
-        ({"labels": {"a": "b c"}}, "label 'a' .*'b c'"),
-        ({"labels": {"a": 1}}, "label 'a' must be text"),
+        ({"labels": {"a": "b c"}}, r"labels\['a'\] .*'b c'"),
+        ({"labels": {"a": 1}}, r"labels\['a'\] must be a string"),
         ({"labels": {"ray.io/node-id": "x"}}, "set by the node itself"),
         ({"port": 65536}, "port must be from 0 .* to 65535, not 65536"),
         ({"port": -1}, "port must be from 0"),
@@ -73,7 +73,7 @@ def joining(**changes: Any) -> BootOptions:
 def test_what_is_impossible_is_refused_with_the_reason(
     given: dict[str, Any], complaint: str
 ) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises((TypeError, ValueError), match=complaint):
         BootOptions(**given)
 
 
