@@ -1,1 +1,0 @@
-"""Where programs written for Ray look for names of its second train layer; there is one here."""

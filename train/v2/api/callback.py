@@ -1,7 +1,0 @@
-"""``UserCallback``, under the path at which Ray has it."""
-
-from __future__ import annotations
-
-from miniray.train import UserCallback
-
-__all__ = ["UserCallback"]
