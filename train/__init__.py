@@ -32,12 +32,6 @@ if TYPE_CHECKING:
         ScalingDecision,
         ScalingPolicy,
     )
-    from miniray.train.base.report_options import (
-        CheckpointConsistencyMode,
-        CheckpointUploadMode,
-        ReportedCheckpoint,
-        ReportedCheckpointStatus,
-    )
     from miniray.train.callbacks import (
         Callback,
         CSVCallback,
@@ -56,10 +50,16 @@ if TYPE_CHECKING:
     )
     from miniray.train.data import DataConfig, get_dataset_shard
     from miniray.train.data.config import TRAIN_DATASET_KEY
+    from miniray.train.data_parallel_trainer import DataParallelTrainer
     from miniray.train.run.attach import stop_run
     from miniray.train.run.result import Result
-    from miniray.train.run.trainer import DataParallelTrainer
-    from miniray.train.storage.checkpoint import Checkpoint
+    from miniray.train.storage.checkpoint import (
+        Checkpoint,
+        CheckpointConsistencyMode,
+        CheckpointUploadMode,
+        ReportedCheckpoint,
+        ReportedCheckpointStatus,
+    )
     from miniray.train.worker.backend import Backend, BackendConfig
     from miniray.train.worker.context import (
         TrainContext,
@@ -77,14 +77,14 @@ _HOMES = {
     "CallbackError": "base.exceptions",
     "Checkpoint": "storage.checkpoint",
     "CheckpointConfig": "config",
-    "CheckpointConsistencyMode": "base.report_options",
-    "CheckpointUploadMode": "base.report_options",
+    "CheckpointConsistencyMode": "storage.checkpoint",
+    "CheckpointUploadMode": "storage.checkpoint",
     "CollectiveError": "base.exceptions",
     "CollectiveTimeoutError": "base.exceptions",
     "ControllerError": "base.exceptions",
     "ControllerLostError": "base.exceptions",
     "DataConfig": "data",
-    "DataParallelTrainer": "run.trainer",
+    "DataParallelTrainer": "data_parallel_trainer",
     "FailureConfig": "config",
     "FailureDecision": "base.policies",
     "FailurePolicy": "base.policies",
@@ -94,8 +94,8 @@ _HOMES = {
     "MLflowCallback": "callbacks",
     "PlacementTimeoutError": "base.exceptions",
     "ProgressCallback": "callbacks",
-    "ReportedCheckpoint": "base.report_options",
-    "ReportedCheckpointStatus": "base.report_options",
+    "ReportedCheckpoint": "storage.checkpoint",
+    "ReportedCheckpointStatus": "storage.checkpoint",
     "Result": "run.result",
     "RunConfig": "config",
     "ScalingConfig": "config",

@@ -240,7 +240,7 @@ def test_a_barrier_that_a_rank_does_not_come_to_ends_after_a_time(
         signal.pause()
 
     monkeypatch.setenv("MINIRAY_TRAIN_COLLECTIVE_TIMEOUT", "0.2")
-    monkeypatch.setattr("miniray.train.run.trainer.tunables", tunables_now)
+    monkeypatch.setattr("miniray.train.data_parallel_trainer.tunables", tunables_now)
     with pytest.raises(WorkerGroupError, match="rank 0 still waited for rank 1"):
         fit(loop)
 

@@ -13,16 +13,15 @@ from miniray.train.callbacks.base import Callback, RunContext, UserCallback
 
 if TYPE_CHECKING:
     from miniray.train.callbacks.files import CSVCallback, JSONCallback
-    from miniray.train.callbacks.mlflow import MLflowCallback
     from miniray.train.callbacks.progress import ProgressCallback
-    from miniray.train.callbacks.tensorboard import TensorBoardCallback
+    from miniray.train.callbacks.trackers import MLflowCallback, TensorBoardCallback
 
 _HOMES = {
     "CSVCallback": "files",
     "JSONCallback": "files",
-    "MLflowCallback": "mlflow",
+    "MLflowCallback": "trackers",
     "ProgressCallback": "progress",
-    "TensorBoardCallback": "tensorboard",
+    "TensorBoardCallback": "trackers",
 }
 
 __all__ = [

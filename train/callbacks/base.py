@@ -10,7 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from miniray.train.base.state import RunState
+    from miniray.train.base.policies import RunState
     from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.storage.checkpoint import Checkpoint
 

@@ -1,20 +1,124 @@
-"""Callbacks that keep the reported metrics in a file: JSON lines, or CSV."""
+"""Callbacks that keep the reported metrics in a file: JSON lines, or CSV.
+
+A file that exists is continued. Rows that a killed process has cut off are cut away.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from miniray.train.callbacks.base import Callback
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
-    from miniray.train.base.state import RunState
+    from collections.abc import Iterable, Mapping
+
+    from miniray.train.base.policies import RunState
     from miniray.train.callbacks.base import RunContext
-    from miniray.train.callbacks.row_files import CsvFile, JsonLinesFile
     from miniray.train.storage.checkpoint import Checkpoint
+
+
+class JsonLinesFile:
+    """Appends rows as lines of JSON; values that JSON does not know are written as text.
+
+    Args:
+        path: The file; it and its folder are made if they are missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            _cut_half_a_line(file)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows; they are with the operating system when this returns."""
+        self._file.writelines(f"{json.dumps(row, default=str)}\n" for row in rows)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class CsvFile:
+    """Appends rows as CSV.
+
+    A row with a key that had no column yet adds one: the file is written anew once, with empty
+    cells in the rows before.
+
+    Args:
+        path: The file; it and its folder are made if they are missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(f".{path.name}.part")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            _cut_half_a_line(file)
+        with path.open(newline="", encoding="utf-8") as existing:
+            self._columns = next(csv.reader(existing), [])
+        self._open()
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows; they are with the operating system when this returns."""
+        for row in rows:
+            # A line is a row, so that half a row can be told from whole ones.
+            cells = {_one_line(key): _one_line(value) for key, value in row.items()}
+            added = [key for key in cells if key not in self._columns]
+            if added:
+                self._widen(added)
+            self._writer.writerow(cells)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _open(self) -> None:
+        self._file: TextIO = self._path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, self._columns, lineterminator="\n")
+
+    def _widen(self, added: list[str]) -> None:
+        """Give the file more columns; a reader sees the old file or the new one."""
+        self._file.close()
+        self._columns = [*self._columns, *added]
+        with (
+            self._path.open(newline="", encoding="utf-8") as old,
+            self._part.open("w", newline="", encoding="utf-8") as new,
+        ):
+            writer = csv.DictWriter(new, self._columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(csv.DictReader(old))
+        self._part.replace(self._path)
+        self._open()
+
+
+def _one_line(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return value.replace("\\", "\\\\").replace("\n", "\\n") if "\n" in value else value
+
+
+def _cut_half_a_line(file: BinaryIO) -> None:
+    """Remove what follows the last line break."""
+    end = file.seek(0, os.SEEK_END)
+    keep = 0
+    step = 4096
+    for start in range(max(0, end - step), -step, -step):
+        file.seek(max(0, start))
+        found = file.read(min(step, end)).rfind(b"\n")
+        if found >= 0:
+            keep = max(0, start) + found + 1
+            break
+    if keep < end:
+        file.truncate(keep)
 
 
 class _FileCallback(Callback):
@@ -89,8 +193,6 @@ class JSONCallback(_FileCallback):
 
     def on_start(self, run_context: RunContext) -> None:
         """Open the file."""
-        from miniray.train.callbacks.row_files import JsonLinesFile
-
         self._file = JsonLinesFile(self.path)
 
     def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +215,6 @@ class CSVCallback(_FileCallback):
 
     def on_start(self, run_context: RunContext) -> None:
         """Open the file."""
-        from miniray.train.callbacks.row_files import CsvFile
-
         self._file = CsvFile(self.path)
 
     def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from miniray.train.base.exceptions import CallbackError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.train.base.state import RunState
+    from miniray.train.base.policies import RunState
     from miniray.train.callbacks.base import Callback, RunContext
     from miniray.train.storage.checkpoint import Checkpoint
 

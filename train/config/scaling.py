@@ -1,7 +1,7 @@
 """``ScalingConfig``: how many workers train, and what each of them holds.
 
 Only what follows from the values given; whether a cluster has room for it is
-the head's question.
+the head's question. Shapes of TPU slices come from ``miniray.accelerators.tpu``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.config import tpu
 from miniray.train.config.checks import (
     by_name_only,
     check_flag,
@@ -19,9 +18,14 @@ from miniray.train.config.checks import (
     is_amount,
     is_whole,
 )
+from miniray.util.tpu_reservation import POD_TYPE, SLICE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from miniray.accelerators.tpu import SliceShape
+
+_EXAMPLE = 'topology="4x4", accelerator_type="TPU-V6E"'
 
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -148,7 +152,7 @@ class ScalingConfig:
                     f"{resource}s, or set {flag}=False."
                 )
         if self.use_tpu:
-            tpu.check(self)
+            _check_tpu(self)
         elif self.topology is not None:
             raise ValueError(
                 f"ScalingConfig(topology={self.topology!r}) is the shape of a TPU slice. "
@@ -213,7 +217,7 @@ class ScalingConfig:
     @property
     def workers_step(self) -> int:
         """The number of workers is a multiple of this: the hosts of a TPU slice, else 1."""
-        shape = tpu.slice_shape(self) if self.use_tpu else None
+        shape = _slice_shape(self) if self.use_tpu else None
         return shape.hosts if shape is not None else 1
 
     @property
@@ -224,14 +228,14 @@ class ScalingConfig:
                 name: amount for name, amount in self.resources_per_worker.items() if amount
             }
         elif self.use_tpu:
-            resources = tpu.default_resources(self)
+            resources = _default_resources(self)
         else:
             resources = {} if self.use_gpu else {"CPU": 1.0}
         if self.use_gpu:
             resources.setdefault("GPU", 1.0)
         if self.use_tpu:
-            resources.setdefault("TPU", tpu.default_chips(self))
-        kind = tpu.type_of_nodes(self) if self.use_tpu else self.accelerator_type
+            resources.setdefault("TPU", _default_chips(self))
+        kind = _type_of_nodes(self) if self.use_tpu else self.accelerator_type
         if kind is not None:
             resources.setdefault(f"accelerator_type:{kind}", ACCELERATOR_TYPE_SHARE)
         return resources
@@ -282,9 +286,93 @@ class ScalingConfig:
     def bundle_label_selectors(self, num_workers: int) -> list[dict[str, str]] | None:
         """Conditions on the node of each worker of a group of this size; None for none."""
         if self.use_tpu and self.topology:
-            return [tpu.slice_labels(self, index) for index in range(num_workers)]
+            return [_slice_labels(self, index) for index in range(num_workers)]
         if self.label_selector is None:
             return None
         if isinstance(self.label_selector, Mapping):
             return [dict(self.label_selector) for _ in range(num_workers)]
         return [dict(selector) for selector in self.label_selector[:num_workers]]
+
+
+def _check_tpu(config: ScalingConfig) -> None:
+    """Raise ValueError if workers with TPUs can't be as this says."""
+    for name, value in (
+        ("topology", config.topology),
+        ("accelerator_type", config.accelerator_type),
+    ):
+        # A single worker may be any host; with one of the two the other is needed as well.
+        if value is None and (config.max_workers > 1 or config.topology is not None):
+            raise ValueError(
+                f"ScalingConfig(use_tpu=True, num_workers={config.num_workers!r}) needs {name}: "
+                f"its workers are the hosts of slices, and these follow from topology and type. "
+                f"Write, for example, {_EXAMPLE}."
+            )
+    chips = (config.resources_per_worker or {}).get("TPU")
+    shape = _slice_shape(config)
+    if shape is None:
+        return
+    if chips is not None and chips > shape.chips_per_host:
+        raise ValueError(
+            f'ScalingConfig(resources_per_worker={{"TPU": {chips:g}}}) asks for more chips than a '
+            f"host of a {config.topology} slice of {config.accelerator_type} has. "
+            f"Use at most {shape.chips_per_host}, or leave TPU out for all of them."
+        )
+    for workers in {config.min_workers, config.max_workers}:
+        if workers % shape.hosts:
+            raise ValueError(
+                f"ScalingConfig(num_workers={config.num_workers!r}) does not fill whole slices: "
+                f"a {config.topology} slice of {config.accelerator_type} has {shape.hosts} hosts, "
+                f"and each worker is one. Use a multiple of {shape.hosts}, such as "
+                f"{-(-workers // shape.hosts) * shape.hosts}."
+            )
+
+
+def _slice_shape(config: ScalingConfig) -> SliceShape | None:
+    """Hosts and chips of the slice that the workers run on; None if it is not named."""
+    if config.topology is None or config.accelerator_type is None:
+        return None
+    from miniray.accelerators.base import AcceleratorRequestError
+    from miniray.accelerators.tpu import slice_shape
+
+    try:
+        return slice_shape(config.topology, config.accelerator_type)
+    except AcceleratorRequestError as error:
+        raise ValueError(
+            f"ScalingConfig(topology={config.topology!r}, "
+            f"accelerator_type={config.accelerator_type!r}): {error}."
+        ) from None
+
+
+def _type_of_nodes(config: ScalingConfig) -> str | None:
+    """The accelerator type as nodes name it: ``TPU-V6E`` for the hosts of a slice of ``v6e``."""
+    if _slice_shape(config) is None:
+        return config.accelerator_type
+    from miniray.accelerators.tpu import generation
+
+    assert config.accelerator_type is not None
+    return f"TPU-{generation(config.accelerator_type).upper()}"
+
+
+def _default_chips(config: ScalingConfig) -> float:
+    """Chips of a worker that are not given: those of a host of the slice, else 1."""
+    shape = _slice_shape(config)
+    return float(shape.chips_per_host) if shape is not None else 1.0
+
+
+def _default_resources(config: ScalingConfig) -> dict[str, float]:
+    """What a worker holds when nothing is given; of a host of a slice, a CPU as well."""
+    cpus = {} if _slice_shape(config) is None else {"CPU": 1.0}
+    return {**cpus, "TPU": _default_chips(config)}
+
+
+def _slice_labels(config: ScalingConfig, index: int) -> dict[str, str]:
+    """Conditions on the labels of the host of one worker, by its number in the group.
+
+    The hosts of a slice are those of one slice. An elastic group takes what there is.
+    """
+    shape = _slice_shape(config)
+    assert shape is not None
+    labels = {POD_TYPE: shape.pod_type}
+    if shape.hosts > 1 and not config.elasticity_enabled:
+        labels[SLICE_NAME] = f"same({index // shape.hosts})"
+    return labels

@@ -15,16 +15,15 @@ from miniray.train.base.exceptions import AttemptOverError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import listed
 from miniray.train.base.reports import ReportBoard, ReportMismatchError
-from miniray.train.controller.group_keys import GroupKeys
-from miniray.train.controller.rendezvous import NOTE_AFTER, Rendezvous
+from miniray.train.controller.rendezvous import NOTE_AFTER, GroupKeys, Rendezvous
 from miniray.train.worker.stacks import StackBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from miniray.train.base.reports import Report, Step
-    from miniray.train.controller.blocking_work import BlockingWork
     from miniray.train.controller.recorder import RunRecorder
+    from miniray.train.controller.waits import BlockingWork
     from miniray.train.storage.checkpoint_book import CheckpointRecord
     from miniray.train.worker.controller_client import CollectiveOutcome
 

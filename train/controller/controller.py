@@ -21,20 +21,18 @@ from miniray.train.base.exceptions import (
     TrainingFailedError,
 )
 from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
-from miniray.train.base.policies import FailureDecision, GroupFailure
-from miniray.train.base.state import RunState, check_transition
-from miniray.train.base.waits import end, first_of, wait_at_most
+from miniray.train.base.policies import FailureDecision, GroupFailure, RunState, check_transition
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
 from miniray.train.controller.attempt import Attempt
-from miniray.train.controller.blocking_work import BlockingWork
-from miniray.train.controller.growth import Growth
 from miniray.train.controller.hangs import watch_for_hang
 from miniray.train.controller.outcome import RunOutcome
 from miniray.train.controller.recorder import RunRecorder
-from miniray.train.controller.run_facts import RunFacts, pause_after
+from miniray.train.controller.room import Growth
+from miniray.train.controller.run_spec import RunFacts, pause_after
 from miniray.train.controller.startup import check_shared, place, start
-from miniray.train.progress.progress_feed import ProgressFeed, Row
+from miniray.train.controller.waits import BlockingWork, end, first_of, wait_at_most
+from miniray.train.progress.feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
 from miniray.train.worker.rank_logs import RankLogs
 from miniray.train.worker.session import SessionSetup
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from miniray.train.base.reports import Step
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
-    from miniray.train.progress.progress_feed import Progress, Seen
+    from miniray.train.progress.feed import Progress, Seen
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.worker import WorkerOutcome
 

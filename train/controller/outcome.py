@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.state import RunState
+from miniray.train.base.policies import RunState
 from miniray.train.storage.checkpoint_book import CheckpointRecord
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Room for workers: placement groups of the size that fits, and those that wait for more.
 
-Whether something fits is the head's answer; which sizes are wanted is decided
-by the scaling policy.
+Whether something fits, and which bundle has no room, is the head's answer; which sizes are wanted
+is decided by the scaling policy. An elastic group takes room for more at a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,52 @@ from miniray.util.placement_group import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from miniray.train.base.policies import ScalingDecision, ScalingPolicy
+    from miniray.train.controller.worker_group import WorkerGroup
+
 logger = logging.getLogger(__name__)
+
+
+def explain(
+    workers: int,
+    resources: Mapping[str, float],
+    total: Mapping[str, float],
+    free: Mapping[str, float],
+    reason: str = "",
+) -> str:
+    """A sentence for each resource that is short, then the head's reason.
+
+    Args:
+        workers: Number of workers.
+        resources: What each holds, by resource name.
+        total: What the cluster has, by resource name.
+        free: What of it is free.
+        reason: Why the head has not placed the group; empty if it says nothing.
+    """
+    each = f" with {dict(resources)} each" if resources else ""
+    sentences = [f"Waiting for the resources of {workers} workers{each}."]
+    for name, amount in resources.items():
+        if name.startswith("accelerator_type:"):
+            if not total.get(name):
+                kind = name.partition(":")[2]
+                sentences.append(f"No node has the accelerator type {kind}.")
+            continue
+        needed = amount * workers
+        missing = needed - free.get(name, 0)
+        if missing > 0:
+            sentences.append(
+                f"{name} is short by {_amount(missing)}: {_amount(needed)} are needed, "
+                f"{_amount(free.get(name, 0))} of the cluster's {_amount(total.get(name, 0))} are "
+                f"free."
+            )
+    if reason:
+        sentences.append(f"The scheduler says: {reason}.")
+    return " ".join(sentences)
+
+
+def _amount(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
 
 #: Seconds that an elastic group waits for room that is only held by others, such as the
 #: workers before it whose processes are just ending, before it begins smaller.
@@ -196,3 +241,57 @@ class MoreRoom:
         self.count = 0
         for room in asked:
             room.remove()
+
+
+class Growth:
+    """What follows from the scaling policy while a group runs.
+
+    Args:
+        policy: Decides.
+        interval: Seconds that a group runs at least before it asks for more room.
+    """
+
+    def __init__(self, policy: ScalingPolicy, interval: float) -> None:
+        self._policy = policy
+        self._interval = interval
+        self._room: MoreRoom | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._size = 0
+        self._decision: ScalingDecision | None = None
+
+    def begin(self, group: WorkerGroup) -> None:
+        """Ask for room beside a group that runs now, if the policy wants it."""
+        self._size = group.size
+        wanted = self._policy.wanted(group.size)
+        if wanted > 0:
+            self._room = group.more_room()
+            self._asking = asyncio.create_task(self._ask(self._room, wanted))
+
+    async def _ask(self, room: MoreRoom, wanted: int) -> None:
+        await asyncio.sleep(self._interval)
+        await room.collect(wanted)
+
+    def at_checkpoint(self) -> bool:
+        """Whether a larger group is to go on from the checkpoint that is complete now."""
+        if self._room is None:
+            return False
+        if self._asking is not None and self._asking.done():
+            self._asking.result()  # raises why there can be no more room
+        if self._room.count:
+            self._decision = self._policy.grow(self._size, self._room.count)
+        return self._decision is not None
+
+    def next_group(self) -> ScalingDecision:
+        """The group to start."""
+        decision, self._decision = self._decision, None
+        return decision if decision is not None else self._policy.next_group()
+
+    async def end(self) -> None:
+        """Give the room back, for the next group to be placed in it."""
+        asking, self._asking = self._asking, None
+        room, self._room = self._room, None
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        if room is not None:
+            await asyncio.to_thread(room.give_back)

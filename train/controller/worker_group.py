@@ -20,8 +20,7 @@ from miniray.train.base.ranks import (
     shares_devices,
     unreachable_address,
 )
-from miniray.train.controller.placement import explain
-from miniray.train.controller.room import MoreRoom, Room, largest_room, waiting_demand
+from miniray.train.controller.room import MoreRoom, Room, explain, largest_room, waiting_demand
 from miniray.train.worker.backend import Member
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import TrainWorker

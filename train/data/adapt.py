@@ -98,7 +98,7 @@ def _source_of(name: str, dataset: Any) -> Source | StreamSource:
 
 def _items_of(name: str, dataset: Any) -> Source | StreamSource:
     """The source of something that gives items."""
-    from miniray.train.data.items import IterableSource, MapSource
+    from miniray.train.data.sources import IterableSource, MapSource
 
     refusal = _refusal(dataset)
     if refusal is not None:
@@ -137,7 +137,7 @@ def _from_arrow(dataset: Any) -> Source | None:
     import pyarrow.dataset
 
     from miniray.train.data.parquet import FragmentSource
-    from miniray.train.data.tables import TableSource
+    from miniray.train.data.sources import TableSource
 
     if isinstance(dataset, pyarrow.Table):
         return TableSource(dataset)
@@ -153,7 +153,7 @@ def _from_arrow(dataset: Any) -> Source | None:
 def _from_pandas(dataset: Any) -> Source | None:
     import pyarrow
 
-    from miniray.train.data.tables import TableSource
+    from miniray.train.data.sources import TableSource
 
     if type(dataset).__name__ != "DataFrame":
         return None
@@ -163,8 +163,12 @@ def _from_pandas(dataset: Any) -> Source | None:
 def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
     import datasets
 
-    from miniray.train.data.items import IterableSource, MapSource
-    from miniray.train.data.tables import HuggingFaceSource, must_be_decoded
+    from miniray.train.data.sources import (
+        HuggingFaceSource,
+        IterableSource,
+        MapSource,
+        must_be_decoded,
+    )
 
     if isinstance(dataset, datasets.IterableDataset):
         return IterableSource(dataset)

@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.config.checks import is_whole
 from miniray.train.data.formats import collate_torch, formatter, table_to_numpy
 from miniray.train.data.order import EpochOrder
-from miniray.train.data.position import ENDLESS, Position, position_of, state_of
+from miniray.train.data.position import (
+    ENDLESS,
+    Position,
+    plan_batches,
+    position_of,
+    size_of,
+    state_of,
+)
 from miniray.train.data.read_ahead import read_ahead
 from miniray.train.data.reading import LocalShuffle, PartReader, StreamShuffle, read_stream
 from miniray.train.data.sources import Source
-from miniray.train.data.split import plan_batches, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from miniray.train.data.position import BatchPlan
     from miniray.train.data.sources import StreamSource
-    from miniray.train.data.split import BatchPlan
 
 
 #: What an iterator of Ray's has beside batches, and what to do instead.

@@ -7,8 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.data.sources import Source
-from miniray.train.data.tables import TableRows
+from miniray.train.data.sources import Source, TableRows
 
 if TYPE_CHECKING:
     import os

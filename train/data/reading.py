@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.data.permutation import Permutation, derive_key
-from miniray.train.data.split import part, size_of
+from miniray.train.data.order import Permutation, derive_key
+from miniray.train.data.position import part, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from miniray.train.data.order import EpochOrder
+    from miniray.train.data.position import Range
     from miniray.train.data.sources import Rows, Source, StreamSource
-    from miniray.train.data.split import Range
 
 
 class PartReader:

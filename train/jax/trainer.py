@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.config import instance_of
+from miniray.train.data_parallel_trainer import DataParallelTrainer
 from miniray.train.jax.config import JaxConfig
-from miniray.train.run.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

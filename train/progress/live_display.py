@@ -18,16 +18,15 @@ from rich.table import Column
 from rich.text import Text
 
 from miniray.logs.screen import SCREEN, is_terminal
-from miniray.train.base.state import RunState
-from miniray.train.progress.progress_lines import WORDS, format_row
-from miniray.train.progress.progress_meter import ProgressMeter, format_status
+from miniray.train.base.policies import RunState
+from miniray.train.progress.display import WORDS, ProgressMeter, format_row, format_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
 
-    from miniray.train.progress.progress_feed import Progress
+    from miniray.train.progress.feed import Progress
 
 logger = logging.getLogger(__name__)
 

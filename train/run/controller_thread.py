@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.interrupts import STOPPING
 from miniray.train.controller.controller import TrainController
-from miniray.train.progress.progress import Pace, make_display
-from miniray.train.progress.progress_feed import Seen
+from miniray.train.progress.display import Pace, make_display
+from miniray.train.progress.feed import Seen
 from miniray.train.worker.controller_client import LocalCarrier
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import read_outcome, write_outcome
-from miniray.train.controller.run_facts import pause_after
+from miniray.train.controller.run_spec import pause_after
 from miniray.train.storage.filesystem import protocols
 from miniray.train.worker.controller_client import ActorCarrier
 
 if TYPE_CHECKING:
-    from miniray.train.base.state import RunState
+    from miniray.train.base.policies import RunState
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage

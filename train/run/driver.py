@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerError
 from miniray.train.base.interrupts import STOPPING
-from miniray.train.progress.progress import Pace, make_display
-from miniray.train.progress.progress_feed import Seen
+from miniray.train.progress.display import Pace, make_display
+from miniray.train.progress.feed import Seen
 
 if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome

@@ -19,10 +19,10 @@ from miniray.train.base.interrupts import Interrupts
 from miniray.train.base.policies import (
     FailureDecision,
     FailurePolicy,
+    RunState,
     ScalingDecision,
     ScalingPolicy,
 )
-from miniray.train.base.state import RunState
 from miniray.train.controller.outcome import RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.run.local_group import (

@@ -14,8 +14,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.failures import GroupStartError, WorkerFailure
+from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.base.state import RunState
 from miniray.train.worker.worker import WorkerOutcome
 
 if TYPE_CHECKING:

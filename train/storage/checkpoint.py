@@ -1,12 +1,14 @@
-"""``Checkpoint``: the name of a folder of files on some filesystem.
+"""``Checkpoint``: the name of a folder of files on some filesystem; and how it is reported.
 
 It holds a path and a filesystem, no data; which checkpoints a run has and
-keeps is decided elsewhere.
+keeps is decided elsewhere. Names and values of options are those of Ray Train.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import enum
 import json
 import shutil
 import tempfile
@@ -167,3 +169,59 @@ class Checkpoint:
 def temporary_folder() -> Path:
     """A new folder, which nobody but the caller deletes."""
     return Path(tempfile.mkdtemp(prefix="miniray_checkpoint_"))
+
+
+class CheckpointUploadMode(enum.Enum):
+    """How ``report()`` brings a checkpoint into the storage."""
+
+    #: ``report()`` returns after this rank's files are there.
+    SYNC = "SYNC"
+    #: ``report()`` returns at once; a thread uploads the files, one checkpoint after the other.
+    ASYNC = "ASYNC"
+    #: The files are in a folder of the run's folder already.
+    NO_UPLOAD = "NO_UPLOAD"
+
+    def default_delete_local_checkpoint_after_upload(self) -> bool:
+        """Whether the local files are deleted after the upload unless the user says otherwise."""
+        return self is CheckpointUploadMode.ASYNC
+
+
+class CheckpointConsistencyMode(enum.Enum):
+    """What ``get_all_reported_checkpoints()`` waits for.
+
+    Both wait until every report that was made before is in the storage: nothing is validated
+    later.
+    """
+
+    COMMITTED = "COMMITTED"
+    VALIDATED = "VALIDATED"
+
+
+class ReportedCheckpointStatus(enum.Enum):
+    """Where a reported checkpoint stands."""
+
+    COMMITTED = "COMMITTED"
+
+
+@dataclasses.dataclass
+class ReportedCheckpoint:
+    """A checkpoint that is complete.
+
+    Attributes:
+        checkpoint: The checkpoint in the storage.
+        metrics: What rank 0 reported with it.
+        status: Always COMMITTED.
+    """
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+    status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
+
+
+def member(kind: type[enum.Enum], argument: str, value: Any) -> Any:
+    """The value, if it is of this enumeration; else raise ValueError that names what is allowed."""
+    matches = isinstance(value, kind)
+    if not matches:
+        allowed = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
+        raise ValueError(f"{argument}={value!r}) is not known. Use one of {allowed}.")
+    return value

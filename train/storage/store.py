@@ -1,8 +1,8 @@
-"""Reads and writes files below one folder of a filesystem, so that a kill at any time harms little.
+"""The files of a folder on any fsspec filesystem.
 
-On the machine's own filesystem a file appears whole, under its name, or not at all; so it
-does on object stores. On others a write that is cut off leaves the beginning of the file:
-whoever reads has to notice. What the files mean is not known here.
+Files that are about to be deleted are linked and not copied. What is stored is what a copy would
+have been: a file of its own, with the owner and the mode of a new one, that nobody can reach by
+another name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,66 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.storage.filesystem import files_below, is_local
-from miniray.train.storage.spare_files import give_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 logger = logging.getLogger(__name__)
+
+
+def give_name(folder: Path, file: str, name: Path) -> bool:
+    """Give a file of a folder that is about to be deleted a further name.
+
+    It keeps its old name until then: if the caller fails before, the folder is as it was.
+
+    Args:
+        folder: The folder.
+        file: Path of the file in it.
+        name: The new name, which no file has; on failure it may be that of an empty file.
+
+    Returns:
+        Whether that was possible. If not, the file has to be copied.
+
+    Raises:
+        FileNotFoundError: One of the folders does not exist.
+    """
+    # Exclusive, and with the permissions that copying would give it.
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        fresh = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not _goes_with(folder, file) or not _is_like(Path(folder, file).lstat(), fresh):
+        return False
+    name.unlink()
+    try:
+        os.link(Path(folder, file), name)
+    except OSError as error:  # this filesystem, or the kernel's rules, have no links
+        logger.debug("%s is copied, since it can't be linked: %s", file, error)
+        return False
+    return True
+
+
+def _goes_with(folder: Path, file: str) -> bool:
+    """Whether deleting the folder deletes the file itself: no symbolic link leads out of it."""
+    inside = os.path.realpath(folder / file) == os.path.join(os.path.realpath(folder), file)  # noqa: PTH118 - as text
+    return inside and os.access((folder / file).parent, os.W_OK)
+
+
+def _is_like(own: os.stat_result, fresh: os.stat_result) -> bool:
+    """Whether a file is what a copy in place of a fresh one would be."""
+    return (
+        stat.S_ISREG(own.st_mode)
+        and own.st_nlink == 1
+        and (own.st_dev, own.st_uid, own.st_gid, own.st_mode)
+        == (fresh.st_dev, fresh.st_uid, fresh.st_gid, fresh.st_mode)
+    )
+
 
 _PART = re.compile(r"\..+\.part-[0-9a-f]{16}")
 #: fsspec takes paths with these for patterns when it deletes.

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.absent import absent, tell_imports
 from miniray.train.torch.config import TorchConfig
-from miniray.train.torch.trainer import TorchTrainer
+from miniray.train.torch.torch_trainer import TorchTrainer
 
 if TYPE_CHECKING:
     from miniray.train.torch.amp import accelerate, backward, prepare_optimizer
     from miniray.train.torch.checkpoint import TorchCheckpoint
     from miniray.train.torch.data_loader import prepare_data_loader
     from miniray.train.torch.devices import get_device, get_devices
-    from miniray.train.torch.models import prepare_model
-    from miniray.train.torch.reproducibility import enable_reproducibility
+    from miniray.train.torch.models import enable_reproducibility, prepare_model
 
 _HOMES = {
     "TorchCheckpoint": "checkpoint",
     "accelerate": "amp",
     "backward": "amp",
-    "enable_reproducibility": "reproducibility",
+    "enable_reproducibility": "models",
     "get_device": "devices",
     "get_devices": "devices",
     "prepare_data_loader": "data_loader",

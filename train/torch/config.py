@@ -1,15 +1,31 @@
-"""``TorchConfig``: how the process group of a run is made."""
+"""``TorchConfig``: how the process group of a run is made; ``TorchBackend`` makes and ends it.
+
+What a process needs to be told follows from ``environment``; here it is applied. PyTorch is loaded
+in the processes of ranks only.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+import datetime
+import logging
+import os
+from typing import TYPE_CHECKING, Any
 
+from miniray.common import process_limits
+from miniray.common.amounts import ACCELERATORS
 from miniray.train.config.checks import check_text, is_amount
-from miniray.train.worker.backend import BackendConfig
+from miniray.train.torch import environment
+from miniray.train.worker.backend import Backend, BackendConfig
 
 if TYPE_CHECKING:
-    from miniray.train.torch.backend import TorchBackend
+    from collections.abc import Mapping
+
+    from miniray.train.config import ScalingConfig
+    from miniray.train.worker.backend import LocalPlace, Member
+
+logger = logging.getLogger(__name__)
 
 INIT_METHODS = ("env", "tcp")
 
@@ -49,6 +65,171 @@ class TorchConfig(BackendConfig):
 
     def make_backend(self) -> TorchBackend:
         """The backend that makes this process group."""
-        from miniray.train.torch.backend import TorchBackend
-
         return TorchBackend(self)
+
+
+#: What every rank needs.
+_PRELOAD = ("torch", "torch.distributed", "psutil")
+
+#: Where rank 0 tells the others which backend the group uses.
+_BACKEND_KEY = "miniray/backend"
+
+
+class TorchBackend(Backend):
+    """Makes the process group before the train loop and ends it afterwards."""
+
+    def __init__(self, config: TorchConfig) -> None:
+        self._config = config
+        self._store: Any = None
+        self._leave: contextlib.ExitStack | None = None
+        self._made_group = False
+
+    def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """PyTorch."""
+        del resources
+        return _PRELOAD
+
+    def preload_later(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """On CPUs, the compiler's front end.
+
+        It is loaded by the first DistributedDataParallel or optimizer step of a process anyway,
+        and takes almost as long as PyTorch itself. With accelerators it brings kernels' compilers
+        along, of which it is not known whether they leave the devices alone until they are used.
+        """
+        return () if ACCELERATORS & resources.keys() else ("torch._dynamo",)
+
+    def prepare(self) -> None:
+        """Load PyTorch."""
+        import torch.distributed  # noqa: F401
+
+    def on_start(self, member: Member) -> None:
+        """Set the variables of torchrun, share the node's GPUs, make the process group."""
+        import torch
+
+        rocm = torch.version.hip is not None
+        os.environ.update(environment.torchrun_variables(member))
+        os.environ.update(
+            environment.gloo_variables(member.address, os.environ, interface_addresses())
+        )
+        # This works only before CUDA is first used; a worker's process is new.
+        os.environ.update(environment.shared_visibility(member, os.environ, rocm=rocm))
+        if not process_limits.threads_given():
+            cores = len(os.sched_getaffinity(0))
+            cpus = member.resources.get("CPU", 0)
+            torch.set_num_threads(
+                environment.thread_count(cpus, cores, member.ranks.local_world_size)
+            )
+        self._make_group(member)
+
+    def on_shutdown(self) -> None:
+        """End the process group, unless it is the program's; a rank that still waits gets an error.
+
+        Where something keeps the group's connections open, as DistributedDataParallel does, it gets
+        that when this process ends.
+        """
+        import torch.distributed as dist
+
+        if self._made_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    def join_local(self, config: ScalingConfig) -> LocalPlace:
+        """Make a process group in this process, or take the place that torchrun gave it."""
+        import torch.distributed as dist
+
+        from miniray.train.torch.local import join
+
+        self._leave = contextlib.ExitStack()
+        given = dist.is_initialized()
+        place = join(self._config, config, self._leave)
+        # A rank that is alone may run its train loop again, in the same group.
+        self._made_group = place.link is not None and not given
+        return place
+
+    def leave_local(self) -> None:
+        """Undo ``join_local``."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Goes to the workers, each of which makes its own.
+        return {**self.__dict__, "_store": None, "_leave": None}
+
+    def _make_group(self, member: Member) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from miniray.train.torch.devices import own_devices
+
+        ranks = member.ranks
+        timeout = datetime.timedelta(seconds=self._config.timeout_s)
+        if member.listener is not None:
+            member.listener.close()  # MASTER_PORT is for what libraries of the user open there
+        self._store = _store(member, timeout)
+        device = own_devices()[0]
+        # Makes Hugging Face Accelerate use this device and not one by its own rules.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            self._agree_on_backend(member),
+            store=self._store,
+            rank=ranks.world_rank,
+            world_size=ranks.world_size,
+            timeout=timeout,
+        )
+        self._made_group = True
+
+    def _agree_on_backend(self, member: Member) -> str:
+        """The backend that was asked for, or what rank 0 finds best, so that all have the same."""
+        if self._config.backend is not None:
+            return self._config.backend
+        if member.ranks.world_rank != 0:
+            return str(self._store.get(_BACKEND_KEY).decode())
+        backend = environment.default_backend(member, cuda=has_nccl())
+        if member.resources.get("GPU") and backend != "nccl":
+            why = (
+                "workers share GPUs, which NCCL refuses"
+                if member.shares_devices
+                else "PyTorch finds no GPU here, or has no NCCL"
+            )
+            logger.warning("The process group uses gloo instead of NCCL: %s.", why)
+        self._store.set(_BACKEND_KEY, backend)
+        return backend
+
+
+def _store(member: Member, timeout: datetime.timedelta) -> Any:
+    """Where the ranks find each other: at the controller; a rank that is alone needs nobody."""
+    if member.ranks.world_size == 1:
+        import torch.distributed as dist
+
+        return dist.HashStore()
+    from miniray.train.torch.group_store import GroupStore
+
+    assert member.controller is not None
+    return GroupStore(member.controller, timeout)
+
+
+def has_nccl() -> bool:
+    """Whether this process can use NCCL; on AMD GPUs, RCCL."""
+    import torch
+    import torch.distributed as dist
+
+    return bool(torch.cuda.is_available() and dist.is_nccl_available())
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """The IP addresses of each network interface of this machine."""
+    import socket
+
+    import psutil
+
+    return {
+        name: [
+            entry.address.partition("%")[0]
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+        for name, entries in psutil.net_if_addrs().items()
+    }

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from miniray.train.base.ranks import Ranks
 from miniray.train.torch import environment
-from miniray.train.torch.backend import has_nccl, interface_addresses
+from miniray.train.torch.config import has_nccl, interface_addresses
 from miniray.train.torch.devices import set_local_devices
 from miniray.train.worker.backend import LocalPlace
 from miniray.train.worker.local_link import LinkClient, LinkServer

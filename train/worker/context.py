@@ -9,14 +9,14 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.base.report_options import (
+from miniray.train.config import check_folder_name
+from miniray.train.storage.checkpoint import (
+    Checkpoint,
     CheckpointConsistencyMode,
     CheckpointUploadMode,
     ReportedCheckpoint,
     member,
 )
-from miniray.train.config import check_folder_name
-from miniray.train.storage.checkpoint import Checkpoint
 from miniray.train.worker.session import CheckpointReport, Session, check_deletable
 
 if TYPE_CHECKING:

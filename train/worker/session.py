@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.exception_transport import add_note
 from miniray.train.base.exceptions import CollectiveTimeoutError
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.plain_metrics import plain_metrics
 from miniray.train.base.ranks import listed
-from miniray.train.base.report_options import CheckpointUploadMode, ReportedCheckpoint
-from miniray.train.base.reports import Report
-from miniray.train.storage.checkpoint import Checkpoint
+from miniray.train.base.reports import Report, plain_metrics
+from miniray.train.storage.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from miniray.train.storage.filesystem import is_local, protocols
 from miniray.train.storage.storage import default_checkpoint_name
 from miniray.train.worker.controller_client import rank_calls
-from miniray.train.worker.upload_process import UploadProcess
-from miniray.train.worker.uploads import BackgroundUploads
+from miniray.train.worker.uploads import BackgroundUploads, UploadProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

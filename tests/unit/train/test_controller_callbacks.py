@@ -12,8 +12,7 @@ import pytest
 from controller_helpers import run
 
 from miniray.train import Callback, CallbackError
-from miniray.train.base.policies import ScalingDecision, ScalingPolicy
-from miniray.train.base.state import RunState
+from miniray.train.base.policies import RunState, ScalingDecision, ScalingPolicy
 
 
 def test_callbacks_see_states_reports_and_failures(start):

@@ -13,9 +13,9 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Checkpoint
 from miniray.train.base.exceptions import AttemptOverError
 from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
-from miniray.train.base.state import RunState
-from miniray.train.progress.progress_feed import Seen
+from miniray.train.progress.feed import Seen
 from miniray.train.storage.storage import RunStorage
 
 

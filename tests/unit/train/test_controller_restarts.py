@@ -11,8 +11,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback
 from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
-from miniray.train.base.policies import FailureDecision, FailurePolicy
-from miniray.train.base.state import RunState
+from miniray.train.base.policies import FailureDecision, FailurePolicy, RunState
 from miniray.train.storage.metrics_log import read_rows
 from miniray.train.storage.storage import RunStorage
 

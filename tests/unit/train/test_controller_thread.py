@@ -10,11 +10,10 @@ import types
 import pytest
 
 from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
-from miniray.train.base.policies import FixedScaling, LimitedRetries
+from miniray.train.base.policies import FixedScaling, LimitedRetries, RunState
 from miniray.train.base.reports import Report
-from miniray.train.base.state import RunState
 from miniray.train.controller.run_spec import RunSpec
-from miniray.train.progress.progress_feed import Seen
+from miniray.train.progress.feed import Seen
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.worker import WorkerOutcome

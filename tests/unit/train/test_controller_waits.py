@@ -16,9 +16,9 @@ from miniray.train.base.exceptions import (
     StorageUnusableError,
     WorkerHungError,
 )
+from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.base.state import RunState
-from miniray.train.progress.progress_feed import ProgressFeed, Seen
+from miniray.train.progress.feed import ProgressFeed, Seen
 from miniray.train.storage.storage import RunStorage
 
 
@@ -145,7 +145,7 @@ def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, w
     async def loop(rank):
         await rank.report({}, {"model": "weights"})
 
-    monkeypatch.setattr("miniray.train.controller.blocking_work.SLOW_WORK", 0.01)
+    monkeypatch.setattr("miniray.train.controller.waits.SLOW_WORK", 0.01)
     monkeypatch.setattr(RunStorage, what, slow)
     notes = []
     monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))

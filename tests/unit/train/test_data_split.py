@@ -12,10 +12,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.train.data.order import EpochOrder
-from miniray.train.data.permutation import Permutation, derive_key
-from miniray.train.data.position import Position, position_of, state_of
-from miniray.train.data.split import enough_for, left_over, part, plan_batches, size_of, split
+from miniray.train.data.order import EpochOrder, Permutation, derive_key
+from miniray.train.data.position import (
+    Position,
+    enough_for,
+    left_over,
+    part,
+    plan_batches,
+    position_of,
+    size_of,
+    split,
+    state_of,
+)
 
 sizes = st.integers(0, 300)
 worlds = st.integers(1, 9)

@@ -11,7 +11,7 @@ import pytest
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.train import DataParallelTrainer, Result, RunConfig, ScalingConfig, WorkerGroupError
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.state import RunState
+from miniray.train.base.policies import RunState
 from miniray.train.controller.outcome import (
     OUTCOME_FILE,
     RunOutcome,
@@ -21,7 +21,7 @@ from miniray.train.controller.outcome import (
 )
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
-from miniray.train.progress.progress_feed import MAX_ROWS, ProgressFeed, Row, Seen
+from miniray.train.progress.feed import MAX_ROWS, ProgressFeed, Row, Seen
 from miniray.train.run.detached import controller_name
 from miniray.train.storage.checkpoint_book import CheckpointRecord
 from miniray.train.storage.storage import RunStorage

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from miniray.train.controller.group_keys import GroupKeys
+from miniray.train.controller.rendezvous import GroupKeys
 
 
 def run(scenario):

@@ -25,19 +25,20 @@ from miniray.train import (
     ScalingConfig,
     TensorBoardCallback,
 )
-from miniray.train.base.state import RunState
+from miniray.train.base.policies import RunState
 from miniray.train.callbacks import RunContext
-from miniray.train.callbacks.row_files import CsvFile, JsonLinesFile
+from miniray.train.callbacks.files import CsvFile, JsonLinesFile
 from miniray.train.callbacks.runner import CallbackRunner
-from miniray.train.progress.live_display import LiveDisplay
-from miniray.train.progress.progress import PlainDisplay, make_display
-from miniray.train.progress.progress_feed import Progress, Row
-from miniray.train.progress.progress_meter import (
+from miniray.train.progress.display import (
+    PlainDisplay,
     ProgressGoals,
     ProgressMeter,
     format_seconds,
     format_status,
+    make_display,
 )
+from miniray.train.progress.feed import Progress, Row
+from miniray.train.progress.live_display import LiveDisplay
 from miniray.train.storage.filesystem import resolve
 
 
@@ -249,7 +250,7 @@ def test_long_durations_have_hours():
 
 def test_the_display_follows_the_progress_callback(capsys, monkeypatch):
     clock = iter([100.0, 100.0, 120.0, 120.0])
-    monkeypatch.setattr("miniray.train.progress.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("miniray.train.progress.display.time.monotonic", lambda: next(clock))
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, PlainDisplay)
     display.show(Progress(1, RunState.RUNNING, [row(0)], 0, []))

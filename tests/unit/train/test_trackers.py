@@ -14,7 +14,7 @@ from miniray.train import (
     ScalingConfig,
     TensorBoardCallback,
 )
-from miniray.train.base.state import RunState
+from miniray.train.base.policies import RunState
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.storage.filesystem import resolve

@@ -10,12 +10,12 @@ import types
 from controller_helpers import run
 
 from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
-from miniray.train.base.state import RunState
 from miniray.train.controller import controller as controller_module
 from miniray.train.controller.attempt import Attempt
-from miniray.train.controller.blocking_work import BlockingWork
-from miniray.train.progress.progress_feed import Seen
+from miniray.train.controller.waits import BlockingWork
+from miniray.train.progress.feed import Seen
 from miniray.train.storage.storage import RunStorage
 
 

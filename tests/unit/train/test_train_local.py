@@ -483,9 +483,7 @@ def test_what_a_run_leaves_is_what_others_leave_without_the_output_of_workers(fi
 
 
 def test_the_display_knows_how_far_the_run_goes(fit, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "miniray.train.progress.progress_meter.ProgressMeter.is_due", lambda *_: True
-    )
+    monkeypatch.setattr("miniray.train.progress.display.ProgressMeter.is_due", lambda *_: True)
     fit(
         lambda: [train.report({"step": n}) for n in range(3)],
         callbacks=[ProgressCallback(total_steps=3)],

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from miniray.train.base.ranks import WorkerInfo, shares_devices, unreachable_address
-from miniray.train.controller.placement import explain
+from miniray.train.controller.room import explain
 
 
 def info(node="a", address="10.0.0.1", **ids):

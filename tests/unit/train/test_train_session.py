@@ -23,9 +23,8 @@ from miniray.train import (
     report,
 )
 from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
-from miniray.train.base.plain_metrics import plain_metrics
 from miniray.train.base.ranks import Ranks
-from miniray.train.base.reports import Report
+from miniray.train.base.reports import Report, plain_metrics
 from miniray.train.storage.checkpoint_book import CheckpointRecord
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker import context

@@ -26,12 +26,12 @@ from miniray.train import (
     WorkerGroupError,
 )
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.state import RunState, check_transition
+from miniray.train.base.policies import RunState, check_transition
 from miniray.train.controller.outcome import RunOutcome, make_error
 from miniray.train.controller.worker_group import worker_options
-from miniray.train.progress.progress import PlainDisplay, make_display
-from miniray.train.progress.progress_feed import Progress, Row
-from miniray.train.run.trainer import make_train_loop
+from miniray.train.data_parallel_trainer import make_train_loop
+from miniray.train.progress.display import PlainDisplay, make_display
+from miniray.train.progress.feed import Progress, Row
 from miniray.train.torch import TorchConfig, TorchTrainer
 from miniray.train.worker.packed import sent
 from miniray.values.serialization import serialize

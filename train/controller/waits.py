@@ -1,7 +1,7 @@
-"""The one thread of a controller for work that blocks: the storage, and hooks of callbacks.
+"""What a controller waits for: its asyncio tasks, and work that blocks, in one thread.
 
-Clients of stores may wait for ever for a server, so the user is told what a run waits for. What
-follows from that is the user's decision.
+That work is with the storage, and hooks of callbacks. Clients of stores may wait for ever for a
+server, so the user is told what a run waits for. What follows from that is the user's decision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,37 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+
+async def first_of(main: asyncio.Task[None], beside: asyncio.Task[None]) -> None:
+    """Wait for the main task; if the one beside it fails before, cancel the first and raise that.
+
+    Args:
+        main: What is waited for.
+        beside: Has no end of its own.
+    """
+    await asyncio.wait({main, beside}, return_when=asyncio.FIRST_COMPLETED)
+    if beside.done():
+        main.cancel()
+        await asyncio.wait({main})
+        beside.result()
+    main.result()
+
+
+async def wait_at_most(waiting: Coroutine[Any, Any, Any], timeout: float) -> None:
+    """Wait for something, but not longer than ``timeout`` seconds."""
+    task = asyncio.ensure_future(waiting)
+    await asyncio.wait({task}, timeout=timeout)
+    await end(task)
+
+
+async def end(*futures: asyncio.Future[Any]) -> None:
+    """Cancel futures and wait until they have ended; how they ended no longer matters."""
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
+
 
 T = TypeVar("T")
 

@@ -1,16 +1,62 @@
-"""Measures how a run goes: epoch, steps per second, time left. Pure: the caller says the time."""
+"""Shows the driver's user how a run goes: a live line on a terminal, plain lines elsewhere.
+
+How fast it goes is measured from the reports. An output that can't be written to does not
+end a run.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
 
-from miniray.train.callbacks.progress import ProgressGoals
+from miniray.logs.screen import is_terminal, write
+from miniray.train.base.policies import RunState
+from miniray.train.callbacks.progress import ProgressCallback, ProgressGoals
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
-    from miniray.train.progress.progress_feed import Row
+    from collections.abc import Iterable
+
+    from miniray.train.callbacks import Callback
+    from miniray.train.progress.feed import Progress, Row
+    from miniray.train.progress.live_display import LiveDisplay
+
+WORDS = {
+    RunState.INITIALIZING: "opening the storage",
+    RunState.SCHEDULING: "starting the workers",
+    RunState.RUNNING: "training",
+    RunState.RESTARTING: "starting the workers again",
+    RunState.RESIZING: "starting more workers",
+    RunState.FINISHED: "finished",
+    RunState.ERRORED: "failed",
+    RunState.ABORTED: "stopped",
+}
+
+
+#: Characters of a value that are shown.
+_WIDTH = 200
+
+
+def format_value(value: Any) -> str:
+    """A metric as short text."""
+    return f"{value:.4g}" if isinstance(value, float) else shorten(str(value))
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, if it is long."""
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."
+
+
+def format_row(row: Row) -> str:
+    """A step as one line: its number, its metrics, its checkpoint."""
+    parts = [f"{key}={format_value(value)}" for key, value in flatten(row.metrics).items()]
+    if row.checkpoint is not None:
+        parts.append(f"-> {row.checkpoint}")
+    return f"report {row.number}: {' '.join(parts)}"
+
 
 #: Seconds over which steps per second are measured.
 WINDOW = 30.0
@@ -141,3 +187,74 @@ def format_seconds(seconds: float) -> str:
 
 def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class PlainDisplay:
+    """Writes each piece of news as a line."""
+
+    def __init__(
+        self, name: str, stream: TextIO | None = None, meter: ProgressMeter | None = None
+    ) -> None:
+        self._name = name
+        self._stream = stream if stream is not None else sys.stdout
+        self._meter = meter if meter is not None else ProgressMeter()
+        self._state: RunState | None = None
+
+    def show(self, progress: Progress) -> None:
+        """Write what is new."""
+        lines = [*progress.notes]
+        if progress.skipped:
+            lines.append(f"({progress.skipped} more reports)")
+        lines += [format_row(row) for row in progress.rows]
+        if progress.rows:
+            status = self._meter.update(progress.rows[-1], time.monotonic())
+            if self._meter.is_due(time.monotonic()):
+                lines.append(format_status(status))
+        if progress.state is not self._state:
+            self._state = progress.state
+            lines.append(WORDS[progress.state])
+        write(self._stream, "".join(f"[{self._name}] {line}\n" for line in lines))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def make_display(
+    name: str, callbacks: Iterable[Callback] = (), *, live: bool = True
+) -> PlainDisplay | LiveDisplay:
+    """The display that suits standard output, as the run's ProgressCallback wants it.
+
+    Args:
+        name: Name of the run.
+        callbacks: Its callbacks.
+        live: Whether a terminal may be used for a live line.
+    """
+    chosen = next((each for each in callbacks if isinstance(each, ProgressCallback)), None)
+    meter = ProgressMeter(chosen.goals) if chosen is not None else ProgressMeter()
+    if live and is_terminal(sys.stdout) and _writes_unicode(sys.stdout):
+        from miniray.train.progress.live_display import LiveDisplay
+
+        return LiveDisplay(name, meter)
+    return PlainDisplay(name, meter=meter)
+
+
+def _writes_unicode(stream: TextIO) -> bool:
+    """Whether a stream can write the characters that a live line is drawn with."""
+    encoding = getattr(stream, "encoding", None)  # a stand-in may have none
+    return encoding is None or str(encoding).lower().startswith("utf")
+
+
+class Pace:
+    """Says how long to wait before the next look, so that a run is looked at 10 times a second."""
+
+    INTERVAL = 0.1  # seconds
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def delay(self) -> float:
+        """Seconds until the next look."""
+        now = time.monotonic()
+        wait = max(0.0, self._last + self.INTERVAL - now)
+        self._last = now + wait
+        return wait
