@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from miniray.security.errors import AuthenticationError
+from miniray.exceptions import AuthenticationError
 from miniray.train import ControllerLostError
 from miniray.train.worker import local_link
 from miniray.train.worker.local_link import LinkClient, LinkServer
