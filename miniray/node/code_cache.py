@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from miniray.node.base.clients import Client, ClientServer
-    from miniray.node.head_client import HeadClient
+    from miniray.node.base.head_client import HeadClient
 
 #: Seconds before the first retry of a name that the head does not know, and how many retries.
 _FIRST_PAUSE = 0.01

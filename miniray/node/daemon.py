@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.exceptions import describe_exit
-from miniray.messages.errors import encode_error
 from miniray.node.base.clients import Client, ClientServer
+from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
-from miniray.node.head_client import HeadClient
 from miniray.node.membership import Membership
 from miniray.node.output_router import OutputRouter
 from miniray.node.relay.relay import RelayHub
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.relay.relayed import Relayed
-    from miniray.node.workers.worker import NodeLease, Worker
+    from miniray.node.workers.worker import Worker
     from miniray.wire.poller import Pace
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,9 @@ class NodeDaemon:
         self._code = CodeRequests(self._clients, self._head)
         self._relay = RelayHub(self.node_id, node.dial, self, only_dials=node.drivers_only)
         self._environments = EnvironmentManager(node.environments_folder, node.session_dir / "jobs")
-        self._pool = WorkerPool(node, control, template_pid, self._environments, self)
+        self._pool = WorkerPool(
+            node, control, template_pid, self._environments, self._clients, self._head, self
+        )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
         self._memory_kills = MemoryKills()
         self._objects = SharedObjects(
@@ -185,37 +186,6 @@ class NodeDaemon:
         return await self._code.package(uri)
 
     # --- workers -----------------------------------------------------------------
-    def lease_started(self, lease: NodeLease, worker: Worker) -> None:
-        """Report that a task lease has its worker."""
-        started = head_pb2.LeaseStarted(
-            lease=lease.number,
-            process_id=worker.process_id,
-            pid=worker.pid,
-            calls_left=worker.calls_left,
-        )
-        self._head.send(head_pb2.FromNode(lease_started=started))
-
-    def lease_failed(self, lease: NodeLease, error: BaseException, tries: int) -> None:
-        """Report that a lease is over without a worker."""
-        failed = head_pb2.LeaseFailed(lease=lease.number, error=encode_error(error), tries=tries)
-        self._head.send(head_pb2.FromNode(lease_failed=failed))
-
-    def lease_ended(self, lease: NodeLease) -> None:
-        """Report that the resources of a lease are free."""
-        self._head.send(head_pb2.FromNode(lease_ended=head_pb2.LeaseEnded(lease=lease.number)))
-
-    def worker_exited(self, worker: Worker) -> None:
-        """Disconnect a worker that is gone, or given up, once its last messages are handled."""
-        self._clients.ended(worker.process_id)
-        if worker.quarantine is not None:
-            # Its sockets may be open for as long as it runs, so that they tell its peers nothing.
-            for process_id in list(self._clients.clients):
-                self._clients.push(process_id, "process_died", (worker.process_id,))
-
-    def quarantines_changed(self) -> None:
-        """Report which devices are out of service."""
-        self._head.send(head_pb2.FromNode(quarantines=self._pool.quarantines()))
-
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         """Clean up after a worker that was given up and is gone now."""
         self._objects.process_gone(worker.process_id)
@@ -245,10 +215,6 @@ class NodeDaemon:
         if worker.why_killed:
             why = f"The reason: {worker.why_killed}."
         return f"{why} {worker.where_log_is()}".strip()
-
-    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        """Send a push to a connected process."""
-        self._clients.push(process_id, topic, body)
 
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
         """Pass lines that a worker printed on to the driver of its job."""
@@ -299,7 +265,9 @@ class NodeDaemon:
     async def close(self) -> None:
         """Give everything back; the template ends the workers."""
         for process_id in self._clients.clients:
-            self.push(process_id, "node_stops", (self._leaving.reason, not self._leaving.failed))
+            self._clients.push(
+                process_id, "node_stops", (self._leaving.reason, not self._leaving.failed)
+            )
         self._pool.close()
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written

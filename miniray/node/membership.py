@@ -6,10 +6,8 @@ import logging
 import marshal
 from typing import TYPE_CHECKING, Protocol
 
-from miniray._proto import head_pb2
 from miniray.calls.actor_client import DEAD
 from miniray.common.host_port import DaemonAddress
-from miniray.messages.errors import encode_error
 from miniray.node.reports import actor_report, attached, blocked_report, hello
 from miniray.node.workers.worker import NodeLease
 
@@ -17,10 +15,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Container
 
-    from miniray._proto import common_pb2
+    from miniray._proto import common_pb2, head_pb2
     from miniray.node.base.clients import ClientServer
+    from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
-    from miniray.node.head_client import HeadClient
     from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.workers import WorkerPool
@@ -143,7 +141,7 @@ class Membership:
         elif kind == "push":
             self._push(message.push)
         elif kind == "start_lease":
-            self._start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
+            self._pool.start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
         elif kind == "end_lease":
             end = message.end_lease
             self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left, why=end.why)
@@ -170,16 +168,6 @@ class Membership:
             self._clients.push(push.process_id, push.topic, body)
         elif push.topic == "actor" and body[1] == DEAD:
             self._adopted.actor_died(body[0])
-
-    def _start(self, lease: NodeLease) -> None:
-        """Give a lease its worker; report a failure, so that its owner does not wait."""
-        try:
-            self._pool.start(lease)
-        except Exception as error:
-            logger.exception("lease %d of process %s cannot start", lease.number, lease.owner.hex())
-            self._pool.leases.pop(lease.number, None)
-            failed = head_pb2.LeaseFailed(lease=lease.number, error=encode_error(error))
-            self._head.send(head_pb2.FromNode(lease_failed=failed))
 
     def _joined(self, node: head_pb2.NodeJoined) -> None:
         address = DaemonAddress.parse(node.address)

@@ -14,8 +14,8 @@ from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
-    from miniray.node.head_client import HeadClient
     from miniray.node.workers.worker import NodeLease, Worker
     from miniray.node.workers.workers import WorkerPool
 

@@ -25,6 +25,7 @@ from miniray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
+from miniray.messages.errors import encode_error
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers.idle_workers import IdleWorkers, surplus
 from miniray.node.workers.outputs import OutputPipe
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable
 
+    from miniray.node.base.clients import ClientServer
+    from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import NodeLease
@@ -65,29 +68,11 @@ _RESERVE = 32
 class WorkerEvents(Protocol):
     """What the daemon does for its pool of workers."""
 
-    def lease_started(self, lease: NodeLease, worker: Worker) -> None:
-        """Report that a task lease has its worker."""
-
-    def lease_failed(self, lease: NodeLease, error: BaseException, tries: int) -> None:
-        """Report that a lease has failed; ``tries`` such failures in a row are final."""
-
-    def lease_ended(self, lease: NodeLease) -> None:
-        """Report that the resources of a lease are free."""
-
-    def worker_exited(self, worker: Worker) -> None:
-        """Disconnect a worker that is gone, or given up; the pool still has it."""
-
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         """Report the end of a worker that is gone, or given up; the pool has forgotten it."""
 
-    def quarantines_changed(self) -> None:
-        """Report which devices are out of service, as that has changed."""
-
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         """Clean up after a worker that was given up and is gone after all."""
-
-    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        """Send a push to a connected process."""
 
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
         """Pass on lines that a worker printed."""
@@ -107,6 +92,8 @@ class WorkerPool:
         control: The daemon's end of the first template's socket.
         template_pid: Of that template.
         environments: The runtime environments of the node.
+        clients: The processes of the node, workers among them.
+        head: The way to the head.
         events: What the daemon does for the pool.
     """
 
@@ -116,8 +103,12 @@ class WorkerPool:
         control: socket.socket,
         template_pid: int,
         environments: EnvironmentManager,
+        clients: ClientServer,
+        head: HeadClient,
         events: WorkerEvents,
     ) -> None:
+        self._clients = clients
+        self._head = head
         self._events = events
         self._environments = environments
         self._accelerators = node.accelerators
@@ -134,7 +125,7 @@ class WorkerPool:
         self._by_pid: dict[int, Worker] = {}
         self._ends = WorkerEnds(
             self._by_pid.values,
-            lambda worker: events.push(worker.process_id, "exit", ()),
+            lambda worker: clients.push(worker.process_id, "exit", ()),
             self._give_up,
         )
         first = TemplateClient(
@@ -150,14 +141,21 @@ class WorkerPool:
 
     # --- leases ------------------------------------------------------------------
     def start(self, lease: NodeLease) -> None:
-        """Give a lease a worker."""
+        """Give a lease a worker; report a failure, so that its owner does not wait."""
+        try:
+            self._start(lease)
+        except Exception as error:
+            logger.exception("lease %d of process %s cannot start", lease.number, lease.owner.hex())
+            self._lease_failed(lease, error)
+
+    def _start(self, lease: NodeLease) -> None:
         self.leases[lease.number] = lease
         worker = self._idle.take(pool_key(lease)) if lease.actor_id is None else None
         if worker is not None:
             worker.lease = lease
             lease.worker = worker
-            self._events.push(worker.process_id, "lease", (lease.to_wire(),))
-            self._events.lease_started(lease, worker)
+            self._clients.push(worker.process_id, "lease", (lease.to_wire(),))
+            self._lease_started(lease, worker)
             return
         start = self._start_process(lease, _worker_for(lease))
         task = asyncio.get_running_loop().create_task(start)
@@ -205,7 +203,22 @@ class WorkerPool:
         self.leases.pop(lease.number, None)
         if lease.worker is not None:
             lease.worker.lease = None
-        self._events.lease_ended(lease)
+        self._head.send(head_pb2.FromNode(lease_ended=head_pb2.LeaseEnded(lease=lease.number)))
+
+    def _lease_started(self, lease: NodeLease, worker: Worker) -> None:
+        started = head_pb2.LeaseStarted(
+            lease=lease.number,
+            process_id=worker.process_id,
+            pid=worker.pid,
+            calls_left=worker.calls_left,
+        )
+        self._head.send(head_pb2.FromNode(lease_started=started))
+
+    def _lease_failed(self, lease: NodeLease, error: BaseException, tries: int = 0) -> None:
+        """Report that a lease is over; ``tries`` such failures in a row are final."""
+        self.leases.pop(lease.number, None)
+        failed = head_pb2.LeaseFailed(lease=lease.number, error=encode_error(error), tries=tries)
+        self._head.send(head_pb2.FromNode(lease_failed=failed))
 
     # --- starting ------------------------------------------------------------------
     async def _start_process(self, lease: NodeLease, worker: Worker) -> None:
@@ -265,11 +278,10 @@ class WorkerPool:
 
     def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:
         self.workers.pop(worker.process_id, None)
-        self.leases.pop(lease.number, None)
         self._release_environment(worker)
         for output in worker.outputs:
             output.close()
-        self._events.lease_failed(lease, error, tries)
+        self._lease_failed(lease, error, tries)
 
     def _descriptors_to_start(self) -> int:
         """Return the descriptors that this start and those under way take, and a reserve."""
@@ -304,7 +316,7 @@ class WorkerPool:
         worker.ready = True
         lease = worker.lease
         if lease is not None and lease.actor_id is None and not lease.ending:
-            self._events.lease_started(lease, worker)
+            self._lease_started(lease, worker)
 
     def actor_ready(self, process_id: bytes, pid: int) -> Worker | None:
         """Note that an actor's constructor has returned; return its worker."""
@@ -370,7 +382,7 @@ class WorkerPool:
         logger.warning("worker %d, which could not be killed, is gone now", pid)
         worker.quarantine = None
         self._events.worker_gone(worker, code)
-        self._events.quarantines_changed()
+        self._report_quarantines()
 
     def _lingers(self, pid: int, left: list[int]) -> None:
         """Note that a worker was reaped, and that children of it were killed and are not gone."""
@@ -392,16 +404,23 @@ class WorkerPool:
             worker.quarantine = quarantine
             left = [(process.pid, process.name) for process in quarantine.processes]
             logger.error("worker %d could not be killed, left is %s", worker.pid, left)
-            self._events.quarantines_changed()
+            self._report_quarantines()
 
     def quarantines(self) -> head_pb2.Quarantines:
         """Return the workers that are given up and not gone, with the devices that they keep."""
         found = (worker.quarantine for worker in self._by_pid.values())
         return head_pb2.Quarantines(all=[each for each in found if each is not None])
 
+    def _report_quarantines(self) -> None:
+        self._head.send(head_pb2.FromNode(quarantines=self.quarantines()))
+
     def _over(self, worker: Worker, code: int | None) -> None:
         """End the lease of a worker that is gone, or given up (``code`` is None then)."""
-        self._events.worker_exited(worker)
+        self._clients.ended(worker.process_id)
+        if worker.quarantine is not None:
+            # Its sockets may be open for as long as it runs, so that they tell its peers nothing.
+            for process_id in list(self._clients.clients):
+                self._clients.push(process_id, "process_died", (worker.process_id,))
         for output in worker.outputs:
             output.drain()
         self.workers.pop(worker.process_id, None)
@@ -409,13 +428,12 @@ class WorkerPool:
         self._release_environment(worker)
         lease = worker.lease
         if lease is not None and lease.actor_id is None and not worker.ready and not lease.ending:
-            self.leases.pop(lease.number, None)
             killed = code is None or code < 0
             error = WorkerCrashedError(
                 pid=worker.pid, code=code, starting=True, detail=worker.where_log_is()
             )
             tries = _TRIES_KILLED if killed else _TRIES_EXITED
-            self._events.lease_failed(lease, error, tries)
+            self._lease_failed(lease, error, tries)
         self._events.worker_ended(worker, code)
         if lease is not None and lease.number in self.leases:
             self._free(lease)

@@ -17,7 +17,7 @@ from miniray.head import storage as records
 from miniray.head.directories.actor import DEAD
 from miniray.head.storage import Saved
 from miniray.messages import plain
-from miniray.node.head_client import Unconfirmed
+from miniray.node.base.head_client import Unconfirmed
 from miniray.version import VERSION
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 from miniray._proto import common_pb2, head_pb2
 from miniray.exceptions import AuthenticationError
 from miniray.messages import protocol as p
-from miniray.node import head_client, head_session
-from miniray.node.head_client import HeadClient
-from miniray.node.head_session import HeadSession
+from miniray.node.base import head_client, head_session
+from miniray.node.base.head_client import HeadClient
+from miniray.node.base.head_session import HeadSession
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.node.head_client import Unconfirmed
+from miniray.node.base.head_client import Unconfirmed
 
 
 class Clock:

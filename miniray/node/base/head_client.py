@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import common_pb2, head_pb2
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.node.head_session import HeadSession
+from miniray.node.base.head_session import HeadSession
 from miniray.wire.sockets import too_large
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.node.base.clients import ClientServer
-    from miniray.node.head_session import Member
+    from miniray.node.base.head_session import Member
 
 logger = logging.getLogger(__name__)
 
