@@ -227,7 +227,7 @@ def _no_method(info: ActorClassInfo, name: str) -> str:
     hint = ""
     if not name.startswith("__"):
         hint = suggestion(name, info.methods) or (
-            " What an actor has in its attributes only its methods can read, and return."
+            " Attributes live in the actor's process; add a method that returns this one."
         )
     return f"The actor class {info.name} has no method {name!r}.{hint}"
 

@@ -260,8 +260,8 @@ def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
         )
     if _owner is not None:
         raise TypeError(
-            "put has no _owner in miniray: who calls put owns the value. Let a method of the actor "
-            "that is to own it call put, and return the ref in a list."
+            "put has no _owner in miniray: the process that calls put owns the value. Call put in "
+            "a method of the actor that should own it, and return the ref in a list."
         )
     return (_runtime._current or current_runtime()).put(value)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -147,34 +148,37 @@ class Cluster:
         """
         del wait
         _check_env_vars(env_vars or {})
+        what = BootOptions(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            gpu_family=gpu_family,
+            resources=dict(resources or {}),
+            labels=dict(labels or {}),
+            object_store_memory=object_store_memory,
+            memory=memory,
+            parent_pid=os.getpid(),
+        )
         with self._lock:
-            first = self.head_node is None
-            started = launch(
-                BootOptions(
-                    head=first,
-                    address=None if first else self._address,
-                    token=None if first else self._token,
-                    num_cpus=num_cpus,
-                    num_gpus=num_gpus,
-                    gpu_family=gpu_family,
-                    resources=dict(resources or {}),
-                    labels=dict(labels or {}),
-                    object_store_memory=object_store_memory,
-                    memory=memory,
-                    parent_pid=os.getpid(),
-                ),
-                env_vars,
+            return self._start(what, env_vars)
+
+    def _start(self, options: BootOptions, env_vars: Mapping[str, str] | None) -> Node:
+        """Start a node: the head's, if there is none yet."""
+        first = self.head_node is None
+        if not first:
+            options = dataclasses.replace(
+                options, head=False, address=self._address, token=self._token
             )
-            if started.result.warning:
-                warnings.warn(started.result.warning, UserWarning, stacklevel=2)
-            node = Node(started)
-            if first:
-                self.head_node = node
-                self._address = started.result.address
-                self._token = started.result.token
-            else:
-                self.worker_nodes.append(node)
-            return node
+        started = launch(options, env_vars)
+        if started.result.warning:
+            warnings.warn(started.result.warning, UserWarning, stacklevel=3)
+        node = Node(started)
+        if first:
+            self.head_node = node
+            self._address = started.result.address
+            self._token = started.result.token
+        else:
+            self.worker_nodes.append(node)
+        return node
 
     def remove_node(self, node: Node, allow_graceful: bool = True) -> None:
         """End a node; by SIGKILL unless ``allow_graceful``."""
@@ -257,4 +261,7 @@ def _check_env_vars(env_vars: Mapping[str, str]) -> None:
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env_vars maps names to text, not {name!r} to {value!r}.")
         if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env_vars can't set {name!r} to {value!r}: no process could have it.")
+            raise ValueError(
+                f"env_vars can't set {name!r} to {value!r}: a name must not be empty or contain "
+                "'=', and neither may contain a NUL character."
+            )

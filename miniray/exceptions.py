@@ -82,7 +82,7 @@ class DeathCause(enum.Enum):
     UNKNOWN = "unknown"
     KILLED = "killed"  # by kill()
     EXITED = "exited"  # its process ended, with a code or by a signal
-    EXIT_ACTOR = "exit_actor"  # it ended itself by rule
+    EXIT_ACTOR = "exit_actor"  # a planned exit
     NODE_LOST = "node lost"
     CREATION_FAILED = "creation failed"  # __init__ raised, or its environment can't be made
     OWNER_DIED = "owner died"
@@ -239,16 +239,16 @@ def describe_exit(code: int | None, *, hint: bool = True) -> str:
 
 
 def describe_eviction(seconds: float, kept: str) -> str:
-    """Say why a process was ended that waited, before a planned exit, and kept what others need.
+    """Say why a process was ended that kept resources of others while it waited to exit.
 
     Args:
         seconds: For how long others had waited.
         kept: The resources.
     """
     return (
-        f"others had waited {seconds:g} s for its {kept}, while it had done its work and only "
-        f"waited for calls that it had made. Get the results of such calls inside the task that "
-        f"makes them, or make them where that task is called"
+        f"others had waited {seconds:g} s for its {kept}, while it had finished its work and only "
+        f"waited for calls that it had made. Get their results inside the task that makes the "
+        f"calls, or make the calls in the caller of that task"
     )
 
 
@@ -413,8 +413,8 @@ class OwnerDiedError(ObjectLostError):
         who = f"the process that created the ref{f' ({owner})' if owner else ''}"
         super().__init__(
             object_id,
-            f"{who} failed, and only it could have had the value made again (no value of put() or "
-            f"of an actor can be)",
+            f"{who} failed, and only it could recreate the value (values of put() and of actors "
+            f"cannot be recreated)",
         )
         self.owner = owner
 

@@ -58,8 +58,8 @@ def require_room(wanted: int, purpose: str) -> None:
     if count + wanted > most:
         raise OSError(
             errno.EMFILE,
-            f"Too many open files: {count} of the {most} that this process of the node may have "
-            f"leave no room for {purpose}. Raise the limit (`ulimit -n`) before the node is "
+            f"Too many open files: this process of the node has {count} of at most {most} open, "
+            f"which leaves no room for {purpose}. Raise the limit (`ulimit -n`) before the node is "
             f"started, or end what is not needed",
         )
 

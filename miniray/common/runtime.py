@@ -296,9 +296,8 @@ def runtime_of(what: str) -> Runtime:
         from miniray.exceptions import NotInitializedError
 
         raise NotInitializedError(
-            f"This {what} is of a cluster that this process is not attached to any more, as "
-            "miniray.shutdown() was called. Values and actors of before cannot be reached; get the "
-            "values before shutdown(), or make them again."
+            f"This {what} belongs to a cluster that this process has left with "
+            "miniray.shutdown(). Get values before shutdown(), or create them and the actors again."
         )
     return current_runtime()
 

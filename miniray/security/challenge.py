@@ -194,7 +194,7 @@ def demand_blocking(sock: socket.socket, key: bytes, deadline: float) -> None:
                 raise ConnectionResetError("The peer went away during the handshake.")
             to_send, done = challenge.feed(data)
         if challenge.surplus:
-            raise AuthenticationError("A process went on before it had this end's proof.")
+            raise AuthenticationError("A process sent data before the handshake was over.")
         sock.sendall(to_send)
     finally:
         sock.settimeout(timeout_before)

@@ -146,7 +146,7 @@ def _check_devices(name: str, value: float, resource: str) -> None:
     try:
         check_amount(resource, value)
     except ValueError as error:
-        raise ValueError(f"{name}={value} can't be had: {error}") from None
+        raise ValueError(f"{name}={value} is not possible: {error}") from None
     if resource in DEVICE_RESOURCES and value > 1 and value != int(value):
         raise ValueError(
             f"{name} must be a fraction up to 1 (a share of one device) or a whole number of "

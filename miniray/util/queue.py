@@ -186,9 +186,7 @@ class _QueueActor:
         try:
             await asyncio.wait_for(self.queue.put(item), timeout)
         except asyncio.TimeoutError:
-            raise Full(
-                f"no room within {timeout} s for one more than {self.maxsize} items"
-            ) from None
+            raise Full(f"the queue held its {self.maxsize} items for {timeout} s") from None
 
     async def get(self, timeout: float | None) -> Any:
         import asyncio
@@ -196,7 +194,7 @@ class _QueueActor:
         try:
             return await asyncio.wait_for(self.queue.get(), timeout)
         except asyncio.TimeoutError:
-            raise Empty(f"no item within {timeout} s") from None
+            raise Empty(f"the queue stayed empty for {timeout} s") from None
 
     async def put_nowait(self, item: Any) -> None:
         await self.put_nowait_batch([item])
@@ -204,8 +202,8 @@ class _QueueActor:
     async def put_nowait_batch(self, items: list[Any]) -> None:
         if 0 < self.maxsize < self.queue.qsize() + len(items):
             raise Full(
-                f"{len(items)} items do not fit: {self.queue.qsize()} of {self.maxsize} places"
-                " are taken"
+                f"the queue has {self.queue.qsize()} of at most {self.maxsize} items: "
+                f"{len(items)} more do not fit"
             )
         for item in items:
             self.queue.put_nowait(item)
@@ -215,5 +213,5 @@ class _QueueActor:
 
     async def get_nowait_batch(self, num_items: int) -> list[Any]:
         if num_items > self.queue.qsize():
-            raise Empty(f"{num_items} items were asked for, but {self.queue.qsize()} wait")
+            raise Empty(f"the queue has {self.queue.qsize()} items, not {num_items}")
         return [self.queue.get_nowait() for _ in range(num_items)]

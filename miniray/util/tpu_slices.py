@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from miniray.common.object_ref import ObjectRef
 
+    #: Group, index in it, and TPU chips of a bundle.
+    _Bundle = tuple[PlacementGroup, int, float]
+
 
 class SlicePlacementGroup:
     """Bundles on all hosts of one or several TPU slices, reserved as one.
@@ -308,40 +311,51 @@ def run_on_slice(
     """
     if not hasattr(fn, "options"):
         raise TypeError(f"fn must be a remote function, not {check.shown(fn)}.")
-    reserved = tpu_slice
     limit = pg_ready_timeout_s
-    if reserved is None:
-        if limit is None:
-            limit = head_reservation_timeout_s
-        if topology is None or accelerator_version is None:
-            raise ValueError("Say which slice: topology and accelerator_version, or tpu_slice.")
-        reserved = SlicePlacementGroup(
-            topology,
-            accelerator_version,
-            num_slices=num_slices,
-            chips_per_vm=chips_per_vm,
-            head_reservation_timeout_s=limit,
-        )
+    if tpu_slice is not None:
+        return _run_in_bundles(fn, args, kwargs, _ready(tpu_slice, slice_index, limit))
+    limit = head_reservation_timeout_s if limit is None else limit
+    if topology is None or accelerator_version is None:
+        raise ValueError("Say which slice: topology and accelerator_version, or tpu_slice.")
+    reserved = SlicePlacementGroup(
+        topology,
+        accelerator_version,
+        num_slices=num_slices,
+        chips_per_vm=chips_per_vm,
+        head_reservation_timeout_s=limit,
+    )
     with contextlib.ExitStack() as undo:
-        if tpu_slice is None:
-            undo.callback(reserved.shutdown)
-        groups = _chosen(reserved, slice_index)
-        if not wait_for(groups, limit):
-            raise TimeoutError(
-                f"The hosts of the TPU slice were not free within {limit or 0:g} s: others use "
-                "chips of theirs."
-            )
+        undo.callback(reserved.shutdown)
+        bundles = _ready(reserved, slice_index, limit)
         undo.pop_all()
-    chips = reserved.bundle_resources["TPU"]
+    return _run_in_bundles(fn, args, kwargs, bundles)
+
+
+def _run_in_bundles(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bundles: Sequence[_Bundle]
+) -> list[ObjectRef[Any]]:
     return [
         fn.options(
             num_cpus=0,
             resources={"TPU": chips},
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
         ).remote(*args, **kwargs)
-        for group in groups
-        for index in range(group.bundle_count)
+        for group, index, chips in bundles
     ]
+
+
+def _ready(
+    reserved: SlicePlacementGroup, slice_index: int | None, timeout: float | None
+) -> list[_Bundle]:
+    """Wait for the bundles of slices, or of the one with this index."""
+    groups = _chosen(reserved, slice_index)
+    if not wait_for(groups, timeout):
+        raise TimeoutError(
+            f"The hosts of the TPU slice were not free within {timeout or 0:g} s: other work uses "
+            "their chips."
+        )
+    chips = reserved.bundle_resources["TPU"]
+    return [(group, index, chips) for group in groups for index in range(group.bundle_count)]
 
 
 def _chosen(reserved: SlicePlacementGroup, slice_index: int | None) -> list[PlacementGroup]:

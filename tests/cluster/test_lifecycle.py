@@ -96,7 +96,9 @@ def test_what_is_of_a_cluster_that_was_left_starts_no_new_one() -> None:
     }
     for what, calls in uses.items():
         for call in calls:
-            with pytest.raises(NotInitializedError, match=f"^This {what} is of a cluster that"):
+            with pytest.raises(
+                NotInitializedError, match=f"^This {what} belongs to a cluster that"
+            ):
                 call()
     assert not miniray.is_initialized()
 

@@ -160,7 +160,7 @@ def test_an_unknown_method_is_refused_with_a_suggestion(runtime: FakeRuntime) ->
 def test_who_reads_an_attribute_of_an_actor_is_told_where_it_can_be_read(
     runtime: FakeRuntime,
 ) -> None:
-    with pytest.raises(AttributeError, match=r"no method 'state'\. .* only its methods can read"):
+    with pytest.raises(AttributeError, match=r"no method 'state'\. .* add a method"):
         Counter.remote().state  # noqa: B018
     with pytest.raises(ValueError, match=r"Actor\(Plain, .* Call one of its methods"):
         miniray.get(Counter.remote())  # type: ignore[call-overload]

@@ -442,8 +442,8 @@ def test_a_task_error_shows_both_ends_of_a_long_traceback_and_says_what_is_left_
 def test_the_error_of_an_owner_that_died_says_that_put_values_cannot_be_made_again() -> None:
     assert str(OwnerDiedError("ab", "driver (pid 7)")) == (
         "The value of ObjectRef(ab) is lost: the process that created the ref (driver (pid 7)) "
-        "failed, and only it could have had the value made again (no value of put() or of an actor "
-        "can be)."
+        "failed, and only it could recreate the value (values of put() and of actors cannot be "
+        "recreated)."
     )
 
 

@@ -203,7 +203,7 @@ class IMapIterator:
         try:
             found = [arrived.get(timeout=left)]
         except queue.Empty:
-            raise PoolTimeoutError("the next result is not there in time") from None
+            raise PoolTimeoutError("the next result was not ready in time") from None
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(arrived.get_nowait())
