@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> NoReturn:
-    """Entry of the new process."""
+    """Run the new process."""
     request = json.loads(sys.stdin.buffer.read())
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -51,7 +51,7 @@ def _answer_error(answer: Any, error: BaseException) -> None:
     try:
         data = pickle.dumps(error, 5)
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - whatever cannot travel travels as text
+    except Exception:  # noqa: BLE001 - an error that cannot be pickled becomes text
         data = pickle.dumps(BootError(f"{type(error).__name__}: {error}"), 5)
     if not isinstance(error, Exception):
         data = pickle.dumps(BootError(f"The start was interrupted: {error!r}"), 5)

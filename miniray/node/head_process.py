@@ -1,8 +1,8 @@
 """The head's process on the node that started it: its first start, and later ones.
 
-The first head is forked from the node, before any thread runs there, so that it shares
-what is imported. One that ended is followed by a fresh interpreter on the same port,
-with the same secret and the same folder, where it finds what was kept.
+The first head is forked from the node, before any thread runs there, so that it shares the imports.
+One that ended is followed by a new interpreter on the same port, with the same secret and the same
+folder, where it finds what was stored.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from miniray.common.config import config
 from miniray.common.host_port import parse_address
 from miniray.common.process_state import python_command
+from miniray.node.lifetime import reap, when_exits
 from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: So many heads may end within ``head_grace`` before the node gives up.
+#: Heads that may end within ``head_grace`` before the node gives up.
 _MAX_STARTS = 5
 
 
 class HeadEndedError(BootError):
-    """A head ended before it served, which says nothing of the next one."""
+    """A head ended before it served; the next one may serve."""
 
 
 class HeadProcess:
     """The head of this node's cluster.
 
     Args:
-        options: of the head; ``ready``, ``parent_pidfd`` are filled in here.
-        logs: folder of its log, named when it does not start.
+        options: Of the head, without ``ready`` and ``parent_pidfd``.
+        logs: The folder of its log, for errors.
     """
 
     def __init__(self, options: dict[str, Any], logs: Path) -> None:
@@ -56,7 +57,7 @@ class HeadProcess:
 
     # --- the first start ---------------------------------------------------------
     def fork(self, close_in_child: Callable[[], None]) -> None:
-        """Fork the head. ``ready`` tells when it serves."""
+        """Fork the head; ``ready`` waits until it serves."""
         read, write = os.pipe2(os.O_CLOEXEC)
         parent = os.pidfd_open(os.getpid())
         pid = os.fork()
@@ -69,10 +70,10 @@ class HeadProcess:
         self.pid, self._answer = pid, read
 
     async def ready(self) -> dict[str, Any]:
-        """What the head says when it serves: ``address`` and ``fingerprint``.
+        """Wait until the head serves; return its ``address`` and ``fingerprint``.
 
         Raises:
-            BootError: it cannot start, or ended.
+            BootError: It cannot start, or has ended.
         """
         fd, self._answer = self._answer, -1
         try:
@@ -93,15 +94,15 @@ class HeadProcess:
         """Start a head in the place of one that ended.
 
         Raises:
-            BootError: it cannot start, or heads end again and again.
+            BootError: It cannot start, or heads end again and again.
         """
         while True:
             now = time.monotonic()
             if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
                 raise BootError(f"{_MAX_STARTS} heads have ended within {config().head_grace:g} s.")
             self._starts.append(now)
-            # One that lives, and has given up this node, must not tell the others on its way out
-            # that the cluster ends: they are the next one's.
+            # If it lives, and has only given up this node, it must not tell the other nodes on its
+            # way out that the cluster ends: the next head takes them over.
             await asyncio.to_thread(self.end, 0)
             self._spawn()
             try:
@@ -133,7 +134,7 @@ class HeadProcess:
             os.close(write)
             os.close(parent)
         assert process.stdin is not None
-        # One that has ended already is noticed by what it does not answer.
+        # If it has ended already, its missing answer shows it.
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(json.dumps([request, write, parent]).encode())
         self._process, self.pid, self._answer = process, process.pid, read
@@ -141,28 +142,27 @@ class HeadProcess:
     # --- the end -----------------------------------------------------------------
     async def ended(self) -> None:
         """Wait until the process has ended."""
-        loop = asyncio.get_running_loop()
         over = asyncio.Event()
-        try:
-            fd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        loop.add_reader(fd, over.set)
+        stop_waiting = when_exits(self.pid, over.set)
         try:
             await over.wait()
         finally:
-            loop.remove_reader(fd)
-            os.close(fd)
+            stop_waiting()
 
     def end(self, grace: float) -> None:
-        """End the process if it runs, within ``grace`` seconds gently; waits for its end."""
-        _end_process(self.pid, grace)
+        """End the process if it runs, by SIGTERM if it exits within ``grace`` seconds then."""
+        with contextlib.suppress(ProcessLookupError):
+            if grace > 0:
+                os.kill(self.pid, signal.SIGTERM)
+            if not reap(self.pid, grace):
+                os.kill(self.pid, signal.SIGKILL)
+                reap(self.pid, None)
         if self._process is not None:
             self._process.wait()  # it is reaped already; now its object knows
 
 
 def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
-    """Be the head."""
+    """Run the head in this process."""
     from miniray.head.main import HeadOptions, run_head
     from miniray.node.process_setup import return_freed_buffers
 
@@ -177,27 +177,8 @@ def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Entry of a later head."""
+    """Run a later head."""
     options, answer, parent = json.loads(sys.stdin.buffer.read())
     options["secret"] = bytes.fromhex(options["secret"])
     options["session_dir"] = Path(options["session_dir"])
     _run(options, answer, parent)
-
-
-def _end_process(pid: int, timeout: float) -> None:
-    """End a child of this process: SIGTERM, then SIGKILL; at once that if ``timeout`` is 0."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    import select
-
-    with contextlib.suppress(ProcessLookupError):
-        if timeout > 0:
-            os.kill(pid, signal.SIGTERM)
-        ended, _, _ = select.select([fd], [], [], timeout)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-    os.close(fd)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)

@@ -25,22 +25,27 @@ def stop_on_signals(stop: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, stop, f"signal {signal.Signals(number).name}")
 
 
-def when_exits(pid: int, callback: Callable[[], None]) -> None:
-    """Call back when a process that is not our child ends."""
+def when_exits(pid: int, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call back once when a process ends; return a function that cancels this."""
     loop = asyncio.get_running_loop()
     try:
-        fd = os.pidfd_open(pid)
+        fds = [os.pidfd_open(pid)]
     except ProcessLookupError:
         callback()
-        return
+        return lambda: None
+
+    def cancel() -> None:
+        while fds:
+            fd = fds.pop()
+            loop.remove_reader(fd)
+            os.close(fd)
 
     def ended() -> None:
-        loop.remove_reader(fd)
-        with contextlib.suppress(OSError):
-            os.close(fd)
+        cancel()
         callback()
 
-    loop.add_reader(fd, ended)
+    loop.add_reader(fds[0], ended)
+    return cancel
 
 
 def end_children(spare: Collection[int], timeout: float) -> None:
@@ -58,11 +63,14 @@ def end_children(spare: Collection[int], timeout: float) -> None:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        left |= {pid for pid in found if not reap(pid, timeout)}
+        for pid in found:
+            if not reap(pid, timeout):
+                logger.error("process %d does not end even when killed", pid)
+                left.add(pid)
 
 
-def reap(pid: int, timeout: float) -> bool:
-    """Wait for the end of a child; log it and return False after ``timeout`` seconds."""
+def reap(pid: int, timeout: float | None) -> bool:
+    """Wait for the end of a child; return False after ``timeout`` seconds, None: never."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -74,6 +82,4 @@ def reap(pid: int, timeout: float) -> bool:
     if ended:
         with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
             os.waitpid(pid, 0)
-    else:
-        logger.error("process %d does not end even when killed", pid)
     return bool(ended)

@@ -1,9 +1,8 @@
-"""Where the output of this node's workers goes: to the driver of their job, on any node.
+"""The way of worker output to the driver of its job, on any node.
 
-Responsible for the way, for what is left out if the driver does not read, and for
-bringing everything up to a moment to a driver that leaves; reading and splitting is
-``outputs.py``'s work. What is left out, and output whose driver is gone, is in the
-log files only.
+Responsible for routing, for leaving lines out if the driver does not read, and for bringing all
+output up to a moment to a driver that leaves. ``outputs.py`` reads and splits it. Lines that are
+left out, and those of a driver that is gone, are in the log files only.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
 
 _FLUSH = "flush output"  # (job, number)
 _FLUSHED = "output flushed"  # (number,)
-#: (topic, body): what workers printed for the driver ``to``, or how much of it is left out.
+#: (topic, body): lines of workers for the driver ``to``, or counts of those left out.
 _OUTPUT = "output"
-#: So many jobs and, for each, log files have counts of lines that were left out.
+#: Jobs, and log files of each, with counts of lines that were left out.
 _JOBS, _FILES = 1000, 1000
-#: Seconds that other nodes have to send what their workers wrote.
+#: Seconds that other nodes have to send the output of their workers.
 _FLUSH_TIMEOUT = 1.0
 
 
 class Pipes(Protocol):
-    """The part of a worker pool that is needed here."""
+    """The output pipes of a worker pool."""
 
     def read_output(self, job_id: bytes) -> None:
-        """Pass on all that the workers of a job have written."""
+        """Pass on all output that the workers of a job have written."""
 
 
 class OutputRouter:
@@ -50,19 +49,19 @@ class OutputRouter:
         self._clients = clients
         self._relay = relay
         self._pipes = pipes
-        #: Lines that were left out and not told of yet: job → (node, log file) → count.
+        #: Lines that were left out and not reported yet: job → (node, log file) → count.
         self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
         clients.requests["flush_output"] = self.flush
         relay.notices[_OUTPUT] = lambda _, message: self._pass_on(message.to, b"", *message.items)
         relay.notices[_FLUSH] = self._flush_for
         relay.notices[_FLUSHED] = self._flushed
         self._numbers = 0
-        #: Flushes under way: the nodes that have not answered, and what is set when all have.
+        #: Flushes in progress: the nodes without an answer, and an event for when all have one.
         self._flushes: dict[int, tuple[set[bytes], asyncio.Event]] = {}
 
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
-        """A worker printed lines: they go to the driver of its job, if that is still there."""
-        # What is written before a function runs, as by its interpreter, is under no name.
+        """Send lines that a worker printed to the driver of its job, if that still runs."""
+        # Output from before a function runs, as of its interpreter, has no name.
         name = "" if worker.lease is None else worker.lease.name
         named = [(line.name or name, line.text) for line in lines]
         body = (worker.pid, self._node_id.hex()[:8], is_stderr, worker.log_path(is_stderr), named)
@@ -71,7 +70,7 @@ class OutputRouter:
     def _pass_on(
         self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]
     ) -> None:
-        """Bring output closer to its driver, unless that has much unread."""
+        """Send output on to its driver, unless that has much unread."""
         client = self._clients.clients.get(job_id)
         if client is None and driver_node in (b"", self._node_id):
             return  # it is gone
@@ -95,12 +94,12 @@ class OutputRouter:
             del self._left_out[next(iter(self._left_out))]
 
     def _is_full(self, job_id: bytes, waiting: int) -> bool:
-        """Whether lines are left out; once they are, until most of what waited was taken."""
+        """Return whether to leave lines out; once begun, until most of the backlog was read."""
         limit = config().unread_output
         return waiting > (limit // 8 if job_id in self._left_out else limit)
 
     def _tell_left_out(self, job_id: bytes, driver_node: bytes) -> None:
-        """Send a driver the counts of the lines that it does not get."""
+        """Send a driver the counts of the lines that were left out."""
         counts = self._left_out.pop(job_id, None)
         if counts:
             body = (tuple((*place, count) for place, count in counts.items()),)
@@ -111,7 +110,7 @@ class OutputRouter:
             self._relay.send(driver_node, Relayed(to=job_id, notice=_OUTPUT, items=(topic, body)))
 
     async def flush(self, client: Client) -> tuple[None, int]:
-        """Answer a driver when all that its workers wrote so far is on its way to it."""
+        """Answer a driver once all output of its workers up to now is on its way to it."""
         self._pipes.read_output(client.job_id)
         self._tell_left_out(client.job_id, self._node_id)
         self._numbers += 1
@@ -124,20 +123,20 @@ class OutputRouter:
             try:
                 await asyncio.wait_for(done.wait(), _FLUSH_TIMEOUT)
             except asyncio.TimeoutError:
-                pass  # such a node is on its way out or overloaded; the log files have it all
+                pass  # that node is ending or overloaded; its log files have all lines
             finally:
                 del self._flushes[number]
         return None, -1
 
     def _flush_for(self, node: bytes, message: Relayed) -> None:
-        """Another daemon's driver wants what its workers here have written."""
+        """Send the output of workers here to a driver on another node, and answer its daemon."""
         job_id, number = message.items
         self._pipes.read_output(job_id)
         self._tell_left_out(job_id, node)
         self._relay.send(node, Relayed(notice=_FLUSHED, items=(number,)))
 
     def _flushed(self, node: bytes, message: Relayed) -> None:
-        """Another daemon has sent what there was."""
+        """Note that another daemon has sent its output."""
         (number,) = message.items
         if number in self._flushes:
             missing, done = self._flushes[number]

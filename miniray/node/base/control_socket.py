@@ -1,6 +1,6 @@
 """Messages with descriptors to a process of the node that its daemon has started.
 
-Both ends read whole messages. The daemon's end never blocks: what the socket does not take waits.
+Both ends read whole messages. The daemon's end never blocks: it queues what the socket refuses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_DESCRIPTORS = 16
 
 
 def control_pair() -> tuple[socket.socket, socket.socket]:
-    """The daemon's and the other process's end of a control socket."""
+    """Make a control socket; return the daemon's end and the other one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_LIMIT)
@@ -29,7 +29,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """The next message, empty once the other end is gone, and the descriptors with it."""
+    """Return the next message with its descriptors; it is empty once the other end is gone."""
     try:
         data, ancillary, _, _ = control.recvmsg(
             MESSAGE_LIMIT, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
@@ -50,7 +50,7 @@ class ControlSender:
         control.setblocking(False)
         self._control = control
         self._loop = asyncio.get_running_loop()
-        #: What the socket has not taken: message, descriptors, who is told if it fails.
+        #: Messages that the socket has not taken: data, descriptors, and a callback for failures.
         self._queue: collections.deque[
             tuple[bytes, list[int], Callable[[OSError], object] | None]
         ] = collections.deque()
@@ -61,9 +61,9 @@ class ControlSender:
         fds: Iterable[int] = (),
         on_error: Callable[[OSError], object] | None = None,
     ) -> None:
-        """Send a message. The descriptors are closed here in any case.
+        """Send a message; its descriptors are closed here in any case.
 
-        If it cannot be sent because the other end is gone, reading says so too.
+        ``on_error`` is called if it cannot be sent; reading shows too that the other end is gone.
         """
         self._queue.append((data, list(fds), on_error))
         if len(self._queue) == 1:
@@ -88,7 +88,7 @@ class ControlSender:
         self._loop.remove_writer(self._control.fileno())
 
     def close(self) -> None:
-        """Send nothing more; what waits is dropped."""
+        """Drop the messages that wait."""
         self._loop.remove_writer(self._control.fileno())
         for _, fds, _ in self._queue:
             close_all(fds)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.node.base.clients import ClientServer
-    from miniray.node.base.head_session import Member
+    from miniray.node.base.head_session import SessionEvents
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +143,12 @@ class HeadClient:
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = 0
 
-    async def join(self, member: Member, timeout: float) -> head_pb2.Welcome:
+    async def join(self, member: SessionEvents, timeout: float) -> head_pb2.Welcome:
         """Open the session. Errors are those of ``HeadSession.open``."""
         return await self.session.open(member, timeout)
 
     async def rejoin(
-        self, member: Member, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
+        self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
     ) -> head_pb2.Welcome:
         """Open it again; the head gets ``news`` and what may have been lost.
 

@@ -40,8 +40,8 @@ class _UnknownEndError(ConnectionError):
     """A call has ended, and gRPC gives an error of its own in place of the head's answer."""
 
 
-class Member(Protocol):
-    """The node, as a session speaks for it."""
+class SessionEvents(Protocol):
+    """What the node does for its session."""
 
     def hello(self) -> head_pb2.NodeHello:
         """Introduce this node."""
@@ -77,7 +77,7 @@ class HeadSession:
         """Queue a message for the head."""
         self._queue.put_nowait(message)
 
-    async def open(self, member: Member, timeout: float) -> head_pb2.Welcome:
+    async def open(self, member: SessionEvents, timeout: float) -> head_pb2.Welcome:
         """Introduce this node.
 
         Raises:
@@ -90,7 +90,7 @@ class HeadSession:
 
     async def reopen(
         self,
-        member: Member,
+        member: SessionEvents,
         timeout: float,
         first: Callable[[list[head_pb2.FromNode]], list[head_pb2.FromNode]],
     ) -> head_pb2.Welcome:
@@ -132,7 +132,9 @@ class HeadSession:
         self._begin(call, member)
         return welcome
 
-    async def _introduce(self, member: Member, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
+    async def _introduce(
+        self, member: SessionEvents, timeout: float
+    ) -> tuple[_Call, head_pb2.Welcome]:
         for _ in range(_AGAIN):
             try:
                 return await self._introduce_once(member, timeout)
@@ -141,7 +143,7 @@ class HeadSession:
         return await self._introduce_once(member, timeout)
 
     async def _introduce_once(
-        self, member: Member, timeout: float
+        self, member: SessionEvents, timeout: float
     ) -> tuple[_Call, head_pb2.Welcome]:
         self.ended.clear()
         call = head_pb2_grpc.HeadStub(self._channel).Session(  # type: ignore[no-untyped-call]
@@ -172,7 +174,7 @@ class HeadSession:
             raise refusal
         return call, welcome
 
-    def _begin(self, call: _Call, member: Member) -> None:
+    def _begin(self, call: _Call, member: SessionEvents) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._write(call)),
@@ -209,7 +211,7 @@ class HeadSession:
             return [message]
         return [head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages)), message]
 
-    async def _read(self, call: _Call, member: Member) -> None:
+    async def _read(self, call: _Call, member: SessionEvents) -> None:
         try:
             while True:
                 message: Any = await call.read()
@@ -229,7 +231,7 @@ class HeadSession:
             self._lost_at = time.monotonic()
         self.ended.set()
 
-    async def _beat(self, member: Member) -> None:
+    async def _beat(self, member: SessionEvents) -> None:
         """Send heartbeats: their absence, not a broken stream alone, means a dead machine."""
         while True:
             await asyncio.sleep(config().heartbeat_interval)
@@ -251,7 +253,7 @@ class HeadSession:
         await self._channel.close(None)
 
 
-def _handle(message: Any, member: Member) -> None:
+def _handle(message: Any, member: SessionEvents) -> None:
     """Handle a message; one that cannot be handled must not end the session."""
     try:
         member.on_message(message)

@@ -1,4 +1,4 @@
-"""What a node daemon is told when it starts."""
+"""The facts that a node daemon starts with."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MoverConfig:
-    """What a mover has to know."""
+    """Facts for a mover."""
 
     #: Tells machines and containers apart.
     machine: str
-    #: Where its sockets for movers of the same machine go.
+    #: The folder for its socket, for movers of the same machine.
     folder: str
     #: The address to bind for movers of other machines, and the one to reach it at; empty: none.
     host: str = ""
     advertised_host: str = ""
-    #: What it shows to them, and knows them by; None in a cluster of one machine.
+    #: Its certificate, and the authority of theirs; None in a cluster of one machine.
     credentials: Credentials | None = None
 
 
@@ -43,21 +43,20 @@ class NodeConfig:
     #: Host and address that other machines reach this node at; the address may be unix:PATH.
     host: str
     address: str
-    #: What drivers pass to init().
+    #: The address that drivers pass to init().
     cluster_address: str
     is_head: bool
-    #: Nothing is placed on it.
+    #: No work is placed on it.
     drivers_only: bool
     scalars: Mapping[str, float]
     accelerators: NodeAccelerators
     labels: Mapping[str, str]
     object_store_capacity: int
     environments_folder: Path
-    #: Where values go that do not fit into the object store.
+    #: For values that do not fit into the object store.
     spill_folder: Path
-    #: Tells machines (or containers) apart: a driver's paths mean something on its own only.
+    #: Tells machines (or containers) apart: a driver's paths are valid on its own only.
     machine: str
-    #: What its mover is told.
     mover: MoverConfig
     #: Makes a channel to another daemon.
     dial: Callable[[str], grpc.aio.Channel]

@@ -1,4 +1,4 @@
-"""Several tasks of one gRPC stream, which end together, and waiting that can be cancelled."""
+"""Tasks of one gRPC stream, which end together, and waits that can be cancelled."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-#: What ends a stream.
+#: Errors that end a stream.
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
-    """Run all until one ends; raises what that one raised, and ends the others."""
+    """Run all until one ends; raise its error, if any, and cancel the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
-            if task.cancelled():  # by gRPC, which does that to a call of which another part failed
+            if task.cancelled():  # by gRPC: it does that when another part of the call fails
                 raise asyncio.InvalidStateError("The stream was cancelled.")
             if task.done():
                 task.result()
@@ -34,12 +34,12 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
 
 
 async def within(work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
-    """What some work gives; it is cancelled, and has ended, when this returns or raises.
+    """Run a coroutine; it has ended, maybe by cancellation, when this returns or raises.
 
-    ``asyncio.wait_for`` before Python 3.12 ignores a cancellation that comes just when it ends.
+    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the coroutine ends.
 
     Raises:
-        asyncio.TimeoutError: it has not ended within so many seconds.
+        asyncio.TimeoutError: It has not ended within ``seconds``.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -55,7 +55,7 @@ async def within(work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
 async def set_within(event: asyncio.Event, seconds: float | None) -> None:
     """Wait until an event is set, or the time is over.
 
-    ``asyncio.wait_for`` before Python 3.12 ignores a cancellation that comes just when it is set.
+    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the event is set.
     """
     waiting = asyncio.ensure_future(event.wait())
     try:
@@ -65,7 +65,7 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> None:
 
 
 async def ended(work: asyncio.Future[Any]) -> None:
-    """Wait until some work has ended, however it does; a cancellation meanwhile is heeded then."""
+    """Wait until a task has ended, however it ends; raise a cancellation of the wait after that."""
     cancelled = False
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -73,6 +73,6 @@ async def ended(work: asyncio.Future[Any]) -> None:
             break
         cancelled = True
     if not work.cancelled():
-        work.exception()  # it may be that nobody asks
+        work.exception()  # its result may not be read
     if cancelled:
         raise asyncio.CancelledError

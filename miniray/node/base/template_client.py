@@ -1,4 +1,4 @@
-"""The daemon's side of its template: ask for workers, hear how they ended."""
+"""The daemon's side of its template: requests for workers, reports of their ends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,22 @@ class Helper(NamedTuple):
 
     #: The daemon's end of its control socket, which ends with the process.
     control: socket.socket
-    #: Ends it at once, if it is there yet, also if it is stopped.
+    #: Kills it, if it still runs.
     kill: Callable[[], None]
 
 
 class TemplateClient:
-    """One template process."""
+    """One template process.
+
+    Args:
+        control: The daemon's end of its socket.
+        pid: Of the template; 0: it will report it.
+        on_exited: Called with the pid and wait status of a worker that is gone with all its
+            children.
+        on_gone: Called when the template is gone.
+        on_lingers: Called with the pid of a worker that has ended, and those of its children that
+            were killed and are not gone; again whenever these change.
+    """
 
     def __init__(
         self,
@@ -44,17 +54,6 @@ class TemplateClient:
         on_gone: Callable[[], None],
         on_lingers: Callable[[int, list[int]], None],
     ) -> None:
-        """Talk to a template.
-
-        Args:
-            control: the daemon's end of its socket.
-            pid: of the template; 0: it will tell.
-            on_exited: called with the pid and wait status of a worker that is gone, with all
-                that it had started.
-            on_gone: called when the template is gone.
-            on_lingers: called with the pid of a worker that has ended, and those of what it
-                had started that were killed and are not gone; again whenever these change.
-        """
         self._control = control
         self._sender = ControlSender(control)
         self.pid = pid
@@ -64,23 +63,23 @@ class TemplateClient:
         self._on_gone = on_gone
         self._on_lingers = on_lingers
         self._numbers = itertools.count(1).__next__
-        #: Requests that were not answered, by number.
+        #: Requests without an answer, by number.
         self._open: dict[int, asyncio.Future[int]] = {}
         self._gone = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     async def fork(self, file: int, stdout: int, stderr: int) -> int:
-        """Start a worker; returns its pid. The descriptors are closed here in any case.
+        """Start a worker; return its pid. The descriptors are closed here in any case.
 
         Args:
-            file: that of the worker (``worker_file``).
-            stdout: where the worker writes.
-            stderr: where it writes errors.
+            file: With the worker's spec (``worker_file``).
+            stdout: Of the worker.
+            stderr: Of the worker.
 
         Raises:
-            TemplateGoneError: the template is gone.
-            OSError: the machine has no room for another process.
+            TemplateGoneError: The template is gone.
+            OSError: The machine cannot run another process.
         """
         if self._gone:
             close_all((stdout, stderr, file))
@@ -93,14 +92,14 @@ class TemplateClient:
         return await future
 
     def fork_template(self, preload: list[str], *, beside: bool = False) -> socket.socket:
-        """Start a template with more modules; returns the control socket of it.
+        """Start a template with more modules; return its control socket.
 
         Args:
-            preload: the modules.
-            beside: import them at a lower priority than that of other processes.
+            preload: The modules.
+            beside: Whether to import them at a lower priority than that of other processes.
 
         Raises:
-            TemplateGoneError: this template is gone.
+            TemplateGoneError: This template is gone.
         """
         return self._start("template", (preload, beside), self._numbers())
 
@@ -108,7 +107,7 @@ class TemplateClient:
         """Start a process of the node's own: ``serve(control)`` of a module.
 
         Raises:
-            TemplateGoneError: this template is gone.
+            TemplateGoneError: This template is gone.
         """
         number = self._numbers()
         control = self._start("helper", module, number)
@@ -131,15 +130,15 @@ class TemplateClient:
             self._sender.send(marshal.dumps(("kill", pid, int(number))))
 
     async def settled(self, template: int) -> None:
-        """Wait until nothing is left of a template that was forked from this one and has hung up.
+        """Wait until no process is left of a template that was forked from this one and is gone.
 
-        Its workers fall to this one, which kills them with all that they had started.
+        Its workers fall to this one, which kills them with all their children.
 
         Args:
-            template: its pid.
+            template: Its pid.
 
         Raises:
-            TemplateGoneError: this template is gone.
+            TemplateGoneError: This template is gone.
         """
         if self._gone:
             raise TemplateGoneError("the template process is gone")
@@ -171,7 +170,7 @@ class TemplateClient:
                 future = self._open.pop(message[1])
                 if not future.done():
                     future.set_result(message[2])
-                return  # read on when its caller knows the pid, of which the next message may be
+                return  # its caller must know the pid before the next message, which may name it
             elif message[0] == "settled":
                 settled = self._open.pop(message[1])
                 if not settled.done():
@@ -195,7 +194,7 @@ class TemplateClient:
         if self._gone:
             return
         self._gone, self.ready = True, False
-        with contextlib.suppress(OSError):  # it is gone already, or so busy that it cleans up too
+        with contextlib.suppress(OSError):  # it is gone, or its socket full: then it cleans up too
             self._control.send(marshal.dumps(("end",)))
         self._loop.remove_reader(self._control.fileno())
         self._sender.close()

@@ -1,6 +1,6 @@
-"""Workers without a lease that wait for another one of their kind.
+"""Workers without a lease that wait for the next one of their kind.
 
-Responsible for finding them and for when there are too many; they are ended by the pool.
+Responsible for finding them, and for deciding when there are too many; the pool ends them.
 """
 
 from __future__ import annotations
@@ -17,36 +17,33 @@ if TYPE_CHECKING:
     from miniray.node.workers.worker import Worker
 
 
-_REMEMBERED = 1000  # jobs that have ended
+#: Jobs that have ended and are remembered.
+_REMEMBERED = 1000
 
 
 def surplus(workers: Iterable[Worker], soft_limit: int) -> int:
-    """How many workers a node has above its soft limit.
-
-    Those that were asked to end count no more, though it may take them a while.
-    """
+    """Return how many workers a node has above its soft limit, without those asked to end."""
     return sum(worker.exiting is None for worker in workers) - soft_limit
 
 
 class IdleWorkers:
-    """The idle workers of a node, by what they may be used for."""
+    """The idle workers of a node, by kind.
+
+    Args:
+        surplus: Returns how many workers the node has above its soft limit.
+        end: Ends a worker that was idle for long while there is a surplus.
+    """
 
     def __init__(self, surplus: Callable[[], int], end: Callable[[Worker], None]) -> None:
-        """Start with none.
-
-        Args:
-            surplus: how many workers the node has above its soft limit.
-            end: ends one that was idle for long while there is a surplus.
-        """
         self._surplus = surplus
         self._end = end
         self._by_key: dict[tuple[Any, ...], list[Worker]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        #: The jobs that ended last, in that order.
+        #: The jobs that ended last, the latest last.
         self._ended_jobs: dict[bytes, None] = {}
 
     def take(self, key: tuple[Any, ...]) -> Worker | None:
-        """The one of this kind that became idle last, or None."""
+        """Take the worker of a kind that became idle last; None if there is none."""
         idle = self._by_key.get(key)
         worker = idle.pop() if idle else None
         if idle == []:
@@ -54,14 +51,14 @@ class IdleWorkers:
         return worker
 
     def add(self, worker: Worker) -> None:
-        """A worker is idle from now on."""
+        """Add a worker that is idle from now on."""
         worker.idle_since = time.monotonic()
         self._by_key.setdefault(worker.pool_key, []).append(worker)
         if self._timer is None:
             self._set_timer()
 
     def remove(self, worker: Worker) -> None:
-        """A worker is not to be used again; one that is not idle changes nothing."""
+        """Remove a worker, if it is idle."""
         idle = self._by_key.get(worker.pool_key, [])
         if worker in idle:
             idle.remove(worker)
@@ -69,13 +66,13 @@ class IdleWorkers:
                 del self._by_key[worker.pool_key]
 
     def all(self) -> list[Worker]:
-        """Every idle worker."""
+        """Return every idle worker."""
         return [worker for workers in self._by_key.values() for worker in workers]
 
     def end_job(self, job_id: bytes) -> list[Worker]:
-        """A job's driver is gone: its workers, which are not idle any more.
+        """Remove the workers of a job whose driver is gone, and return them.
 
-        What its detached actors have done from now on is idle for a while only.
+        Later workers of the job, for its detached actors, stay idle for ``worker_idle`` only.
         """
         self._ended_jobs[job_id] = None
         if len(self._ended_jobs) > _REMEMBERED:

@@ -1,4 +1,4 @@
-"""What workers print: from their pipes into log files, and as lines to their driver."""
+"""Output of workers: from their pipes into log files, and as lines to their driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutputPipe:
     """One stream of one worker.
 
     Args:
-        running: Returns under which name the worker writes, and the number of that name.
+        running: Returns the number and the name under which the worker writes now.
         on_lines: Called with the lines that a read completed.
     """
 
@@ -32,7 +32,7 @@ class OutputPipe:
         running: Callable[[], tuple[int, str]],
         on_lines: Callable[[list[LogLine]], None],
     ) -> None:
-        #: Where its lines are kept, from ``begin`` on.
+        #: The file of its lines, from ``begin`` on.
         self.log: LogFile | None = None
         self._running = running
         self._on_lines = on_lines
@@ -48,12 +48,12 @@ class OutputPipe:
         return max(self._running(), self._splitter.named)
 
     def begin(self, path: Path) -> None:
-        """Read what its worker writes, and keep it in this log file."""
+        """Begin to read, into this log file."""
         self.log = LogFile(path)
         self._loop.add_reader(self._read, self._on_readable)
 
     def _on_readable(self) -> None:
-        """Read. There must be something: a change of name after that is in the pipe itself."""
+        """Read what is there; the pipe itself says where the name changes within it."""
         running = self._running()
         try:
             data = os.read(self._read, _READ_SIZE)
@@ -70,7 +70,7 @@ class OutputPipe:
             self._settling = self._loop.call_later(_SETTLE_AFTER, self._settle)
 
     def _settle(self) -> None:
-        """A progress bar's last state shows although no output follows it."""
+        """Show the last state of a progress bar although no output follows it."""
         self._settling = None
         if not self._closed:
             self._pass_on(self._splitter.settle())
@@ -84,7 +84,7 @@ class OutputPipe:
         self._on_lines(lines)
 
     def flush(self) -> None:
-        """Pass on what was written up to now, an unfinished line as if it were finished."""
+        """Pass on what was written up to now, with an unfinished line as if it were finished."""
         if self._closed:
             return
         if has_unread(self._read):
@@ -93,7 +93,7 @@ class OutputPipe:
             self._pass_on(self._splitter.close())
 
     def drain(self) -> None:
-        """Read what is in the pipe: its worker has ended."""
+        """Read the rest of the pipe of a worker that has ended."""
         while not self._closed:
             try:
                 data = os.read(self._read, _READ_SIZE)

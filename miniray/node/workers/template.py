@@ -1,16 +1,17 @@
-"""The template process: forks workers in milliseconds, reaps them, and ends what they leave.
+"""The template process: forks workers in milliseconds, reaps them, and kills their orphans.
 
-It has the worker's code imported and nothing of miniray running: no thread, no
-socket but the one to its daemon. Being the parent of all workers it can kill them
-without a race and knows how each one ended. It is a subreaper: children of user
-code fall to it when their worker ends, and end with it. If the daemon dies, by
-SIGKILL too, the template ends every worker and removes what the session has on disk.
+It has the worker's code imported and nothing of miniray running: no thread, no socket but the one
+to its daemon. As the parent of all workers it can kill them without a race, and knows how each one
+ended. It is a subreaper: children of user code fall to it when their worker ends, and are killed
+("strays"). If the daemon dies, by SIGKILL too, the template ends every worker and removes the files
+of the session.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import gc
 import importlib
@@ -32,16 +33,16 @@ from miniray.worker import worker_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Workers and what they start carry this variable, so that strays can be told apart.
+#: Workers and their children carry this variable, by which strays are told apart.
 WORKER_VARIABLE = "MINIRAY_WORKER_ID"
 _PR_SET_CHILD_SUBREAPER = 36
 _WORKER_FDS = 3
-#: Seconds after which children are looked at once more that do not end, or whose worker is unknown.
+#: Seconds until children are looked at again that do not end, or whose worker is unknown.
 _LOOK_AGAIN = 0.2
-#: So many of the processes that keep a worker from being over are named.
+#: Strays of a worker that are named to the daemon, at most.
 _MAX_NAMED = 16
-#: By so much the priority is lower of what is imported beside others. It has two thirds of their
-#: share then: with far less it is not ready on a busy machine when the next ranks start.
+#: Added to the nice value for imports beside other work, which then get two thirds of its share:
+#: with far less they are not done on a busy machine when the next ranks start.
 _NICER = 2
 #: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -54,8 +55,25 @@ def set_subreaper() -> None:
         raise OSError(code, os.strerror(code))
 
 
+@dataclasses.dataclass(slots=True)
+class _Ended:
+    """A worker that has ended, whose strays are not all gone yet."""
+
+    status: int
+    id: str
+    #: The strays that the daemon knows of.
+    told: list[int] = dataclasses.field(default_factory=list)
+
+
 class Template:
-    """Serves one daemon until it is gone."""
+    """Serves one daemon until it is gone.
+
+    Args:
+        control: The socket to the daemon.
+        preload: Modules that every worker has imported.
+        clean_up: Called at the end if the daemon died instead of hanging up.
+        beside: Whether to import them at a lower priority than that of other processes.
+    """
 
     def __init__(
         self,
@@ -67,37 +85,32 @@ class Template:
     ) -> None:
         self._control = control
         self._preload = preload
-        #: Whether others are to have the processors while it imports.
         self._beside = beside
-        #: Removes what nobody else does if the daemon is killed.
         self._clean_up = clean_up
-        #: Living workers: pid to the id they carry in their environment.
+        #: Living workers: pid → the id in their environment.
         self._workers: dict[int, str] = {}
-        #: Templates with more modules, and other processes of the node's own, forked from this one.
-        #: Each with the number under which the daemon knows it.
+        #: Templates with more modules, and other processes of the node's own, forked from this one:
+        #: pid → the daemon's number for it.
         self._helpers: dict[int, int] = {}
-        #: Ended workers whose children are not all gone yet: pid to (wait status, id).
-        self._ended: dict[int, tuple[int, str]] = {}
-        #: Children of ended workers that are not gone: pid to the workers whose end is not told
-        #: before. One that a driver holds in the kernel may stay for long.
+        self._ended: dict[int, _Ended] = {}
+        #: Strays: pid → the ended workers whose end is reported after theirs. One that a device
+        #: driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
-        #: Those that may be a living worker's, as their environment cannot be read now: they are
-        #: not killed yet.
+        #: Strays that may be a living worker's children, as their environment cannot be read now:
+        #: they are not killed yet.
         self._unknown: set[int] = set()
-        #: Ended workers of which the daemon knows that these children are left.
-        self._told: dict[int, list[int]] = {}
-        #: Ended templates, of which the daemon asked to hear when all their workers are gone.
+        #: Templates that have ended: the daemon's question → the pid, until their workers are gone.
         self._fences: dict[int, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> Callable[[], NoReturn]:
-        """Serve; in a new worker this returns what the worker has to run."""
+        """Serve; in a new worker, return the function that it has to run."""
         set_subreaper()
         signal.set_wakeup_fd(self._wake_write)
         signal.signal(signal.SIGCHLD, _ignore_signal)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the daemon decides when it ends
-        gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
+        gc.disable()  # it would take a tenth of the time of imports
         if self._beside:
             _import_beside(self._preload)
         else:
@@ -172,7 +185,7 @@ class Template:
     def _fork_helper(
         self, template: bool, what: Any, number: int, fds: list[int]
     ) -> Callable[[], NoReturn] | None:
-        """Fork a template that imports more modules, or another process of the node's own.
+        """Fork a template with more modules, or another process of the node's own.
 
         It serves the daemon on a socket of its own.
         """
@@ -184,7 +197,7 @@ class Template:
             print(f"a process of the node cannot be started: {error}", file=sys.stderr)  # noqa: T201
         if pid != 0:
             for fd in fds:
-                os.close(fd)  # if it was not started, the daemon sees that its socket ends
+                os.close(fd)  # if none was started, this tells the daemon
             if pid > 0:
                 self._helpers[pid] = number
             return None
@@ -253,42 +266,41 @@ class Template:
             self._unknown.discard(pid)
             worker = self._workers.pop(pid, None)
             if worker is not None:
-                self._ended[pid] = (status, worker)
+                self._ended[pid] = _Ended(status, worker)
             elif self._helpers.pop(pid, None) is not None:
                 self._kill_strays()  # its workers
         self._look_for_strays()
 
     def _look_for_strays(self) -> None:
-        """Kill what ended workers have left, and tell which of them are over with that."""
+        """Kill strays, and report the workers and templates of which none is left."""
         if self._ended or self._fences or self._unknown:
             self._kill_strays()
             self._tell_ends()
             self._tell_settled()
 
     def _tell_ends(self) -> None:
-        """Tell which workers are gone with their children, and what is left of others."""
+        """Report which ended workers have no strays any more, and the strays of the others."""
         left: dict[int, list[int]] = {}
         for stray, workers in self._strays.items():
             for worker in workers:
                 left.setdefault(worker, []).append(stray)
-        for pid in list(self._ended):
+        for pid, ended in list(self._ended.items()):
             if pid not in left:
-                status, _ = self._ended.pop(pid)
-                self._told.pop(pid, None)
-                self._send(("exited", pid, status))
-            elif left[pid] != self._told.get(pid):
-                self._told[pid] = left[pid]
+                del self._ended[pid]
+                self._send(("exited", pid, ended.status))
+            elif left[pid] != ended.told:
+                ended.told = left[pid]
                 self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
 
     def _tell_settled(self) -> None:
-        """Answer who waits until nothing is left of a template that was forked from this one."""
+        """Answer the questions about templates of which no process is left."""
         for token, template in list(self._fences.items()):
             if template not in self._helpers and not self._strays:
                 del self._fences[token]
                 self._send(("settled", token))
 
     def _kill_strays(self) -> None:
-        """Kill children of ended workers."""
+        """Kill children that are no living worker's."""
         living = set(self._workers.values())
         for pid in children_of(os.getpid()):
             if pid in self._workers or pid in self._helpers:
@@ -299,7 +311,7 @@ class Template:
                 _kill(pid, signal.SIGKILL)
 
     def _note(self, pid: int, living: set[str]) -> None:
-        """Note which ended workers wait for a child; none do for a living worker's."""
+        """Note which ended workers wait for a child: none if it is a living worker's."""
         session = _session_of(pid)
         known = session in self._workers or session in self._ended
         worker = "" if known else worker_of(pid)
@@ -314,17 +326,18 @@ class Template:
             self._strays[pid] = self._left_by(session, worker or "")
 
     def _left_by(self, session: int, worker: str) -> set[int]:
-        """Which of the ended workers has left a child; any of them, if that cannot be told."""
+        """Return the ended worker that has left a child; all of them if that is unknown."""
         if session in self._ended:
             return {session}
-        return {pid for pid, (_, id) in self._ended.items() if id == worker} or set(self._ended)
+        found = {pid for pid, ended in self._ended.items() if ended.id == worker}
+        return found or set(self._ended)
 
     def _end_everything(self) -> NoReturn:
-        """The daemon is gone: nothing that it started may stay."""
+        """End all processes that the daemon has started, as it is gone, and this one."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         with contextlib.suppress(ChildProcessError):
             while True:
-                # The kernel's list may lack some while others end: hence the own one, and again.
+                # The kernel's list may miss children while others end: so the own one too, again.
                 for pid in {*self._workers, *self._helpers, *children_of(os.getpid())}:
                     _kill(pid, signal.SIGKILL)
                 ended = -1
@@ -345,8 +358,8 @@ class Template:
 
 
 def _import(modules: list[str]) -> None:
-    # Without the backends of vendors that PyTorch would load: they may start threads or look at
-    # their devices, and no fork has those whole.
+    # PyTorch must not load the backends of vendors here: they may start threads or use their
+    # devices, which do not survive a fork.
     before = os.environ.get(_AUTOLOAD)
     os.environ[_AUTOLOAD] = "0"
     try:
@@ -360,10 +373,10 @@ def _import(modules: list[str]) -> None:
 
 
 def _import_beside(modules: list[str]) -> None:
-    """Import modules without taking the processors from others.
+    """Import modules at a lower priority.
 
-    In a thread: it has a priority of its own, which a process could not raise again. It has ended
-    before anything is forked.
+    In a thread, which has its own priority: a process could not raise its priority again. It has
+    ended before anything is forked.
     """
     failures: list[BaseException] = []
 
@@ -384,21 +397,21 @@ def _import_beside(modules: list[str]) -> None:
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:
-    """Only wakes the loop."""
+    """Do nothing: the signal only wakes the loop."""
 
 
 def _kill(pid: int, number: int) -> None:
-    """Send a signal to a child. One that runs as another user may refuse it, and stays."""
+    """Send a signal to a child; one that runs as another user may refuse it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def worker_of(pid: int) -> str | None:
-    """Return the id of the worker that a process descends from; "" if it hides it.
+    """Return the id of the worker that a process descends from.
 
     Returns:
-        None if this cannot be told now: the process waits in the kernel, and whoever reads its
-        environment might wait with it; or it is between two programs.
+        "" if the process hides it; None if it cannot be read now: the process waits in the kernel,
+        and so might the reader of its environment, or it is between two programs.
     """
     if may_hang_readers(pid):
         return None
@@ -411,7 +424,7 @@ def worker_of(pid: int) -> str | None:
 
 
 def _session_of(pid: int) -> int:
-    """The session that a process is in: a worker's pid unless user code left that; 0 if gone."""
+    """Return the session of a process: its worker's pid unless user code left it; 0 if gone."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -429,7 +442,7 @@ def _fresh_random_state() -> None:
 
 
 def run_helper(control: socket.socket, module: str) -> NoReturn:
-    """Run ``serve`` of a module in this process and never return."""
+    """Run ``serve(control)`` of a module in this process, and never return."""
     try:
         importlib.import_module(module).serve(control)
     except BaseException:  # noqa: BLE001 - it ends the process
@@ -445,13 +458,9 @@ def run_template(
     *,
     beside: bool = False,
 ) -> NoReturn:
-    """Serve in this process and never return, to the code of its parent least of all.
+    """Serve in this process, and never return to the code of its parent.
 
-    Args:
-        control: the socket to the daemon.
-        preload: modules that every worker has imported.
-        clean_up: called at the end if the daemon died instead of hanging up.
-        beside: import them at a lower priority than that of other processes.
+    The arguments are those of ``Template``.
     """
     try:
         worker = Template(control, preload, clean_up, beside=beside).serve()

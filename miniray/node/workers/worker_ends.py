@@ -1,7 +1,7 @@
 """How workers are made to end: asked first, then killed, then given up.
 
-Responsible for the time that each step may take, and for noticing workers that end by themselves
-and get no further. What follows from an end is the pool's.
+Responsible for the time that each step may take, and for noticing workers that begin to exit by
+themselves and hang. The pool cleans up after them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,22 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceKeptError(RuntimeError):
-    """A device that was granted stays with a process that could not be killed."""
+    """A device that was granted is kept by a process that could not be killed."""
 
 
 class WorkerEnds:
-    """The ends of a node's workers."""
+    """Ends the workers of a node.
+
+    A process that exits by itself (``os._exit``), or that a user kills, may hang in a driver with
+    its sockets open. The kernel reports that to no process, so each worker is looked at once in
+    ``quarantine_after`` seconds, which takes some 20 microseconds.
+
+    Args:
+        workers: Returns the workers with a process that is not gone.
+        ask: Asks a worker to end.
+        give_up: Called once with a worker that was killed, or has ended, and is not gone with all
+            its children within ``quarantine_after`` seconds.
+    """
 
     def __init__(
         self,
@@ -39,18 +50,6 @@ class WorkerEnds:
         ask: Callable[[Worker], object],
         give_up: Callable[[Worker], object],
     ) -> None:
-        """Begin to look at workers.
-
-        A process that user code ends (``os._exit``), or that somebody else kills, may hang in a
-        driver with its sockets open. The kernel reports that to nobody, so each worker is looked
-        at, some 20 microseconds each, once in ``quarantine_after`` seconds.
-
-        Args:
-            workers: returns those that have a process which is not gone.
-            ask: tells a worker that it is to end.
-            give_up: called once with a worker that was killed, or has ended, and is not gone
-                with all that it had started within ``quarantine_after`` seconds.
-        """
         self._workers = workers
         self._ask = ask
         self._give_up = give_up
@@ -67,14 +66,14 @@ class WorkerEnds:
         self._look_again()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking at workers."""
         self._timer.cancel()
 
     def ask(self, worker: Worker) -> None:
-        """Let a worker end by rule; kill it if it takes too long."""
+        """Have a worker exit as planned; kill it if it takes too long."""
         if worker.exiting is None:
             worker.exiting = "rule"
-        if not worker.ready:  # it hears nothing yet, and has nothing that others may need
+        if not worker.ready:  # it cannot be asked yet, and has nothing that others may need
             self.kill(worker)
             return
         self._ask(worker)
@@ -82,12 +81,12 @@ class WorkerEnds:
             self.kill_later(worker)
 
     async def vacate(self, worker: Worker) -> None:
-        """Wait until a worker that was asked to end is gone, since its devices are another's now.
+        """Wait until a worker that was asked to end is gone, as its devices are granted to another.
 
         It may wait for calls that need these devices: it is killed after ``reserve_after`` seconds.
 
         Raises:
-            DeviceKeptError: it could not be killed.
+            DeviceKeptError: It could not be killed.
         """
         waiting = [asyncio.ensure_future(each.wait()) for each in (worker.gone, worker.given_up)]
         patience = config().reserve_after
@@ -110,7 +109,7 @@ class WorkerEnds:
             )
 
     def finishing(self, worker: Worker) -> None:
-        """Let a worker that ends by rule wait for what others need of it as long as it takes."""
+        """Let a worker's planned exit take as long as others need objects of it."""
         worker.finishing = True
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
@@ -128,18 +127,18 @@ class WorkerEnds:
         self.kill(worker)
 
     def kill(self, worker: Worker) -> None:
-        """End a worker's process at once; one that is being started is killed after that."""
+        """Kill a worker's process; one that is being started is killed after its start."""
         if worker.pid and worker.template is not None:
             worker.template.kill(worker.pid, signal.SIGKILL)
             self.killed(worker)
 
     def lingers(self, worker: Worker, pids: list[int]) -> None:
-        """Note what a worker that has ended had started, and what was killed and is not gone."""
+        """Note the children of an ended worker that were killed and are not gone."""
         worker.left = tuple(pids)
         self.killed(worker)
 
     def killed(self, worker: Worker) -> None:
-        """Give a worker that was killed up if it is not gone soon."""
+        """Give up a worker that was killed if it is not gone in time."""
         if worker.give_up_timer is None:
             worker.give_up_timer = asyncio.get_running_loop().call_later(
                 config().quarantine_after, self._give_up, worker
@@ -147,18 +146,18 @@ class WorkerEnds:
 
     @staticmethod
     def gone(worker: Worker) -> None:
-        """Stop the timers of a worker that is gone, with all that it had started."""
+        """Stop the timers of a worker that is gone with all its children."""
         for timer in (worker.kill_timer, worker.give_up_timer):
             if timer is not None:
                 timer.cancel()
 
 
 def quarantine_of(worker: Worker, since: float | None = None) -> head_pb2.Quarantine:
-    """Describe a worker that could not be killed, and the devices that are out of service by it.
+    """Describe a worker that could not be killed, and the devices that it keeps out of service.
 
     Args:
-        worker: it, or what it had started (``left``), is not gone.
-        since: when it was given up, in seconds since the epoch; now if not given.
+        worker: Itself, or children of it (``left``), are not gone.
+        since: When it was given up, in seconds since the epoch; now if not given.
     """
     devices: dict[str, list[str]] = {}
     for resource, id in sorted(worker.devices):
@@ -176,10 +175,10 @@ def quarantine_of(worker: Worker, since: float | None = None) -> head_pb2.Quaran
 
 
 def _named(pids: Iterable[int]) -> list[head_pb2.Process]:
-    """Name processes as the kernel does; those that are gone are left out.
+    """Name processes as the kernel does; leave out those that are gone.
 
-    No more is read of a process: its command line is in its memory, which the kernel may have
-    locked for as long as the process hangs, and then the reader hangs too.
+    Their command lines are not read: they are in memory that the kernel may have locked for as
+    long as the process hangs, and then the reader hangs too.
     """
     found = []
     for pid in pids:
