@@ -74,7 +74,7 @@ class Spec:
 
     @classmethod
     def from_wire(cls: type[_T], data: Sequence[Any]) -> _T:
-        """The inverse of ``to_wire``; the types of the fields are ``messages/door.py``'s to check.
+        """The inverse of ``to_wire``; ``messages/validation.py`` checks the types of the fields.
 
         Raises:
             ValueError, TypeError, KeyError: The data is of no spec of this class.

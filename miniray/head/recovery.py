@@ -17,7 +17,7 @@ from miniray.common.specs import Allocation
 from miniray.head.cluster import latest_return
 from miniray.head.scheduling.groups import sort_out
 from miniray.head.storage import read_actor, read_dead_actor, read_group, read_job
-from miniray.messages import door, plain
+from miniray.messages import plain, validation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -184,6 +184,6 @@ class HeadRecovery:
 def _held(node: ClusterNode, report: head_pb2.RunningLease) -> Allocation:
     """What a lease holds on a node that runs it; ValueError if that is malformed."""
     told = plain.loads(report.allocation)
-    if not door.fits(told, _HELD):
+    if not validation.fits(told, _HELD):
         raise ValueError(f"node {node.name} reports that lease {report.lease} holds {told!r:.80}")
     return Allocation(*told)._replace(node_id=node.name)

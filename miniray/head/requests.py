@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import MinirayError
 from miniray.messages import plain
-from miniray.messages.door import Arguments
+from miniray.messages.validation import Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

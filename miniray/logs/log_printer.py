@@ -54,7 +54,6 @@ class _Followed(Generic[SourceT]):
     count: int = 0
 
     def folded(self, text: str) -> Folded[SourceT]:
-        """What to print for the lines that were held back."""
         return Folded(text, self.last, set(self.sources), self.count)
 
 
@@ -70,7 +69,7 @@ class LogDeduplicator(Generic[SourceT]):
         self._lines: dict[str, _Followed[SourceT]] = {}  # in the order of their times
 
     def admit(self, source: SourceT, text: str, now: float) -> bool:
-        """Whether a line is to be printed now; otherwise it is counted.
+        """Return whether a line is to be printed now; otherwise it is counted.
 
         Args:
             source: The worker that wrote it. What one worker repeats is printed.
@@ -92,7 +91,7 @@ class LogDeduplicator(Generic[SourceT]):
         return False
 
     def due(self, now: float) -> list[Folded[SourceT]]:
-        """The held-back lines whose window has passed; lines that came once are forgotten."""
+        """Return held-back lines whose window has passed; forget lines that came once."""
         ready: list[Folded[SourceT]] = []
         while self._lines:
             text, line = next(iter(self._lines.items()))
@@ -107,13 +106,13 @@ class LogDeduplicator(Generic[SourceT]):
         return ready
 
     def next_due(self) -> float | None:
-        """When ``due`` may have something next; None while nothing is held back."""
+        """Return when ``due`` may have something next; None if nothing is held back."""
         held = (line.since for line in self._lines.values() if line.count)
         first = next(held, None)  # lines are in the order of their times
         return None if first is None else first + self._window
 
     def drain(self) -> list[Folded[SourceT]]:
-        """All held-back lines, whatever their time; everything is forgotten."""
+        """Return all held-back lines, and forget everything."""
         held = [line.folded(text) for text, line in self._lines.items() if line.count]
         self._lines.clear()
         return held
@@ -257,7 +256,7 @@ class LogPrinter:
     def _line(
         self, batch: LogBatch, source: _Source, prefix: str, line: str, now: float
     ) -> list[tuple[bool, str]]:
-        """What is to be printed now that a worker has written a line."""
+        """Return what to print now that a worker has written a line."""
         stream = _Stream(batch.node, batch.pid, batch.is_stderr)
         printed: list[tuple[bool, str]] = []
         if self._traces.is_part(stream, line):
@@ -276,7 +275,7 @@ class LogPrinter:
         return [(stream.is_stderr, line) for line in self._begun.pop(stream).lines]
 
     def _ended_traces(self, now: float | None) -> list[tuple[bool, str]]:
-        """The traces of which nothing more is awaited; None: all."""
+        """Return the traces that have ended or waited long enough; with None, all."""
         ended = [each for each, begun in self._begun.items() if now is None or begun.until <= now]
         return [line for stream in ended for line in self._end_trace(stream)]
 

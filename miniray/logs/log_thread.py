@@ -135,7 +135,7 @@ class LogThread:
             )
 
     def _call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """The printer's timer; it has at most one, and sets it in this thread."""
+        """Set the printer's timer; it has at most one, and sets it in this thread."""
         self._timer = (time.monotonic() + delay, callback)
 
     def _wait(self) -> float | None:

@@ -63,13 +63,13 @@ class Screen:
                     write(self._drawn_on, draw(bars, *_terminal_size(self._drawn_on)))
 
     def hand_over(self, display: TerminalDisplay) -> None:
-        """The bottom of the terminal is this display's until ``take_back``."""
+        """Leave the bottom of the terminal to a display until ``take_back``."""
         with self._lock:
             self._erase()
             self._displays.append(display)
 
     def take_back(self, display: TerminalDisplay) -> None:
-        """A display has ended; bars are drawn again when the next one changes."""
+        """Note that a display has ended; bars are drawn again when the next one changes."""
         with self._lock:
             self._displays.remove(display)
 
@@ -79,7 +79,7 @@ class Screen:
         printed: Sequence[tuple[bool, str]],
         bars: Sequence[str],
     ) -> bool:
-        """Show it in a live display. What goes elsewhere than to the terminal is not its."""
+        """Show bars and lines for the terminal in a live display, and print the other lines."""
         on_terminal = {is_stderr: is_terminal(stream(is_stderr)) for is_stderr in (False, True)}
         try:
             above = [line for is_stderr, line in printed if on_terminal[is_stderr]]
@@ -101,12 +101,12 @@ SCREEN = Screen()
 
 
 def stream(is_stderr: bool) -> TextIO | None:
-    """The stream of this moment: notebooks and test runners replace it."""
+    """Return the stream of this moment: notebooks and test runners replace it."""
     return sys.stderr if is_stderr else sys.stdout
 
 
 def draw(bars: Sequence[str], width: int, height: int) -> str:
-    """What draws bars below the cursor's line and leaves the cursor where it is.
+    """Make the text that draws bars below the cursor and leaves the cursor where it is.
 
     Args:
         bars: A line each.
@@ -139,7 +139,7 @@ def _terminal_size(terminal: TextIO) -> tuple[int, int]:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream says that it is a terminal."""
+    """Return whether a stream says that it is a terminal."""
     try:
         return stream is not None and stream.isatty()
     except Exception:  # closed, or a stand-in that may raise anything
@@ -167,7 +167,7 @@ def write(stream: TextIO | None, text: str) -> None:
 
 
 class BarKey(NamedTuple):
-    """Which bar: those of one stream of one worker are numbered from the top."""
+    """A bar: those of one stream of one worker are numbered from the top."""
 
     node: str
     pid: int
@@ -176,7 +176,7 @@ class BarKey(NamedTuple):
 
 
 class BarRegion:
-    """The bars that are unfinished, in the order in which they appeared."""
+    """Unfinished bars, in the order in which they appeared."""
 
     def __init__(self) -> None:
         self._bars: dict[BarKey, str] = {}
@@ -185,14 +185,14 @@ class BarRegion:
         return bool(self._bars)
 
     def update(self, key: BarKey, line: str) -> None:
-        """A bar has a new state; an empty one is a bar that cleared itself."""
+        """Show a bar's new state; an empty one removes it."""
         if line:
             self._bars[key] = line
         else:
             self._bars.pop(key, None)
 
     def finish_row(self, node: str, pid: int, is_stderr: bool) -> None:
-        """A worker has finished a line: its top bar, if any, is gone and the others move up."""
+        """Remove a worker's top bar, as it has finished a line; the others move up."""
         rows = {
             key.row: self._bars.pop(key)
             for key in list(self._bars)
@@ -203,9 +203,7 @@ class BarRegion:
                 self._bars[BarKey(node, pid, is_stderr, row - 1)] = line
 
     def clear(self) -> None:
-        """Forget all bars."""
         self._bars.clear()
 
     def lines(self) -> list[str]:
-        """The latest state of each bar."""
         return list(self._bars.values())

@@ -1,4 +1,4 @@
-"""How functions, classes and packages travel and are kept: whole, or in pieces if they are large.
+"""How functions, classes and packages travel and are kept: whole, or in pieces if large.
 
 A call or a heartbeat behind a piece waits for that alone. The parts of one content have names:
 under its own there is the content, or how many pieces it has.
@@ -17,7 +17,7 @@ _WHOLE, _IN_PIECES = b"\0", b"\1"
 
 
 def split(name: bytes, content: bytes, piece: int = PIECE) -> Iterator[tuple[bytes, bytes]]:
-    """(name, bytes) of the parts; that of ``name`` itself is the last, as it tells of the rest."""
+    """Yield name and bytes of each part; that of ``name`` is the last, as it tells of the rest."""
     if len(content) <= piece:
         yield name, _WHOLE + content
         return
@@ -28,14 +28,14 @@ def split(name: bytes, content: bytes, piece: int = PIECE) -> Iterator[tuple[byt
 
 
 def pieces(name: bytes, part: bytes) -> list[bytes]:
-    """Names of the pieces that belong to what is kept under ``name``; none if that is all."""
+    """Return the names of the pieces that belong to what is kept under ``name``."""
     if part[:1] == _WHOLE:
         return []
     return [_piece_name(name, number) for number in range(int.from_bytes(part[1:], "big"))]
 
 
 def whole(part: bytes) -> bytes:
-    """The content, of a part that is all."""
+    """Return the content of a part that is all."""
     return part[1:]
 
 

@@ -1,4 +1,4 @@
-"""Why an actor is dead: as the head keeps it, as it travels, and as the error that callers get."""
+"""Errors as they travel: those of daemons and the head, and why an actor is dead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ActorExit(BaseException):
 
 
 class Death(NamedTuple):
-    """Why an actor is dead."""
+    """Why an actor is dead: as the head keeps it, and as it travels."""
 
     #: Name of a DeathCause.
     cause: str
@@ -34,7 +34,7 @@ class Death(NamedTuple):
     max_restarts: int = 0
 
     def error(self, actor_id: bytes, creation_error: TaskError | None = None) -> ActorDiedError:
-        """What callers get, with the error of its creation if that was loaded: it is user code."""
+        """Make the error of callers, with that of its creation if that was loaded."""
         detail = self.detail
         if creation_error is None and self.creation is not None:
             detail = last_line(self.creation)
@@ -57,7 +57,7 @@ _LARGEST = 1 << 20
 
 
 def encode_error(error: BaseException) -> bytes:
-    """An exception as it travels; one that cannot is told by class and text."""
+    """Pickle an exception; one that cannot be pickled becomes one of its class name and text."""
     try:
         data = pickle.dumps(error, 5)
     except Exception:  # noqa: BLE001 - whatever the error holds; its text says what matters

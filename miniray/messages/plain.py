@@ -32,7 +32,7 @@ _SEQUENCES = frozenset((_TUPLE, _LIST))
 
 
 def dumps(data: Any) -> bytes:
-    """Plain data as bytes.
+    """Encode plain data.
 
     Raises:
         ValueError: Something in it is no plain data.
@@ -41,7 +41,7 @@ def dumps(data: Any) -> bytes:
 
 
 def loads(data: bytes | memoryview) -> Any:
-    """The inverse of ``dumps``, for bytes of any origin: they are as large as they claim to be.
+    """Decode what ``dumps`` has made, of any origin: it is as large as it claims to be.
 
     Raises:
         ValueError: They are no plain data.
@@ -68,7 +68,7 @@ def check(data: bytes | memoryview) -> None:
 
 
 def _skip(data: bytes | memoryview, at: int, count: int, depth: int, room: int) -> tuple[int, int]:
-    """Where so many items end, and how many more there may be in the message."""
+    """Return where so many items end, and how many more there may be in the message."""
     room -= count
     if room < 0 or depth > MAX_DEPTH:
         raise ValueError(

@@ -55,7 +55,7 @@ class CallSignature:
 
     @classmethod
     def of(cls, target: Callable[..., Any], *, skip_first: bool = False) -> CallSignature:
-        """The signature of a function or class; anything goes where it can't be known."""
+        """Inspect a function or class; anything goes where its signature can't be known."""
         unwrapped = inspect.unwrap(target)
         is_generator = inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(
             unwrapped
@@ -93,7 +93,7 @@ class CallSignature:
             raise TypeError(f"{name}.remote() {verb}{wrong}. {name} takes {taken}.") from None
 
     def unpicklable(self, name: str, error: UnpicklableArgumentError) -> TypeError:
-        """The error of a call of ``name`` of which an argument cannot be pickled."""
+        """Make the error of a call of ``name`` with an argument that cannot be pickled."""
         where = error.where
         if isinstance(where, int):
             names = [name for name, kind, _ in self.parameters if kind in _POSITIONAL]

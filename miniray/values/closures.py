@@ -1,4 +1,4 @@
-"""Names what makes a function, a class or a call large, so that it can be passed another way."""
+"""Warnings that name what makes a function, a class or a call large."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _SAMPLE, _LEVELS = 20, 3
 
 
 def _is_data(value: Any, levels: int = _LEVELS) -> bool:
-    """Whether a value is nothing but data, and no object that refers to it besides."""
+    """Return whether a value is nothing but data, and no object that refers to some."""
     kind = type(value)
     if isinstance(value, _PLAIN) or hasattr(kind, "__array__"):
         return True
@@ -125,7 +125,7 @@ _DEPTH = 10
 
 
 def _largest(value: Any) -> list[tuple[int, str]]:
-    """Bytes of the parts that a value consists of, with the way to what makes each large."""
+    """Return bytes of the parts of a value, with the way to what makes each large."""
     return [
         (size, _innermost(part, value, size, _DEPTH))
         for part in _parts(value)
@@ -134,7 +134,7 @@ def _largest(value: Any) -> list[tuple[int, str]]:
 
 
 def _innermost(part: Part, whole: Any, size: int, depth: int) -> str:
-    """The part, or the one inside that makes it large, in words."""
+    """Describe the part, or the one inside that makes it large."""
     inside = _parts(part.value) if depth else []
     for inner in inside:
         inner_size = _size(inner.value)
@@ -144,7 +144,7 @@ def _innermost(part: Part, whole: Any, size: int, depth: int) -> str:
 
 
 def _parts(value: Any) -> list[Part]:
-    """Parts that are worth a look: those of plain data are not."""
+    """Return the parts that are worth a look: not those of plain data."""
     if _is_data(value) or (type(value) in _CONTAINERS and len(value) > _FEW):
         return []
     return parts_of(value)

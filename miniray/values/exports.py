@@ -1,4 +1,4 @@
-"""Remembers that a function or class was registered with the runtime of this process.
+"""Functions and classes that were registered with the runtime of this process.
 
 Also finds those that another process can import, because they are remote under their own
 name in a module.
@@ -33,7 +33,6 @@ class Export:
         self.exported: Exported | None = None
 
     def to(self, runtime: Runtime) -> Exported:
-        """Register the target, if this runtime does not know it yet."""
         # A reader that sees the session sees its export: it is set first.
         if self.session is not runtime.session or self.exported is None:
             self.exported = runtime.export(self.target, self.name)
@@ -55,7 +54,7 @@ class CodeReference:
 
 
 def reference_to(target: Callable[..., Any] | type) -> CodeReference | None:
-    """How to import what a remote function or class was made of; None if that is not possible."""
+    """Return how to import what a remote function or class was made of, if that is possible."""
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if module is None or name is None or module == "__main__" or module not in sys.modules:
         return None

@@ -67,7 +67,7 @@ def _libc() -> ctypes.CDLL:
 
 @functools.cache
 def _new_bytes() -> Callable[[None, int], bytes]:
-    """Makes an object of so many bytes, which are to be filled before anybody else sees it."""
+    """Return what makes a bytes object of some length, to be filled before others see it."""
     new = ctypes.PyDLL(None).PyBytes_FromStringAndSize
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
@@ -106,7 +106,7 @@ def map_memory(
 
 
 def is_crowded() -> bool:
-    """Whether so much is mapped that the kernel would soon refuse this process any mapping."""
+    """Return whether the kernel would soon refuse this process further mappings."""
     return len(_mapped) >= _most_blocks()
 
 
@@ -120,7 +120,7 @@ def _most_blocks() -> int:
 
 
 def read_memory(fd: int, size: int, *, offset: int) -> ctypes.Array[ctypes.c_char]:
-    """A copy of what ``map_memory`` would map.
+    """Copy what ``map_memory`` would map.
 
     Raises:
         OSError: it cannot be read.
@@ -136,7 +136,7 @@ def read_memory(fd: int, size: int, *, offset: int) -> ctypes.Array[ctypes.c_cha
 
 
 class _Mapped(weakref.ref["ctypes.Array[ctypes.c_char]"]):
-    """A block, as long as it is mapped; the callback of the reference unmaps it."""
+    """A mapped block; the callback of this reference unmaps it."""
 
     __slots__ = ("address", "gone", "owner", "size")
 
@@ -170,7 +170,7 @@ _mapped: dict[int, _Mapped] = {}
 
 
 def unmap(mapped: _Mapped) -> None:
-    """A block and all views of it are gone.
+    """Unmap a block: it and all views of it are gone.
 
     Nothing comes of it if a signal's handler raises before the step has begun, since Python ignores
     that here: then ``unmap_again`` is to be called.
@@ -191,7 +191,7 @@ def unmap(mapped: _Mapped) -> None:
 
 
 def unmap_again() -> None:
-    """Unmap what was to be unmapped and was not."""
+    """Unmap blocks whose callback was interrupted."""
     for mapped in list(_mapped.values()):
         if mapped() is None:
             unmap(mapped)
@@ -215,7 +215,7 @@ def copy_into(block: ctypes.Array[ctypes.c_char], offset: int, source: bytes | m
 
 
 def bytes_of(source: memoryview) -> bytes:
-    """A copy of a buffer. Other threads go on while a large one is copied.
+    """Copy a buffer. Other threads go on while a large one is copied.
 
     Pages of memory that was just allocated cost several times what copying into them does, so
     the kernel is asked for large ones.
@@ -233,7 +233,7 @@ def bytes_of(source: memoryview) -> bytes:
 
 
 def address_of(source: bytes | memoryview) -> int:
-    """Where a buffer, read-only or not, begins; valid as long as it is kept."""
+    """Return where a buffer, read-only or not, begins; valid as long as it is kept."""
     view = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
     address: int = view.buf

@@ -1,4 +1,4 @@
-"""What a value consists of, for messages that name the part which is at fault.
+"""The parts of a value, for messages that name the one at fault.
 
 Each part is what pickling the value pickles too. Who asks decides what is wrong with it.
 """
@@ -20,7 +20,7 @@ _MOST = 10_000
 
 
 class Part(NamedTuple):
-    """One part of a value."""
+    """A part of a value that is pickled with it."""
 
     #: "attribute", "item", "element", "variable", "global variable" or "default".
     kind: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     value: Any
 
     def step(self) -> str:
-        """The way from the whole to the part, as the text of a path."""
+        """Return the way from the whole to the part, as the text of a path."""
         if self.kind == "attribute":
             return f".{self.name}"
         if self.kind == "item":
@@ -39,14 +39,13 @@ class Part(NamedTuple):
         return f": {self.words()}"
 
     def words(self) -> str:
-        """The part in words."""
         if self.kind == "default":
             return f"default of {self.name!r}"
         return f"{self.kind} {self.name!r}" if self.name else f"an {self.kind}"
 
 
 def parts_of(value: Any) -> list[Part]:
-    """The parts of a value, or none where it is not known what they are."""
+    """Return the parts of a value, or none where they are not known."""
     try:
         return [part for part, _ in zip(_parts(value), range(_MOST), strict=False)]
     except Exception:  # noqa: BLE001 - user code runs in it; another error is being told
@@ -127,7 +126,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Part]:
 
 
 def _globals(code: types.CodeType) -> Iterator[str]:
-    """Names of globals that a function or one that it defines reads."""
+    """Yield names of globals that a function, or one that it defines, reads."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield instruction.argval

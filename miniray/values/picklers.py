@@ -98,7 +98,7 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _classes_of(lib: Any) -> list[type]:
-    """The classes of arrays in ``pyarrow.lib``; those of users may have a way of their own."""
+    """Return the classes of arrays in ``pyarrow.lib``; those of users may have reducers."""
     found: list[type] = []
     pending = [lib.Array]
     while pending:
@@ -110,7 +110,7 @@ def _classes_of(lib: Any) -> list[type]:
 
 
 def _reduce_arrow(array: Any) -> Any:
-    """Reduce an array of Arrow."""
+    """Reduce an array of Arrow, without what it does not show."""
     shown = array.nbytes
     if array.get_total_buffer_size() - shown > _SPARE_BYTES + shown * _SPARE_PART:
         import pyarrow as pa
@@ -144,7 +144,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether it is its elements in memory and nothing else."""
+    """Return whether a tensor is its elements in memory and nothing else."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is _strided()
@@ -163,7 +163,7 @@ def _strided() -> Any:
 
 
 def _span(tensor: Any) -> int:
-    """Bytes from its first element to its last: less than ``nbytes`` if elements share memory."""
+    """Return bytes from the first element to the last: less than ``nbytes`` if some overlap."""
     if tensor.is_contiguous():
         return int(tensor.nbytes)
     steps = zip(tensor.shape, tensor.stride(), strict=True)

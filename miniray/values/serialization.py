@@ -1,4 +1,4 @@
-"""Values to bytes and back: pickle protocol 5 with out-of-band buffers.
+"""Values to bytes and back: pickle protocol 5 with out-of-band buffers; errors name the part.
 
 The packed form, in messages and in shared memory alike::
 
@@ -48,7 +48,7 @@ _PICKLERS = ("cloudpickle", "copyreg", "miniray", "pickle")
 
 
 class _Collector(threading.local):
-    """The refs met while this thread pickles, or None outside of that."""
+    """The refs met while this thread pickles; None outside of that."""
 
     refs: list[ObjectRef[Any]] | None = None
 
@@ -79,13 +79,13 @@ class Serialized:
         self.size = _packed_size(self.pickled, buffers) if buffers else self.pickled
 
     def payload(self) -> bytes:
-        """The bytes as they travel inside a message."""
+        """Return the bytes as they travel inside a message."""
         if not self.buffers and len(self.parts) == 1:
             return bytes(self.parts[0])  # which it is: no copy
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:
-        """What to write one after the other to get the stored form."""
+        """Return what to write one after the other to get the stored form."""
         if not self.buffers:
             return [*self.parts]
         lengths = [buffer.nbytes for buffer in self.buffers]
@@ -109,7 +109,7 @@ def _packed_size(pickle_length: int, buffers: Sequence[memoryview]) -> int:
 
 
 def _gap(position: int, size: int) -> int:
-    """Bytes to leave out before a buffer of this size."""
+    """Return the bytes to leave out before a buffer of this size."""
     return -position % (ALIGNMENT if size >= _LARGE else SMALL_ALIGNMENT)
 
 
@@ -205,7 +205,7 @@ def pickled(value: Any) -> Serialized:
 
 
 def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef[Any]]]:
-    """Pickle a function or class for another process; also the refs that it captured.
+    """Pickle a function or class for another process; return it, and refs that it captured.
 
     By value, as the name in its module is that of the remote function or class around it.
     What uses globals that cannot be pickled is imported by the other process instead.
@@ -232,7 +232,7 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
 
 
 def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
-    """The value of a stored form; views in it keep ``data`` alive.
+    """Load the value of a stored form; views in it keep ``data`` alive.
 
     Args:
         form: VALUE_PICKLE, VALUE_PACKED, VALUE_TENSORS or VALUE_BYTES.
@@ -268,7 +268,7 @@ def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
 def explain(
     value: object, error: BaseException, name: str = "", inside: str = "task or actor"
 ) -> TypeError:
-    """An error that names the attribute, item or variable at fault.
+    """Make an error that names the attribute, item or variable at fault.
 
     Args:
         value: What cannot be pickled.
@@ -288,7 +288,7 @@ def explain(
 
 
 def _cause_to_show(error: BaseException) -> BaseException | None:
-    """What pickling raised, if it came out of the user's code, as a ``__reduce__``; else None.
+    """Return what pickling raised, if it came out of the user's code, as a ``__reduce__``.
 
     What the pickler itself raised is in the text of ``explain``: its frames tell a user nothing.
     """
@@ -298,7 +298,7 @@ def _cause_to_show(error: BaseException) -> BaseException | None:
 
 
 def _pass_interruption(value: object, error: Exception) -> None:
-    """Raise what pickling a value raised once more, if it is no fault of the value.
+    """Raise what pickling a value raised again, if it is no fault of the value.
 
     One that can be pickled was interrupted by a signal whose handler raised, as that of a time
     limit does. The handler's error is the caller's, and says nothing of the value.
@@ -310,7 +310,7 @@ def _pass_interruption(value: object, error: Exception) -> None:
 def _explain_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], error: BaseException
 ) -> TypeError:
-    """As ``explain``, for the arguments of a call: says which one is at fault."""
+    """As ``explain``, for the arguments of a call: name the one at fault."""
     placed: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
     for where, value in placed:
         if _fails(value):
@@ -330,7 +330,7 @@ def _describe(value: object) -> str:
 
 
 def at_fault(value: object, depth: int) -> tuple[str, object, Exception] | None:
-    """Where in a value the innermost part is that cannot be pickled, the part, and the error.
+    """Find the innermost part that cannot be pickled: its place, the part, and the error.
 
     None if the value can be pickled; an empty place if none of its parts is at fault by itself.
     """
@@ -355,7 +355,7 @@ def _error_of(value: object) -> Exception | None:
 
 
 def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, object] | None:
-    """The path and value of the innermost part that fails by itself."""
+    """Return the path and value of the innermost part that fails by itself."""
     if depth == 0 or id(value) in seen:
         return None
     seen.add(id(value))

@@ -1,4 +1,4 @@
-"""Connections over AF_UNIX sockets: how two processes of one machine exchange frames.
+"""Connections over Unix sockets: how two processes of one machine exchange frames.
 
 Each end proves itself before a frame is read. This module moves frames; it does not know
 what they mean.
@@ -259,7 +259,7 @@ class Connection:
                     self._poller.watch_writable(self._sock.fileno(), self._on_writable)
 
     def backlog(self) -> int:
-        """Bytes that wait in memory because the peer does not read."""
+        """Return the bytes that wait in memory because the peer does not read."""
         return self._out.size
 
     def when_drained(self, callback: Callable[[], None]) -> None:
@@ -291,7 +291,7 @@ class Connection:
 
     # --- reading -----------------------------------------------------------------
     def take_fd(self) -> int:
-        """The descriptor that came with the message being handled.
+        """Return the descriptor that came with the message being handled.
 
         Raises:
             OSError: this process had too many open files to receive it.
@@ -299,7 +299,7 @@ class Connection:
         return self._fds.take()
 
     def _receive(self) -> int:
-        """Read into the loop's buffer; returns how many bytes came."""
+        """Read into the loop's buffer; return how many bytes came."""
         if not self._endpoint.takes_fds:
             return self._sock.recv_into(self._poller.buffer)
         return self._fds.receive(self._sock, self._poller.buffer)
@@ -340,7 +340,7 @@ class Connection:
                 buffer += view[consumed:size]
 
     def _dispatch(self, view: memoryview, total: int) -> int:
-        """Handle the whole frames in a buffer; returns how many bytes they were."""
+        """Handle the whole frames in a buffer; return how many bytes they were."""
         position = 0
         on_message = self._endpoint.on_message
         unpack = LENGTH.unpack_from
@@ -374,7 +374,7 @@ class Connection:
 
     # --- the challenge -------------------------------------------------------------
     def _authenticate(self, data: bytes) -> bytes:
-        """Feed the challenge; returns what came after it."""
+        """Feed the challenge; return what came after it."""
         challenge = self._challenge
         assert challenge is not None
         try:
@@ -413,11 +413,10 @@ class Connection:
     # --- closing -----------------------------------------------------------------
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended."""
         return self._closed
 
     def flush_blocking(self, timeout: float | None) -> bool:
-        """Wait until everything queued is written (at a planned exit); False on timeout."""
+        """Wait until everything queued is written; False on timeout."""
         import select
 
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -454,7 +453,7 @@ class Connection:
                 self._sock.shutdown(socket.SHUT_WR)
 
     def read_to_end(self) -> None:
-        """Handle all that the other end, which is gone, has sent, and close. In the loop's thread.
+        """Handle all that the other end, which is gone, has sent, and close.
 
         What it sent comes before whatever its end brings about, so this must not wait for
         the turn of its socket.
@@ -479,7 +478,7 @@ class Connection:
         self._poller.call_soon(self._finish_close)
 
     def refuse(self, message: tuple[Any, ...]) -> None:
-        """Drop what waits and close; the message is the last that the other end reads."""
+        """Drop what waits and close; ``message`` is the last that the other end reads."""
         with self._lock:
             if self._closed:
                 return
@@ -497,7 +496,7 @@ class Connection:
         self._endpoint.on_close(self)
 
     def abandon(self) -> None:
-        """Close the descriptors without a word: for a forked child that must not use them."""
+        """Close the descriptors, for a forked child: nothing is sent."""
         self._closed = True
         self._sock.close()
         self._fds.close()

@@ -32,7 +32,7 @@ class Gate:
         self.opened = needed <= 0
 
     def arrived(self, _what: object = None) -> None:
-        """One more of what it waits for has happened."""
+        """Count one more of what it waits for."""
         if self._needed > 1:
             with self._count:
                 self._needed -= 1
@@ -41,7 +41,7 @@ class Gate:
         self.open()
 
     def open(self) -> None:
-        """Open, whatever has not happened yet."""
+        """Open, whatever is still missing."""
         self.opened = True
         sleeping = self._sleeping
         if sleeping is None:
@@ -55,11 +55,10 @@ class Gate:
                 sleeping.release()
 
     def is_open(self) -> bool:
-        """Whether it is open by now."""
         return self.opened
 
     def wait(self, timeout: float | None, *, idle: bool = False) -> bool:
-        """Wait until it is open, at most ``timeout`` seconds; whether it is.
+        """Wait until it is open, at most ``timeout`` seconds; return whether it is.
 
         ``idle`` says that this is a process's own loop and not a wait of user code.
         """

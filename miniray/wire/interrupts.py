@@ -131,7 +131,7 @@ class Interrupts:
             handler(number, frame)
 
     def release(self) -> None:
-        """Signals need not wait any longer: run the handlers of those that do. These may raise."""
+        """Let signals through: run the handlers of those that wait, which may raise."""
         self.held = False
         if self._pending:
             try:
@@ -140,7 +140,7 @@ class Interrupts:
                 self.release()  # what one raises does not keep the others from it
 
     def end(self) -> None:
-        """The step is over: put the handlers back, and run those of signals that wait."""
+        """End the step: put the handlers back, and run those of signals that wait."""
         global _active, _spare
         self.held = True
         if self._around:
@@ -164,7 +164,7 @@ class Interrupts:
 
 
 def _look() -> None:
-    """Find out which handlers there are now, and which of them do not stay in their places."""
+    """Find out which handlers there are now, and which of them are replaced in steps."""
     global _on_sigint, _on_sigalrm, _to_replace
     found = {number: _getsignal(number) for number in _SIGNALS}
     _on_sigint, _on_sigalrm = found[_SIGINT], found[_SIGALRM]
@@ -176,19 +176,19 @@ def _look() -> None:
 
 
 def in_main_thread() -> bool:
-    """Whether the calling thread is the one that runs handlers of signals."""
+    """Return whether the calling thread is the one that runs handlers of signals."""
     return threading.get_ident() == _main_thread
 
 
 def handler_of(number: int) -> Any:
-    """The handler of a signal; in a step, the one that is put back after it."""
+    """Return the handler of a signal; in a step, the one that is put back after it."""
     active = _active
     handlers = dict(active._handlers) if active is not None else {}
     return handlers.get(number) or _getsignal(number)
 
 
 def signal_of(kind: type[BaseException], trace: TracebackType | None) -> int | None:
-    """The signal whose handler raised an exception; None if none did.
+    """Return the signal whose handler raised an exception; None if none did.
 
     Args:
         kind: Its class.
@@ -209,12 +209,12 @@ def signal_of(kind: type[BaseException], trace: TracebackType | None) -> int | N
 
 
 def held_here() -> Interrupts | None:
-    """What holds back the signals of the calling thread, if it is in a step."""
+    """Return what holds back the signals of the calling thread, if it is in a step."""
     return _active if threading.get_ident() == _main_thread else None
 
 
 def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
-    """For a handler that is not replaced: whether its signal waits; it is called again then."""
+    """Return whether a signal waits; its handler, which is not replaced, is called again then."""
     active = _active
     if active is None or not active.held:
         return False
@@ -223,14 +223,14 @@ def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
 
 
 def leave_in_place(number: int, handler: Handler) -> None:
-    """A handler is not replaced for the time of a step: it asks ``postpone``, or never raises."""
+    """Do not replace a handler in steps: it asks ``postpone``, or never raises."""
     global _on_sigint
     _known[int(number)] = handler
     _on_sigint = None  # the next step looks
 
 
 def forked() -> None:
-    """In a forked child: the steps of the parent's main thread are not this process's."""
+    """Forget the steps of the parent's main thread, in a forked child."""
     global _main_thread
     _main_thread = threading.get_ident()  # whichever forked is the only one
     active = _active
@@ -241,7 +241,7 @@ def forked() -> None:
 
 
 def uncut(step: F) -> F:
-    """Decorate a function that no signal cuts off, unless it waits."""
+    """Decorate a function that no signal interrupts, unless it waits."""
 
     @functools.wraps(step)
     def whole(*args: Any, **kwargs: Any) -> Any:

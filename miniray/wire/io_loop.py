@@ -38,7 +38,7 @@ _LONGEST = 86400.0
 
 
 def _room_on_stack() -> bool:
-    """Whether messages can be handled here: a RecursionError in the middle would lose one."""
+    """Return whether messages can be handled here: a RecursionError would lose one."""
     try:
         sys._getframe(max(0, sys.getrecursionlimit() - _FRAMES))
     except ValueError:  # the stack is not so deep
@@ -68,7 +68,7 @@ class Waited(Protocol):
 
 
 class IOLoop:
-    """An epoll loop in a daemon thread; implements ``core.poller.Poller``."""
+    """An epoll loop in a daemon thread; a ``Poller``."""
 
     _wake_fd = -1
     _nudge_fd = -1
@@ -107,17 +107,15 @@ class IOLoop:
         self._thread = threading.Thread(target=self._run, name="miniray-io", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def thread(self) -> threading.Thread:
-        """The loop's thread."""
         return self._thread
 
     @property
     def in_callback(self) -> bool:
-        """Whether the calling thread is running a callback: it must not wait then."""
+        """Whether the calling thread is running a callback, and so must not wait."""
         return self._in_turn == threading.get_ident()
 
     def stop(self) -> None:
@@ -152,12 +150,10 @@ class IOLoop:
 
     # --- Poller ------------------------------------------------------------------
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Watch a descriptor for input."""
         self._readers[fd] = on_readable
         self._sockets.register(fd, select.EPOLLIN)
 
     def watch_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
-        """Watch, or stop watching, a descriptor for room to write. Thread-safe."""
         if fd not in self._readers:
             return
         if callback is None:
@@ -168,19 +164,16 @@ class IOLoop:
             self._sockets.modify(fd, select.EPOLLIN | select.EPOLLOUT)
 
     def remove(self, fd: int) -> None:
-        """Forget a descriptor."""
         if self._readers.pop(fd, None) is not None:
             self._writers.pop(fd, None)
             self._sockets.unregister(fd)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run a callback in the loop's next turn."""
         self._soon.append(callback)
         if self._in_turn != threading.get_ident():  # else whoever's turn it is looks after it
             self.wake()
 
     def flush_soon(self, connection: Posted) -> None:
-        """Write what a connection keeps, in the loop's next turn."""
         self._unflushed.append(_Unflushed(connection))
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -209,7 +202,6 @@ class IOLoop:
                 continue
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run a callback after a delay; returns a function that cancels it."""
         number = next(self._numbers)
         due = time.monotonic() + delay
         with self._lock:
@@ -326,16 +318,16 @@ class IOLoop:
             self.wake()
 
     def lend(self) -> int:
-        """The sockets as one descriptor, for another event loop: readable means ``serve_once``."""
+        """Return the sockets as one descriptor for an event loop: readable means ``serve_once``."""
         return self._sockets_fd
 
     def watch(self, watching: bool) -> None:
-        """Whether the I/O thread watches the sockets, or the loop that borrows them does."""
+        """Let the I/O thread watch the sockets, or leave them to the event loop that has them."""
         if not self._stopping:
             self._all.modify(self._sockets_fd, select.EPOLLIN if watching else 0)
 
     def serve_once(self) -> None:
-        """Handle what there is."""
+        """Handle what there is to read."""
         self._take_turn(self._sockets.poll(0))
 
     def nudge(self) -> None:
@@ -382,7 +374,7 @@ class IOLoop:
             self._sockets.close()
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
-        """Run the callbacks of what epoll told. Needs the turn."""
+        """Run the callbacks of epoll's events. Needs the turn."""
         for fd, mask in events:
             callback = self._readers.get(fd) if mask & ~select.EPOLLOUT else None
             if callback is not None:

@@ -37,7 +37,7 @@ class NodeLostError(ConnectionError):
 
 
 def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
-    """What travels of a request to the head; one that is too large is the caller's error."""
+    """Encode the arguments of a request to the head; one that is too large raises ValueError."""
     body = plain.dumps(args)
     if len(body) > p.MAX_HEAD_REQUEST:
         raise too_large(len(body), p.MAX_HEAD_REQUEST, f"The request {method!r} to the head")
@@ -45,7 +45,7 @@ def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
 
 
 def rebuild_error(error: BaseException | bytes) -> BaseException:
-    """The exception that a daemon or the head answered with; it travels pickled."""
+    """Unpickle the exception that a daemon or the head answered with."""
     if isinstance(error, BaseException):
         return error
     rebuilt = pickle.loads(error)
@@ -160,7 +160,7 @@ class NodeLink:
         self._conn.send((p.NODE_HELLO, *hello))
 
     def wait_welcome(self, timeout: float) -> dict[str, Any]:
-        """The daemon's facts about the cluster and this process."""
+        """Wait for the daemon's facts about the cluster and this process."""
         if not self._welcomed.wait(timeout) or self._welcome is None:
             raise NodeLostError(
                 "The node daemon did not answer in time."
@@ -170,17 +170,16 @@ class NodeLink:
         return self._welcome
 
     def node_stops(self, reason: str, asked: bool) -> None:
-        """The daemon is about to end, and says why; ``asked``: it was asked to."""
+        """Note why the daemon is about to end, and whether it was asked to."""
         self._reason = reason
         self.ends_as_asked = asked and not self._is_driver
 
     @property
     def lost(self) -> bool:
-        """Whether the daemon is gone."""
         return self._lost
 
     def end(self) -> NodeDiedError:
-        """What becomes of all that needs the daemon once it is gone."""
+        """Return the error of all that needs the daemon once it is gone."""
         node = self._welcome["node_id"].hex() if self._welcome else "of this process"
         hint = ". The driver can go on with miniray.shutdown() and init()"
         return NodeDiedError(node, self._reason + hint * self._is_driver)
@@ -280,7 +279,7 @@ class NodeLink:
         return answer.take()
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """What every node and process holds; each process has so many seconds to answer."""
+        """Ask what every node and process holds; each process has ``seconds`` to answer."""
         question = (limit, detail, seconds)
         report: list[NodeMemory]
         report, _ = self.node_request("memory_report", question, seconds + _PATIENCE)
@@ -289,12 +288,12 @@ class NodeLink:
     # --- telling -----------------------------------------------------------------
     @uncut
     def node_notice(self, method: str, *args: Any) -> None:
-        """Tell the daemon something that needs no answer."""
+        """Send the daemon a message that needs no answer."""
         self._conn.send((p.NODE_NOTICE, method, args))
 
     @uncut
     def head_notice(self, method: str, *args: Any) -> None:
-        """Tell the head something that needs no answer; ValueError if it is too large."""
+        """Send the head a message that needs no answer; ValueError if it is too large."""
         self._conn.send((p.HEAD_NOTICE, method, _head_body(method, args)))
 
     def relay(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
@@ -349,9 +348,8 @@ class NodeLink:
         self._conn.close()
 
     def flush(self, timeout: float = 1.0) -> bool:
-        """Wait until everything told was written to the socket."""
+        """Wait until everything sent is written to the socket."""
         return self._conn.flush_blocking(timeout)
 
     def abandon(self) -> None:
-        """For a forked child: forget the connection without a word."""
         self._conn.abandon()

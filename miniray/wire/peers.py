@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def socket_path(folder: str, process_id: bytes) -> str:
-    """Where a process of this node listens."""
+    """Return where a process of this node listens."""
     return os.path.join(folder, f"p-{process_id.hex()}")
 
 
@@ -78,7 +78,7 @@ class Peer:
 
     @property
     def direct(self) -> bool:
-        """Whether there is a socket of its own to this peer."""
+        """Whether it has a socket of its own."""
         return isinstance(self.channel, Connection)
 
     def flush(self) -> None:
@@ -121,7 +121,7 @@ class PeerTable:
         self._on_last_closed: Callable[[], None] | None = None
 
     def get(self, node_id: bytes, process_id: bytes) -> Peer:
-        """The peer of this address; connects on first use, never blocks on the peer."""
+        """Return the peer of this address; connect on first use, never block on the peer."""
         peer = self._peers.get(process_id)
         if peer is not None and not peer.lost:
             return peer
@@ -145,11 +145,11 @@ class PeerTable:
         peer.send(message)
 
     def known(self, process_id: bytes) -> Peer | None:
-        """The peer, if this process has talked to it."""
+        """Return the peer, if this process has talked to it."""
         return self._peers.get(process_id)
 
     def all(self) -> list[Peer]:
-        """The living peers; one twice if both ends have connected at the same moment."""
+        """Return the living peers; one twice if both ends have connected at the same moment."""
         relayed = [peer for peer in list(self._peers.values()) if not peer.direct]
         return relayed + [conn.peer for conn in list(self._connections) if conn.peer is not None]
 
@@ -223,7 +223,7 @@ class PeerTable:
             self._on_last_closed()
 
     def relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
-        """Messages from a process of another node."""
+        """Handle messages from a process of another node."""
         peer = self._peers.get(process_id)
         if peer is None or peer.lost:
             with self._lock:
@@ -249,14 +249,14 @@ class PeerTable:
             relay.took(size)
 
     def process_unreachable(self, process_id: bytes) -> None:
-        """The daemon says that messages to or from a process of another node were lost."""
+        """Lose a process of another node: messages to or from it were lost."""
         peer = self._peers.get(process_id)
         if peer is not None and not peer.direct:
             peer.unreachable = True
             self._lose(peer)
 
     def process_died(self, process_id: bytes, what: str = "") -> None:
-        """The daemon says that a watched process is gone, and what it was if that is known."""
+        """Lose a process that the daemon says is gone, and was ``what``."""
         peer = self._peers.get(process_id)
         if peer is not None:
             peer.was = what
@@ -296,13 +296,12 @@ class PeerTable:
         gate.wait(None)
 
     def close(self) -> None:
-        """Close all connections and stop listening."""
         self._loop.call_soon(self._listener.close)
         for conn in list(self._connections):
             conn.close()
 
     def abandon(self) -> None:
-        """For a forked child: close the descriptors, tell nobody."""
+        """Close the descriptors, for a forked child: nothing is sent."""
         self._listener.abandon()
         for conn in self._connections:
             conn.abandon()

@@ -1,4 +1,4 @@
-"""What a connection needs from the loop that watches its socket, whichever loop that is."""
+"""What a connection needs from the loop that serves it, and how a loop waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Poller(Protocol):
         """Call ``flush_posted`` of a connection in the loop's next turn. Thread-safe."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run a callback in the loop's thread after ``delay`` seconds; returns a cancel."""
+        """Run a callback in the loop's thread after ``delay`` seconds; return a cancel."""
 
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Pace:
         self._gives_way = gives_way
 
     def wait(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
-        """``poll(timeout)``; a negative timeout has no end."""
+        """Call ``poll(timeout)``; a negative timeout has no end."""
         now = time.perf_counter
         began = now()
         found: list[T] = []
@@ -121,14 +121,13 @@ class Pace:
 
 
 class PacedSelector(selectors.EpollSelector):
-    """The selector of an asyncio loop that waits so."""
+    """The selector of an asyncio loop that waits as ``Pace`` does."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
         self._pace = pace
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What the event loop asks for: the files that are ready, after at most ``timeout``."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         return self._pace.wait(self._poll, -1 if timeout is None else timeout)

@@ -30,7 +30,7 @@ _now = time.perf_counter
 
 
 class RelaySender:
-    """What waits for one process of another node. Thread-safe."""
+    """The messages for one process of another node. Thread-safe."""
 
     __slots__ = (
         "_gone",
@@ -95,7 +95,7 @@ class RelaySender:
     post = send
 
     def took(self, size: int) -> None:
-        """Count bytes that came from the process; tell it now and then, as it waits for room."""
+        """Count bytes that came from the process, and now and then send it credits for them."""
         self._taken += size
         if self._taken >= config().relay_window // 8:
             # Without regard to room: credits of both sides would wait for each other.
@@ -104,13 +104,12 @@ class RelaySender:
             self._taken = 0
 
     def flush_posted(self) -> None:
-        """Write what waits, if there is room for it."""
         with self._lock:
             if self._pending and self._room > 0:
                 self._write()
 
     def credit(self, taken: int) -> None:
-        """The receiver has taken so many bytes."""
+        """Make room: the receiver has taken so many bytes."""
         with self._lock:
             self._room += taken
             if self._pending and self._room > 0:
@@ -139,7 +138,7 @@ class RelaySender:
         return gate.wait(timeout)
 
     def backlog(self) -> int:
-        """Bytes that wait because the receiver does not read."""
+        """Return the bytes that wait because the receiver does not read."""
         return self._waiting
 
     def when_drained(self, callback: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Unix sockets of this user's folder: listening there, and connecting to them.
+"""What connections are made of: Unix sockets, frames, queues, passed descriptors.
 
 The kernel says whose process is at the other end; only this user's are let in.
 """
@@ -88,7 +88,6 @@ class Listener:
             os.unlink(self.path)
 
     def abandon(self) -> None:
-        """Close the descriptor only: for a forked child."""
         self._sock.close()
 
 
@@ -112,7 +111,7 @@ MAX_FRAME = MAX_MESSAGE + (256 << 20)
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
-    """One frame.
+    """Encode a message as one frame.
 
     Raises:
         ValueError: The message is too large.
@@ -124,7 +123,7 @@ def encode(message: tuple[Any, ...]) -> bytes:
 
 
 def too_large(size: int, limit: int, what: str = "A message to another process") -> ValueError:
-    """The error of a sender: the receiver would close the connection for it."""
+    """Make the error of a sender whose frame the receiver would refuse."""
     return ValueError(
         f"{what} takes {format_bytes(size)}; it may take {format_bytes(limit)}. Pass large values "
         f"as arguments of calls, through miniray.put()."
@@ -136,7 +135,7 @@ _GATHER = 256
 
 
 class SendQueue:
-    """Frames in order."""
+    """Frames that wait for a socket, and open descriptors that go with some. Not thread-safe."""
 
     __slots__ = ("_items", "_with_fds", "size")
 
@@ -148,7 +147,6 @@ class SendQueue:
         self.size = 0
 
     def append(self, data: bytes) -> None:
-        """Add frames."""
         self._items.append(data)
         self.size += len(data)
 
@@ -159,7 +157,7 @@ class SendQueue:
         self.size += len(data)
 
     def put_back(self, data: memoryview | bytes) -> None:
-        """The socket did not take this; it comes before everything else."""
+        """Put back what the socket did not take, before everything else."""
         self._items.appendleft(data)
         self.size += len(data)
 
@@ -195,12 +193,11 @@ class SendQueue:
                 items.popleft()
 
     def rest_of_begun(self) -> bytes:
-        """What is left of a frame of which the other end has the beginning."""
+        """Return the rest of a frame of which the other end has the beginning."""
         begun = bool(self._items) and isinstance(self._items[0], memoryview)
         return bytes(self._items[0]) if begun else b""
 
     def clear(self) -> None:
-        """Drop everything."""
         self._items.clear()
         self.size = 0
         while self._with_fds:
@@ -240,7 +237,7 @@ _ANCILLARY = socket.CMSG_SPACE(16 * _FD_SIZE)
 
 
 class PassedDescriptors:
-    """Those of one connection, in the order in which they came."""
+    """Open descriptors that came with messages, in order, until they are taken."""
 
     __slots__ = ("_fds",)
 
@@ -248,7 +245,7 @@ class PassedDescriptors:
         self._fds: collections.deque[int] = collections.deque()
 
     def receive(self, sock: socket.socket, buffer: bytearray) -> int:
-        """Read bytes into a buffer, and keep the descriptors; returns how many bytes came."""
+        """Read bytes into a buffer, and keep descriptors; return how many bytes came."""
         size, ancillary, flags, _ = sock.recvmsg_into(
             (buffer,), _ANCILLARY, socket.MSG_CMSG_CLOEXEC
         )
@@ -262,7 +259,7 @@ class PassedDescriptors:
         return size
 
     def take(self) -> int:
-        """The descriptor that came with the message being handled.
+        """Return the descriptor that came with the message being handled.
 
         Raises:
             OSError: this process had too many open files to receive it.
@@ -279,6 +276,5 @@ class PassedDescriptors:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors."""
     for fd in fds:
         os.close(fd)

@@ -90,7 +90,6 @@ class ThreadedExecutor(Executor):
                 self.execute_in_thread(work)
 
     def execute_in_thread(self, work: Work) -> None:
-        """Run one call in this thread."""
         if work.execution.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
@@ -113,7 +112,7 @@ class ThreadedExecutor(Executor):
         return self.method(work.target)(*args, **kwargs)
 
     def interrupt(self, work: Work, force: bool) -> None:
-        """A method in a thread runs on: threads cannot be interrupted (as in Ray).
+        """Cancel what a method has started: its thread cannot be interrupted (as in Ray).
 
         What it has started is cancelled, so if it waits for that, its ``get`` raises.
         """
@@ -124,7 +123,7 @@ class ThreadedExecutor(Executor):
 
 
 class ServingSelector(PacedSelector):
-    """Takes the sockets over from the I/O thread for as long as the event loop waits.
+    """Takes the sockets over from the I/O thread while the event loop waits.
 
     A call then needs no switch between threads. A coroutine that keeps the event loop busy
     leaves them to the I/O thread.
@@ -135,7 +134,6 @@ class ServingSelector(PacedSelector):
         self._io = io
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As its base, with the sockets."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         self._io.watch(False)
@@ -146,7 +144,7 @@ class ServingSelector(PacedSelector):
 
 
 def serving_loop(io: IOLoop) -> asyncio.AbstractEventLoop:
-    """An event loop that handles what comes over the sockets of ``io``."""
+    """Make an event loop that handles what comes over the sockets of ``io``."""
     loop = asyncio.SelectorEventLoop(ServingSelector(io))
     loop.add_reader(io.lend(), io.serve_once)
     return loop
@@ -231,7 +229,7 @@ class AsyncExecutor(Executor):
             calls.end()
 
     def begin(self, group_of: Mapping[str, str]) -> None:
-        """Remember the groups that methods belong to."""
+        """Note the groups of methods, and pass on what came before they were known."""
         self._group_of = dict(group_of)
         with self._lock:
             for work in self._early:
@@ -304,7 +302,7 @@ class AsyncExecutor(Executor):
                 await close()
 
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-        """A blocking get() in a coroutine works, and stops all others meanwhile."""
+        """Wait in ``get()`` or ``wait()``: it works, and stops all other coroutines meanwhile."""
         if not self._begun:  # the constructor: there are no others
             return super().block(wait, timeout)
         if not self._warned and context.execution.get() is not None:
@@ -321,7 +319,7 @@ class AsyncExecutor(Executor):
 
 
 class _LoopEvent:
-    """An event of the loop that the I/O thread sets."""
+    """An event of an asyncio loop that other threads set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

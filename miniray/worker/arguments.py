@@ -101,7 +101,7 @@ def load_for_constructor(
 def _put_in(
     args: tuple[Any, ...], kwargs: dict[str, Any], values: Iterable[tuple[int | str, Any]]
 ) -> tuple[Any, ...]:
-    """Put the values of refs where these stood; returns the positional arguments."""
+    """Put the values of refs where these stood; return the positional arguments."""
     positional = list(args)
     for where, value in values:
         if isinstance(where, int):
@@ -112,18 +112,18 @@ def _put_in(
 
 
 def _shared(work: Work) -> list[Value]:
-    """The values among the arguments that are in shared memory."""
+    """Return the values among the arguments that are in shared memory."""
     values = [value for _, _, _, value in work.refs if value is not None and is_shared(value)]
     return [work.arguments, *values] if is_shared(work.arguments) else values
 
 
 def reads_shared_memory(work: Work) -> bool:
-    """Whether loading the arguments may take a while: they may be on disk or on another node."""
+    """Return whether loading the arguments may wait for a disk or another node."""
     return bool(_shared(work)) if work.refs else is_shared(work.arguments)
 
 
 def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
-    """Begin to move what a piece of work will read, as it may wait for a while in the queue."""
+    """Begin to move what a piece of work will read, as it may wait in the queue."""
     if work.refs or is_shared(work.arguments):
         values = _shared(work)
         if values:
@@ -131,7 +131,7 @@ def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
 
 
 def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
-    """Withdraw what ``fetch_arguments`` has asked for: it is in use, or not needed any more."""
+    """Withdraw what ``fetch_arguments`` has asked for: it is in use, or not needed."""
     if work.ahead:
         ahead, work.ahead = work.ahead, []
         runtime.shared_memory.fetches.withdraw(ahead)

@@ -37,7 +37,7 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:
-    """A method of the actor's class, which attributes of the instance do not hide, as in Ray."""
+    """Find a method of the actor's class; attributes of the instance do not hide it, as in Ray."""
     if name in getattr(instance, "__dict__", ()):
         cls = type(instance)
         for base in cls.__mro__:

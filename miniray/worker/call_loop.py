@@ -32,7 +32,7 @@ _Turn = tuple["asyncio.Future[None] | None", "asyncio.Future[None]"]
 def call_in(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any, **how: Any
 ) -> None:
-    """Call back in an event loop, unless it has ended with its actor, which callers are told of."""
+    """Call back in an event loop, unless it has ended with its actor, as callers are told."""
     try:
         loop.call_soon_threadsafe(callback, *args, **how)
     except RuntimeError:
@@ -80,7 +80,7 @@ class CallLoop:
 
     # --- from any thread ---------------------------------------------------------------
     def put(self, work: Work) -> None:
-        """Run a call when its turn has come."""
+        """Run a call in its turn."""
         self._inbox.append(work)
         self._wake()
 
@@ -107,7 +107,7 @@ class CallLoop:
         await asyncio.get_running_loop().create_future()
 
     def begin(self) -> None:
-        """Run calls in the loop that runs in this thread."""
+        """Run calls in the loop of this thread."""
         self._thread = threading.get_ident()
         self._loop = asyncio.get_running_loop()
         self._wake()
@@ -182,7 +182,7 @@ class CallLoop:
     async def _execute_in_turn(
         self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
     ) -> None:
-        """Run a call whose arguments may have to come from elsewhere, or one behind such a call.
+        """Run a call that waits for its arguments, or for such a call before it.
 
         They are waited for in a thread. Calls of one caller begin in the order sent, so those
         that it sent later wait too; others do not.
@@ -217,7 +217,7 @@ class CallLoop:
 
 
 def _load(runtime: ClusterRuntime, work: Work) -> Loaded:
-    """The arguments of a call, or what their unpickling has raised.
+    """Return the arguments of a call, or what their unpickling has raised.
 
     That may be anything, and is the call's: raised here, it would pass through a future, which
     takes no ``StopIteration`` and lets a ``SystemExit`` end the event loop.

@@ -56,7 +56,7 @@ def debug(frame: types.FrameType, folder: str, key: bytes) -> None:
 
 
 def _describe(frame: types.FrameType) -> bytes:
-    """What `miniray debug` shows, as a line of JSON."""
+    """Encode what `miniray debug` shows, as a line of JSON."""
     running = context.execution.get()
     facts = {
         "file": frame.f_code.co_filename,
@@ -107,7 +107,7 @@ def _wants_to_attach(sock: socket.socket, key: bytes, description: bytes) -> boo
 
 
 def _caller(frame: types.FrameType) -> types.FrameType | None:
-    """The frame of the worker's own code that called the user's."""
+    """Find the frame of the worker's own code that called the user's."""
     caller = frame.f_back
     while caller is not None:
         if caller.f_globals.get("__name__", "").startswith("miniray.worker."):
@@ -117,7 +117,7 @@ def _caller(frame: types.FrameType) -> types.FrameType | None:
 
 
 class _Terminal:
-    """The other end's keyboard and screen. When it is gone, reading says end of file."""
+    """The other end's keyboard and screen; when it is gone, reading returns end of file."""
 
     encoding = "utf-8"
 
@@ -139,7 +139,7 @@ class _Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Everything is written at once."""
+        """Nothing to do: ``write`` does not buffer."""
 
     def close(self) -> None:
         self._lines.close()

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """The main thread's queue and what runs from it."""
+    """Takes calls, and runs them from the main thread's queue."""
 
     def __init__(
         self, runtime: ClusterRuntime, end: Callable[[BaseException | None], None]
@@ -90,7 +90,7 @@ class Executor:
 
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_TASK: a task of the lease's owner."""
+        """Take a task of the lease's owner (PEER_TASK)."""
         _, number, key, name, arguments, refs, return_ids, stream, lease = message
         again = stream == p.STREAM_AGAIN
         work = Work(
@@ -119,7 +119,7 @@ class Executor:
         self._leases.begin(number)
 
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_CALL: a method of this worker's actor."""
+        """Take a method call of this worker's actor (PEER_CALL)."""
         _, number, _actor, _epoch, method, arguments, refs, return_ids, how, stream = message
         own = f"{self.class_name}.{method}"
         group, given = how or (None, None)
@@ -138,7 +138,7 @@ class Executor:
             self.answer_error(work, unknown_group(work, ()))
 
     def on_cancel(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_CANCEL: stop a call, or do not begin it."""
+        """Stop a call, or do not begin it (PEER_CANCEL)."""
         _, number, force, recursive = message
         work = self._open.get((peer.process_id, number))
         if work is None:
@@ -165,7 +165,7 @@ class Executor:
             self.interruption.send(work)
 
     def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_STREAM_ACK: the caller took items, or reads no further (-1)."""
+        """Note how many items the caller took, or that it reads no further (PEER_STREAM_ACK)."""
         _, number, consumed = message
         work = self._open.get((peer.process_id, number))
         if work is not None:
@@ -175,12 +175,12 @@ class Executor:
                 changed.set()
 
     def on_release(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_RELEASE: the caller has counted refs inside results."""
+        """Drop refs inside results that the caller has counted (PEER_RELEASE)."""
         _, pins = message
         self._results.release(peer, pins)
 
     def on_peer_gone(self, peer: Peer) -> None:
-        """End what runs for a caller that has ended: nobody wants its results."""
+        """Stop sending to a caller that has ended."""
         self._results.caller_gone(peer)
         for work in list(self._open.values()):
             if work.caller.process_id == peer.process_id:
@@ -195,7 +195,7 @@ class Executor:
                 changed.set()
 
     def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
-        """Calls that run here, and results that were not counted yet, with refs they hold."""
+        """Yield the calls that run, and results on their way, with the refs they hold."""
         for work in list(self._open.values()):
             if work.held is not None:
                 yield work.name, work.held
@@ -203,7 +203,6 @@ class Executor:
 
     # --- running -------------------------------------------------------------------
     def run(self) -> None:
-        """Run work until the end."""
         take = self._queue.get
         while True:
             work = take()
@@ -222,18 +221,18 @@ class Executor:
                         return
 
     def wait_counted(self) -> None:
-        """Wait until refs inside the replies are counted by their receivers."""
+        """Wait until the receivers of replies have counted the refs inside."""
         self._runtime.loop.flush_posted()
         counted = Gate(self._runtime.loop)
         if not self._results.when_counted(counted.arrived):
             await_others(self._runtime, counted)
 
     def stop(self) -> None:
-        """End ``run`` after the work before this."""
+        """End ``run`` after the work that is queued."""
         self._queue.put(None)
 
     def leave(self, why: BaseException) -> None:
-        """User code ends this process: calls of an actor that are queued end with it.
+        """End this process for user code: calls of an actor that are queued end with it.
 
         Tasks that are queued still run, as they would have to be sent elsewhere.
         """
@@ -241,7 +240,6 @@ class Executor:
         self._end(why)
 
     def is_ending(self) -> bool:
-        """Whether the actor ends, and nothing more is begun."""
         return self._ending
 
     def execute(self, work: Work) -> None:
@@ -275,7 +273,7 @@ class Executor:
             context.execution.reset(token)
 
     def _invoke(self, work: Work) -> Any:
-        """Call the user's code; in a frame of its own, so that the arguments end with it."""
+        """Call the user's code, in a frame of its own, so that the arguments end with it."""
         execution, interruption = work.execution, self.interruption
         if work.is_task:
             stdio.set_name(work.name)  # before its code is loaded, which may print or crash too
@@ -293,7 +291,7 @@ class Executor:
         return function(*args, **kwargs)
 
     def resolve(self, work: Work) -> Callable[..., Any]:
-        """What a piece of work calls."""
+        """Return the function or method that a piece of work calls."""
         if isinstance(work.target, bytes):
             function = self._functions.get(work.target)
             if function is None:
@@ -302,14 +300,14 @@ class Executor:
         return self.method(work.target)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method of the actor, or one that every actor has."""
+        """Return a method of the actor, or one that every actor has."""
         special = BUILT_IN.get(name)
         if special is not None:
             return lambda *args, **kwargs: special(self.instance, *args, **kwargs)
         return method_of(self.instance, name)
 
     def load_code(self, key: bytes) -> Any:
-        """A function or class by its key."""
+        """Load a function or class by its key."""
         part = self._code(key)
         names = code_pieces.pieces(key, part)
         blob = b"".join(map(self._code, names)) if names else code_pieces.whole(part)
@@ -340,7 +338,7 @@ class Executor:
 
     # --- blocking ------------------------------------------------------------------
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-        """A wait of the running task: gives the CPU back when it takes long."""
+        """Wait for the running task, and give its CPU back when that takes long."""
         first = config().block_after
         if timeout is not None and timeout <= first:
             return wait(timeout)
@@ -359,5 +357,5 @@ class Executor:
 
 
 def _id_of(caller: Peer, number: int, return_ids: tuple[bytes, ...]) -> bytes:
-    """Id of a call for the runtime context: that of its first result, if it has any."""
+    """Return the id of a call for the runtime context: that of its first result, if it has any."""
     return return_ids[0] if return_ids else call_id(caller.process_id, number)

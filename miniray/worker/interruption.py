@@ -1,4 +1,4 @@
-"""How the task that runs in the main thread is ended before its time: a signal raises in it.
+"""How user code is ended: a task by a signal that raises in the main thread, and processes.
 
 Which work is cancelled, and when it may be interrupted, the executor says (``executor.py``).
 """
@@ -53,7 +53,7 @@ class Interruption:
         self._raised: KeyboardInterrupt | None = None
 
     def end(self) -> None:
-        """Nothing runs any more."""
+        """Note that nothing runs."""
         self.running = None
         self._raised = None  # its frames hold the arguments
 
@@ -69,7 +69,7 @@ class Interruption:
             self._loop.call_later(pause, lambda: self.send(work, again))
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """CANCEL_SIGNAL, in the main thread."""
+        """Raise in the running task, if it is cancelled (CANCEL_SIGNAL)."""
         running = self.running
         if running is not None and running.execution.cancelled and self.allowed:
             if self.in_hook or postpone(self.on_signal, number, frame):
@@ -81,7 +81,7 @@ class Interruption:
             raise self._raised
 
     def was_ignored(self, error: BaseException | None) -> bool:
-        """Whether an exception that Python ignored was to end a task: then it comes again.
+        """Return whether an exception that Python ignored was to end a task; send it again.
 
         What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
         a signal's handler that raised in the middle of it. Who asks is in the hook for that, and
@@ -97,7 +97,7 @@ class Interruption:
         return True
 
     def cut_off_import(self, error: BaseException) -> bool:
-        """Whether an error is the end of a task in the middle of an import.
+        """Return whether an error is the end of a task in the middle of an import.
 
         Of a package whose import was cut off some modules stay, and those in native code cannot be
         loaded once more: NumPy, for one, is not to be had in such a process any more.
@@ -109,7 +109,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def put_off(self, work: Work) -> Iterator[None]:
-        """A cancel that comes between a value and its message would leave the value to nobody.
+        """Keep a cancel out: between a value and its message, it would leak the value.
 
         Raises:
             TaskCancelledError: it came; behind what was put off for.
@@ -122,7 +122,7 @@ class Interruption:
 
 
 def exit_code(why: SystemExit) -> int:
-    """The exit code that it asks for; what is no number is written to stderr, as Python does.
+    """Return the exit code that is asked for; write what is no number to stderr, as Python does.
 
     That text, as of ``sys.exit("no such file")``, is often all that says why.
     """

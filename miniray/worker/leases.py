@@ -29,7 +29,7 @@ _REMEMBERED = 10_000
 
 
 class Leases:
-    """What is used in the I/O thread's turns only."""
+    """The leases of this worker. Not thread-safe: used in the I/O thread's turns only."""
 
     def __init__(self, put: Callable[[Work], object]) -> None:
         """No lease yet.
@@ -51,7 +51,7 @@ class Leases:
             self._early.append((lease, work))
 
     def begin(self, lease: int) -> None:
-        """This process has a lease now, and knows what that is for."""
+        """Note that this process has a lease, and queue the tasks of it that came before."""
         self._past.append(self.current)
         self.current = lease
         early, self._early = self._early, []
@@ -60,7 +60,7 @@ class Leases:
 
 
 class Recall:
-    """Watches how long the running task takes, while others wait behind it."""
+    """Hands tasks back that wait behind a long one."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Recall:
         self._watches = False
 
     def watch(self) -> None:
-        """Look whether the running task turns out long. In the I/O thread."""
+        """Look later whether the running task is long. In the I/O thread."""
         if not self._watches:
             self._watches = True
             self._runtime.loop.call_later(config().recall_after, self._hand_back_if_long)

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class WorkerProcess:
-    """The state of one worker process."""
+    """What a worker process is for, and its parts."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
@@ -88,7 +88,7 @@ class WorkerProcess:
         forks.guard(self._attachment, self._in_forked_child)
 
     def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """``breakpoint()`` in user code: there is no terminal here, so it waits for one."""
+        """Handle ``breakpoint()`` in user code: wait for a terminal, as there is none here."""
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **kwargs)  # the user has another debugger
         from miniray.worker.debugger import debug
@@ -97,12 +97,12 @@ class WorkerProcess:
         return None
 
     def _in_forked_child(self) -> None:
-        """User code forked: where the child would answer the parent's callers, it ends."""
+        """End the child where it would answer its parent's callers: user code forked it."""
         self._in_child = True
         self.executor.replies.in_forked_child()
 
     def _apply(self) -> None:
-        """What the lease says about this process."""
+        """Note what the lease says about this process."""
         facts, lease = self._attachment.facts, self.lease
         group = lease.spec.group
         facts.job_id = lease.job_id
@@ -116,7 +116,7 @@ class WorkerProcess:
         process_limits.limit_threads(facts.assigned_resources.get("CPU", 0))
 
     def _on_lease(self, granted: tuple[Any, ...]) -> None:
-        """This idle worker runs tasks of another lease now."""
+        """Run tasks of another lease: this worker was idle."""
         self.lease = GrantedLease.from_wire(granted)
         try:
             self._apply()
@@ -124,7 +124,7 @@ class WorkerProcess:
             self.executor.begin_lease(self.lease.number, self.lease.max_calls)
 
     def _on_exit(self) -> None:
-        """The daemon says that this process is not needed any more."""
+        """End: the daemon does not need this process any more."""
         self._ending = True
         self.executor.stop()
 
@@ -253,7 +253,7 @@ class WorkerProcess:
         self.runtime.link.node_notice("actor_failed", pickled)
 
     def _name_output(self, actor: ActorSpec) -> None:
-        """An actor with a `__repr__` of its own prints under that, as in Ray."""
+        """Print under the ``__repr__`` of an actor's class, if it has its own, as in Ray."""
         instance = self.executor.instance
         if "__repr__" in _own_names(type(instance)):
             try:
@@ -266,7 +266,7 @@ class WorkerProcess:
 
     # --- the end -------------------------------------------------------------------
     def finish(self) -> int:
-        """End by rule; returns the exit code."""
+        """Make a planned exit; return the exit code."""
         link = self.runtime.link
         self._shut_down()
         link.node_notice("finishing")
@@ -294,7 +294,7 @@ class WorkerProcess:
                 return
 
     def close(self) -> None:
-        """Write out what is queued for others, and read what they say of what was left."""
+        """Write what is queued for others, and read what they answer to what was handed over."""
         # Others may take any time to read, and are waited for.
         self.runtime.link.node_notice("finishing")
         for peer in self.runtime.peers.all():
@@ -307,7 +307,7 @@ class WorkerProcess:
 
 
 def _result_of(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing."""
+    """Run a coroutine that waits for nothing; return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -316,18 +316,17 @@ def _result_of(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _own_names(cls: type) -> set[str]:
-    """Names that a class or its bases define, `object` left out."""
+    """Return the names that a class or its bases define, without those of `object`."""
     return {name for base in cls.__mro__ if base is not object for name in vars(base)}
 
 
 def _daemon_lost() -> None:
-    """The daemon is gone: this process and what it started must not stay."""
+    """End this process and what it started, as the daemon is gone."""
     kill_descendants()
     os._exit(1)
 
 
 def run_worker(spec: dict[str, Any]) -> NoReturn:
-    """Be a worker: never returns."""
     code = 1
     try:
         _prepare_process(spec)
@@ -380,7 +379,7 @@ def _prepare_process(spec: dict[str, Any]) -> None:
 
 
 def _show_own_warnings() -> None:
-    """Only miniray's loggers get a handler: how the others are shown is the user code's choice."""
+    """Give miniray's loggers a handler: how others are shown is the user code's choice."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     own = logging.getLogger("miniray")
@@ -389,4 +388,4 @@ def _show_own_warnings() -> None:
 
 
 def _ignore_interrupt(_number: int, _frame: object) -> None:
-    """Ctrl-C is the driver's; a handler (not SIG_IGN) so that children get the default."""
+    """Leave Ctrl-C to the driver; a handler (not SIG_IGN), so that children get the default."""

@@ -67,7 +67,7 @@ class Replies:
         self._in_child = False
 
     def in_forked_child(self) -> None:
-        """Answer nothing any more: the calls are the parent's."""
+        """End this process where it would answer: the calls are its parent's."""
         self._in_child = True
 
     def write_before(self, work: Work) -> None:
@@ -126,7 +126,7 @@ class Replies:
             self._runtime.cancel_children(execution)
 
     def _exits(self, work: Work) -> bool:
-        """Whether a call has ended its actor: it has no answer then, whatever came of it."""
+        """Return whether a call has ended its actor; it has no answer then."""
         execution = work.execution
         execution.answered = True  # before it is asked
         if execution.exits:
@@ -178,7 +178,7 @@ _UNREAD = 16 * 1024 * 1024
 
 
 class Streams:
-    """The sending end of streams.
+    """Sends what the generators of calls yield, as far as their callers read on.
 
     Args:
         results: Makes values of items.
@@ -222,7 +222,7 @@ class Streams:
             work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
 
     def may_go_on(self, work: Work, sent: int) -> bool:
-        """Whether the next item may be made; if not, ``consumed_changed`` is set when it may be."""
+        """Return whether to make the next item; if not, ``consumed_changed`` is set later."""
         if work.consumed == -1:
             return True
         if work.stream is not None and 0 <= work.stream <= sent - work.consumed:
@@ -234,7 +234,7 @@ class Streams:
         return False
 
     def _await_reader(self, work: Work, sent: int) -> None:
-        """Backpressure: wait until the caller has taken enough of what was sent."""
+        """Wait until the caller has taken enough of what was sent (backpressure)."""
         while not self.may_go_on(work, sent):
             work.consumed_changed.clear()
             if self.may_go_on(work, sent):

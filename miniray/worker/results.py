@@ -1,4 +1,4 @@
-"""What an executor answers: results into values, exceptions into error values."""
+"""What calls return, and raise, as values; and the refs inside, until callers count them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stored(NamedTuple):
 
 
 class Results:
-    """Stores what calls return and keeps refs inside it until the caller counts them."""
+    """Makes values of results, and keeps the refs inside until the caller counts them."""
 
     def __init__(self, runtime: ClusterRuntime) -> None:
         self._runtime = runtime
@@ -205,13 +205,12 @@ class Results:
         return error_value(TaskError(name, text, cancelled, **self._place()))
 
     def _place(self) -> dict[str, Any]:
-        """Where a call has failed."""
         facts = self._runtime.facts
         actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
         return {"pid": os.getpid(), "actor_id": actor_id, "actor_repr": facts.actor_repr}
 
     def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
-        """What keeps refs until callers have counted them: a name for it, and the refs."""
+        """Return what keeps refs until callers have counted them: a name for it, and the refs."""
         with self._lock:
             return [
                 ("a result on its way", refs)
@@ -220,7 +219,7 @@ class Results:
             ]
 
     def release(self, caller: Peer, numbers: Iterable[int]) -> None:
-        """The caller counts the refs that were kept under these numbers now."""
+        """Drop the refs kept under these numbers, as the caller counts them now."""
         with self._lock:
             pins = self._pins.get(caller.process_id)
             if pins is None:
@@ -232,14 +231,14 @@ class Results:
         self._look_if_counted()
 
     def caller_gone(self, caller: Peer) -> None:
-        """Nobody will count them."""
+        """Drop what was kept for a caller that is gone."""
         with self._lock:
             dropped = self._pins.pop(caller.process_id, None)
         del dropped
         self._look_if_counted()
 
     def when_counted(self, callback: Callable[[], object]) -> bool:
-        """Call back once the receivers have counted all refs; True if they have.
+        """Call back once the receivers have counted all refs; return True if they have.
 
         One that is stopped, or holds the interpreter's lock, may take any time: it counts them
         in the end, or ends itself.
@@ -257,12 +256,12 @@ class Results:
 
 
 def _is_of_train(error: BaseException) -> bool:
-    """Whether an error is one of ``miniray.train``, of whose calls users know nothing."""
+    """Return whether an error is one of ``miniray.train``, whose calls users do not know."""
     return isinstance(error, MinirayError) and name_of(error).startswith("miniray.train.")
 
 
 def _split(result: Any, count: int, name: str) -> list[Any]:
-    """What a call with several results returned, one by one."""
+    """Return the results of a call with several, one by one."""
     if count == 0:
         return []
     try:
@@ -282,7 +281,7 @@ def _wrong_number(name: str, count: int, returned: int) -> ValueError:
 
 
 def items_of(result: Any, name: str) -> Iterator[Any]:
-    """What a call that streams has returned, as an iterator; ``close_items`` is to follow.
+    """Return what a call that streams has returned, as an iterator; ``close_items`` follows.
 
     Args:
         result: What it returned.
@@ -302,7 +301,7 @@ def items_of(result: Any, name: str) -> Iterator[Any]:
 
 
 def close_items(items: Iterator[Any]) -> None:
-    """No more items are wanted: a generator runs its ``finally`` blocks, a file is closed."""
+    """End an iterator: a generator runs its ``finally`` blocks, a file is closed."""
     close = getattr(items, "close", None)
     if close is not None:
         close()

@@ -49,7 +49,7 @@ class _Names:
         self._number = 0
 
     def change(self, name: str) -> None:
-        """What is written from now on is written under this name."""
+        """Name what is written from now on."""
         self._number += 1
         encoded = _encoded(name)
         for stream, pipe in enumerate(self._pipes):
@@ -75,26 +75,23 @@ class DescriptorWriter(io.BufferedIOBase):
         self.name = name
 
     def writable(self) -> bool:
-        """Always true."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor, which faulthandler and subprocesses use."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all bytes; returns how many were given."""
+        """Write all bytes; return how many were given."""
         content = bytes(data)
         _write_all(self._descriptor, content)
         return len(content)
 
 
 def set_name(name: str) -> None:
-    """What is written from now on is written under this name, in both streams."""
+    """Name what is written from now on, in both streams."""
     global _name
     if name == _name:
         return
@@ -139,12 +136,12 @@ def flush_c() -> None:
 
 @functools.lru_cache(maxsize=256)
 def _encoded(name: str) -> bytes:
-    """A name as the daemon gets it."""
+    """Encode a name for the daemon."""
     return clean_name(short_name(name)).encode(errors="replace")[: worker_file.MAX_NAME]
 
 
 def _forget_names() -> None:
-    """A child of user code writes under the name that its parent has."""
+    """Keep the name that the parent has: a child of user code cannot change it."""
     global _names
     _names = None
 

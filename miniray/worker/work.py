@@ -66,7 +66,7 @@ class Work:
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """Caller and number."""
+        """Its caller and number."""
         return self.caller.process_id, self.number
 
     @property
@@ -76,7 +76,7 @@ class Work:
 
     @property
     def is_task(self) -> bool:
-        """Whether it is no method of an actor."""
+        """Whether it is a task, and no method of an actor."""
         return isinstance(self.target, bytes)
 
 
@@ -90,7 +90,7 @@ def unknown_group(work: Work, groups: Iterable[str]) -> ValueError:
 
 
 class WorkQueue:
-    """First in, first out; any thread puts, one takes, and handles messages while it waits."""
+    """A queue that any thread puts into; one takes, and handles messages while it waits."""
 
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
@@ -128,7 +128,7 @@ class WorkQueue:
         return self._items.popleft()
 
     def remove(self, work: Work) -> bool:
-        """Take this one out; False if it does not wait here (any more)."""
+        """Take this one out; False if it does not wait here."""
         try:
             self._items.remove(work)
         except ValueError:
@@ -136,7 +136,6 @@ class WorkQueue:
         return True
 
     def empty(self) -> bool:
-        """Whether nothing waits."""
         return not self._items
 
 

@@ -27,7 +27,7 @@ MAX_NAME = _PLACE - _HEAD.size
 
 
 def make(spec: dict[str, Any]) -> int:
-    """Make the file of a worker that is told this."""
+    """Make the file of a worker, and write what it is to be."""
     fd = os.memfd_create("miniray-worker", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(bytes(_PAGE) + marshal.dumps(spec))
@@ -35,13 +35,13 @@ def make(spec: dict[str, Any]) -> int:
 
 
 def read_spec(fd: int) -> dict[str, Any]:
-    """What the worker is told."""
+    """Read what this worker is to be."""
     spec: dict[str, Any] = marshal.loads(os.pread(fd, os.fstat(fd).st_size - _PAGE, _PAGE))
     return spec
 
 
 def has_unread(pipe: int) -> bool:
-    """Whether there is something in a pipe; either end will do."""
+    """Return whether something is in a pipe; either end will do."""
     return fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0") != b"\0\0\0\0"
 
 
@@ -70,7 +70,7 @@ class NamePage:
         page[stream] = place  # a reader that looks before sees the name before
 
     def read(self, stream: int) -> tuple[int, str]:
-        """The number and the name that were written last."""
+        """Return the number and the name that were written last."""
         while True:
             place = self._bytes[stream]
             at = _FIRST + (2 * stream + place) * _PLACE

@@ -1,4 +1,4 @@
-"""Whether what came from another process is of the types that its handler is annotated with.
+"""Checks that what came from another process is of the types that its handler takes.
 
 A handler that takes apart data of a wrong type may fail half way, and leave behind what others
 stumble over. So its annotations, which are there anyway, are checked before it is called.
@@ -50,7 +50,7 @@ class Arguments:
         )
 
     def check(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments as the handler takes them: specs are made of what has come for them.
+        """Return the arguments as the handler takes them: specs are made of their fields.
 
         Raises:
             ValueError: It names what is wrong, and what it should be.
@@ -106,7 +106,7 @@ _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def fits(value: Any, form: Any) -> bool:
-    """Whether plain data is of a type; tuples and lists are the same to it."""
+    """Return whether plain data is of a type; tuples and lists are the same to it."""
     origin, inner = _parts(form)
     if form is None or form is types.NoneType:
         return value is None
@@ -138,7 +138,7 @@ def fits(value: Any, form: Any) -> bool:
 
 
 def _wrong(name: str, value: Any, form: Any, shown: Any) -> str:
-    """What is wrong, as a sentence; of several fields the first one."""
+    """Describe in a sentence what is wrong; of several fields the first one."""
     if isinstance(value, Spec):
         for field, hint in _hints(form).items():
             if not fits(getattr(value, field), hint):
