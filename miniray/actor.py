@@ -112,7 +112,7 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
     @overload
     def options(self, *, num_returns: None = None, **options: Any) -> ActorMethod[P, Out_co]: ...
     def options(self, **options: Any) -> ActorMethod[P, Any]:
-        """The same method with other options: those of ``@method``, and ``name``.
+        """Return the same method with other options: those of ``@method``, and ``name``.
 
         Raises:
             ValueError: There is no such option, or its value is not allowed.
@@ -290,7 +290,7 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
             return ActorHandle(location.ref, location.info)
 
     def options(self, **options: Any) -> ActorClass[T, ActorPs]:
-        """The same class with other options, as ``remote`` takes them.
+        """Return the same class with other options, as ``remote`` takes them.
 
         Raises:
             ValueError: There is no such option, or its value is not allowed.

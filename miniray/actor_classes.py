@@ -84,7 +84,7 @@ def describe(cls: type, given: Mapping[str, Any]) -> ActorClassDetails:
 
 
 def with_options(details: ActorClassDetails, options: ActorOptions) -> ActorClassDetails:
-    """The details of an actor that is made with these options."""
+    """Return the details of an actor that is made with these options."""
     return dataclasses.replace(
         details,
         max_task_retries=options.max_task_retries,

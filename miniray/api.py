@@ -179,7 +179,7 @@ def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = F
 
 
 def forget() -> None:
-    """In a forked child: what the parent has is not ours, a lock held by another thread neither."""
+    """Forget the parent's cluster in a forked child, and a lock that another thread held."""
     global _lock, _context, _owner_pid
     _lock = threading.RLock()
     _context = None
@@ -188,7 +188,7 @@ def forget() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is attached to a cluster."""
+    """Return whether this process is attached to a cluster."""
     return runtime_or_none() is not None
 
 
@@ -320,7 +320,7 @@ def wait(
 
 
 def _runtime_for(given: Any) -> Runtime:
-    """The runtime of these refs, where there is none yet, or none any more."""
+    """Return the runtime of these refs; the error says so if it has ended."""
     refs = given if isinstance(given, list | tuple) else [given]
     if any(isinstance(ref, ObjectRef) for ref in refs):
         return runtime_of("ref")
@@ -409,7 +409,7 @@ def list_named_actors(all_namespaces: Literal[False] = False) -> list[str]: ...
 @overload
 def list_named_actors(all_namespaces: Literal[True]) -> list[dict[str, str]]: ...
 def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str, str]]:
-    """Names of the living named actors.
+    """Return the names of the living named actors.
 
     Args:
         all_namespaces: Whether to list those of every namespace, as dicts of ``name`` and
@@ -420,22 +420,22 @@ def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str
 
 
 def nodes() -> list[dict[str, Any]]:
-    """What is known of each node: NodeID, Alive, NodeManagerAddress, Resources, Labels, ..."""
+    """Return a dict per node: NodeID, Alive, NodeManagerAddress, Resources, Labels, ..."""
     return current_runtime().nodes()
 
 
 def cluster_resources() -> dict[str, float]:
-    """Totals of all resources over the living nodes, in units (memory: bytes)."""
+    """Return the totals of all resources over the living nodes, in units (memory: bytes)."""
     return current_runtime().cluster_resources()
 
 
 def available_resources() -> dict[str, float]:
-    """What is free of all resources over the living nodes, in units (memory: bytes)."""
+    """Return what is free of all resources over the living nodes, in units (memory: bytes)."""
     return current_runtime().available_resources()
 
 
 def get_gpu_ids() -> list[int] | list[str]:
-    """Ids of the GPUs that this worker may use; strings where they are not numbers."""
+    """Return the ids of the GPUs that this worker may use; strings where they are not numbers."""
     ids = current_runtime().context().accelerator_ids.get("GPU", [])
     return [int(id) for id in ids] if all(id.isdecimal() for id in ids) else list(ids)
 

@@ -44,7 +44,7 @@ class Node:
         return self.node_id
 
     def is_alive(self) -> bool:
-        """Whether the daemon runs."""
+        """Return whether the daemon runs."""
         return self._started.process.poll() is None
 
     def stop(self, *, graceful: bool = True) -> None:
@@ -192,7 +192,7 @@ class Cluster:
             raise ValueError(f"{node!r} is not a node of this cluster.")
 
     def list_all_nodes(self) -> list[Node]:
-        """The nodes that were added and not removed."""
+        """Return the nodes that were added and not removed."""
         return [*([self.head_node] if self.head_node is not None else []), *self.worker_nodes]
 
     def wait_for_nodes(self, timeout: float = 30.0) -> None:
@@ -216,7 +216,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _living(self) -> Iterator[Callable[[], set[str]]]:
-        """What asks the head for the ids of the living nodes."""
+        """Yield a function that asks the head for the ids of the living nodes."""
         from miniray.api import nodes
         from miniray.client.command_connection import connect_for_cli
         from miniray.common.runtime import runtime_or_none

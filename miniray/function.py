@@ -90,7 +90,7 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
     @overload
     def options(self, *, num_returns: None = None, **options: Any) -> RemoteFunction[P, Out_co]: ...
     def options(self, **options: Any) -> RemoteFunction[P, Any]:
-        """The same function with other options, as ``remote`` takes them.
+        """Return the same function with other options, as ``remote`` takes them.
 
         Raises:
             ValueError: There is no such option, or its value is not allowed.

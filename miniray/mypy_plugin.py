@@ -187,7 +187,7 @@ class MinirayPlugin(Plugin):
         return self._instance(_ACTOR_METHOD, [_parameters(plain), self._result(plain.ret_type)])
 
     def _result(self, returned: Type) -> Type:
-        """What ``.remote()`` gives for a method that returns this."""
+        """Return what ``.remote()`` gives for a method that returns this."""
         proper = get_proper_type(returned)
         if isinstance(proper, Instance):
             if proper.type.fullname == _COROUTINE and len(proper.args) == 3:
@@ -200,7 +200,7 @@ class MinirayPlugin(Plugin):
         return self._with_refs(self._of_generic(context.type) or context.default_signature)
 
     def _of_generic(self, remote: ProperType) -> CallableType | None:
-        """What ``.remote`` of a generic function, class or method takes and returns."""
+        """Return what ``.remote`` of a generic function, class or method takes and returns."""
         if not isinstance(remote, Instance):
             return None
         for given in map(get_proper_type, remote.args):
@@ -263,7 +263,7 @@ def _handle_for_proxy(context: AnalyzeTypeContext) -> Type:
 
 
 def _declaration(node: object, actor: Instance) -> tuple[CallableType | None, ProperType | None]:
-    """A method of an actor, without self, and the type that its decorators made of it."""
+    """Return a method of an actor, without self, and the type that its decorators made of it."""
     decorated: Type | None
     if isinstance(node, FuncDef):
         function, decorated = node, node.type
@@ -289,7 +289,7 @@ def _as_of(actor: Instance, owner: TypeInfo, declared: Type | None) -> ProperTyp
 
 
 def _is_lost(out: Type, plain: CallableType) -> bool:
-    """Whether what the method returns is not in the type that its decorator gave it."""
+    """Return whether what the method returns is not in the type that its decorator gave it."""
     proper = get_proper_type(out)
     if not isinstance(proper, Instance) or proper.type.fullname not in (_REF, _GENERATOR):
         return False  # several values, or none

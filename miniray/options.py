@@ -77,7 +77,7 @@ def _group(name: str, value: Any) -> Any:
 
 
 def _no_effect(name: str, value: Any) -> Any:
-    """An option that only asks for less, or for records that miniray does not keep."""
+    """Warn of an option that asks only for less, or for records that miniray does not keep."""
     warnings.warn(
         f"The option {name}={check.shown(value)} has no effect in miniray.",
         UserWarning,
@@ -87,7 +87,7 @@ def _no_effect(name: str, value: Any) -> Any:
 
 
 def _caller_depth() -> int:
-    """Stack level of the nearest frame outside of this package, for warnings."""
+    """Return the stack level of the nearest frame outside of this package, for warnings."""
     frame = sys._getframe(1)
     depth = 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("miniray."):
@@ -230,7 +230,7 @@ _FIELDS = {
 
 
 def _given(options: Mapping[str, Any], cls: type) -> dict[str, Any]:
-    """The options that are fields of a class, by the names of the fields."""
+    """Return the options that are fields of a class, by the names of the fields."""
     known = field_names(cls)
     named = ((_FIELDS.get(name, name), value) for name, value in options.items())
     return {field: value for field, value in named if field in known}
@@ -287,7 +287,7 @@ def _returns(options: Mapping[str, Any], is_generator: bool) -> int | str:
 
 
 def _demand(options: Mapping[str, Any]) -> dict[str, float]:
-    """What must be free, by resource name; amounts of 0 are left out."""
+    """Return what must be free, by resource name; amounts of 0 are left out."""
     demand: dict[str, float] = {
         "CPU": options.get("num_cpus", 0),
         "GPU": options.get("num_gpus", 0),
@@ -300,7 +300,7 @@ def _demand(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _placement(options: Mapping[str, Any], resources: Mapping[str, float]) -> dict[str, Any]:
-    """The placement, and which labels a node must have, the best choice first."""
+    """Return the placement, and which labels a node must have, the best choice first."""
     strategy = _strategy_of(options)
     selectors: tuple[dict[str, str], ...] = (
         options.get("label_selector", {}),
@@ -327,7 +327,7 @@ def _placement(options: Mapping[str, Any], resources: Mapping[str, float]) -> di
 
 
 def _strategy_of(options: Mapping[str, Any]) -> Any:
-    """The strategy as it is given, or as the options of a placement group say it."""
+    """Return the strategy as it is given, or as the options of a placement group say it."""
     strategy = options.get("scheduling_strategy")
     group = options.get("placement_group", "default")
     index = options.get("placement_group_bundle_index", -1)
@@ -347,7 +347,7 @@ def _strategy_of(options: Mapping[str, Any]) -> Any:
 def _by_labels(
     strategy: NodeLabelSchedulingStrategy, selectors: tuple[dict[str, str], ...]
 ) -> tuple[dict[str, str], ...]:
-    """Each selector with what the strategy asks for: first with its wishes, then without them."""
+    """Add what the strategy asks for to each selector: with its soft conditions, then without."""
     found = []
     for selector in selectors:
         must = {**selector, **strategy.hard}

@@ -31,7 +31,7 @@ class RuntimeContext:
         return current_runtime().context()
 
     def get(self) -> dict[str, Any]:
-        """The ids, the namespace and the runtime environment, by name."""
+        """Return the ids, the namespace and the runtime environment, by name."""
         data = self._data
         context: dict[str, Any] = {
             "job_id": data.job_id,
@@ -45,32 +45,32 @@ class RuntimeContext:
         return context
 
     def get_job_id(self) -> str:
-        """Id of the job: one driver and all that it starts."""
+        """Return the id of the job: one driver and all that it starts."""
         return self._data.job_id
 
     def get_node_id(self) -> str:
-        """Id of the node."""
+        """Return the id of the node."""
         return self._data.node_id
 
     def get_worker_id(self) -> str:
-        """Id of the worker's (or driver's) process in the cluster."""
+        """Return the id of the worker's (or driver's) process in the cluster."""
         return self._data.worker_id
 
     def get_task_id(self) -> str | None:
-        """Id of the task or call that runs; None in a driver."""
+        """Return the id of the task or call that runs; None in a driver."""
         return self._data.task_id
 
     def get_task_name(self) -> str | None:
-        """Name of the task or call that runs, as ``f`` or ``Class.method``; None in a driver."""
+        """Return the name of what runs, as ``f`` or ``Class.method``; None in a driver."""
         name = self._data.task_name
         return None if name is None else short_name(name)
 
     def get_task_function_name(self) -> str | None:
-        """What runs, as ``module.f`` or ``module.Class.method``; None in a driver."""
+        """Return what runs, as ``module.f`` or ``module.Class.method``; None in a driver."""
         return self._data.function_name
 
     def is_canceled(self) -> bool:
-        """Whether the task or call that runs was cancelled, so that it can end by itself.
+        """Return whether the task or call that runs was cancelled, so that it can end by itself.
 
         Methods of plain and threaded actors are not interrupted by a cancel: this is how they
         hear of it.
@@ -84,11 +84,11 @@ class RuntimeContext:
         return data.cancelled
 
     def get_actor_id(self) -> str | None:
-        """Id of the actor; None outside of actors."""
+        """Return the id of the actor; None outside of actors."""
         return self._data.actor_id
 
     def get_actor_name(self) -> str | None:
-        """Name of the actor, empty if it has none; None outside of actors."""
+        """Return the name of the actor, empty if it has none; None outside of actors."""
         data = self._data
         return None if data.actor_id is None else data.actor_name or ""
 
@@ -118,7 +118,7 @@ class RuntimeContext:
         return ActorHandle(location.ref, location.info)
 
     def get_placement_group_id(self) -> str | None:
-        """Id of the placement group that the task or actor runs in, or None."""
+        """Return the id of the placement group that the task or actor runs in, or None."""
         id = self._data.placement_group_id
         return None if id is None else id.hex()
 
@@ -128,7 +128,7 @@ class RuntimeContext:
         return self._data.capture_child_tasks
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """What the task or actor holds, in units by resource name.
+        """Return what the task or actor holds, in units by resource name.
 
         Raises:
             RuntimeError: This is a driver, which holds nothing.
@@ -139,15 +139,15 @@ class RuntimeContext:
         return dict(data.assigned_resources)
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Ids of the devices that the task or actor holds, by resource name."""
+        """Return the ids of the devices that the task or actor holds, by resource name."""
         return {name: list(ids) for name, ids in self._data.accelerator_ids.items()}
 
     def get_resource_ids(self) -> dict[str, list[str]]:
-        """The same as ``get_accelerator_ids``, by Ray's older name."""
+        """Return the same as ``get_accelerator_ids``, by Ray's older name."""
         return self.get_accelerator_ids()
 
     def get_node_labels(self) -> dict[str, str]:
-        """Labels of the node."""
+        """Return the labels of the node."""
         runtime = current_runtime()
         node_id = runtime.context().node_id
         for node in runtime.nodes():
@@ -161,7 +161,7 @@ class RuntimeContext:
         return dict(self._data.runtime_env)
 
     def get_runtime_env_string(self) -> str:
-        """The runtime environment as JSON."""
+        """Return the runtime environment as JSON."""
         import json
 
         return json.dumps(self.runtime_env)
@@ -175,7 +175,7 @@ class RuntimeContext:
         return self._data.address
 
     def get_session_name(self) -> str:
-        """Name of the cluster's session: the last part of its folder."""
+        """Return the name of the cluster's session: the last part of its folder."""
         return self._data.session_dir.rstrip("/").rpartition("/")[2]
 
     def get_temp_dir(self) -> str:
@@ -211,7 +211,7 @@ class RuntimeContext:
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Who and where the running code is."""
+    """Return the context of the running code."""
     current_runtime()
     return RuntimeContext()
 
@@ -246,7 +246,7 @@ class InitContext(Mapping[str, Any]):
         return len(self.address_info)
 
     def disconnect(self) -> None:
-        """The same as ``miniray.shutdown()``."""
+        """Call ``miniray.shutdown()``."""
         self._shutdown()
 
     def __enter__(self) -> InitContext:

@@ -83,14 +83,14 @@ class AmdGPU(Family):
         return _first_of(visible, len(super().existing(below, detected, environ)))
 
     def restriction(self, environ: Mapping[str, str]) -> str:
-        """The governing variable with its value, and what it counts within."""
+        """Return the governing variable with its value, and what it counts within."""
         text = super().restriction(environ)
         if self._below(environ) is None:
             return text
         return f"{text} within {_ROCR}={environ[_ROCR]!r}"
 
     def _below(self, environ: Mapping[str, str]) -> list[str] | None:
-        """What is left for HIP's variable to choose from; None if only one of the two is set."""
+        """Return what HIP's variable chooses from; None if only one of the two is set."""
         if self.governing_variable(environ) == _ROCR or _ROCR not in environ:
             return None
         return parse_ids(_ROCR, environ[_ROCR])
@@ -132,5 +132,5 @@ def _is_usable(host: Host, facts: dict[str, int]) -> bool:
 
 
 def _first_of(ids: Sequence[str], count: int) -> list[str]:
-    """Those of the ids that can name one of so many devices; forms that are no numbers can."""
+    """Return the ids that can name one of so many devices; forms that are no numbers can."""
     return [id for id in ids if not id.isdecimal() or int(id) < count][:count]

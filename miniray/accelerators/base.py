@@ -71,11 +71,11 @@ class Family(abc.ABC):
         """
 
     def describe(self, host: Host, detected: Detected) -> Description:
-        """What a node with devices of this family says of itself."""
+        """Return what a node with devices of this family says of itself."""
         return Description(type=detected.type)
 
     def governing_variable(self, environ: Mapping[str, str]) -> str | None:
-        """The variable that decides which devices are visible, given an environment."""
+        """Return the variable that decides which devices are visible, given an environment."""
         return next((name for name in self.variables if name in environ), self.variable)
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
@@ -93,14 +93,14 @@ class Family(abc.ABC):
         return parse_ids(variable, environ[variable])
 
     def restriction(self, environ: Mapping[str, str]) -> str:
-        """What restricts this family in an environment, in words for an error."""
+        """Return what restricts this family in an environment, in words for an error."""
         variable = self.governing_variable(environ) or ""
         return f"{variable}={environ.get(variable, '')!r}"
 
     def existing(
         self, visible: Sequence[str], detected: Detected, environ: Mapping[str, str]
     ) -> list[str]:
-        """Those of the visible ids that can be on this machine.
+        """Return those of the visible ids that can be on this machine.
 
         Numbers are compared with what was found. Other forms (a UUID, a MIG or a
         sub-device) name parts that detection does not list, so they count where
@@ -118,7 +118,7 @@ class Family(abc.ABC):
     def worker_environment(
         self, ids: Sequence[str], environ: Mapping[str, str], detected: int = 0
     ) -> dict[str, str]:
-        """Variables that show a worker these devices and no other.
+        """Return the variables that show a worker these devices and no other.
 
         Args:
             ids: Devices, as the daemon's own environment names them.
@@ -132,7 +132,7 @@ class Family(abc.ABC):
         return {variable: self.format_ids(variable, ids)}
 
     def format_ids(self, variable: str, ids: Sequence[str]) -> str:
-        """The value of a variable that names these devices."""
+        """Return the value of a variable that names these devices."""
         return ",".join(ids)
 
     def check_amount(self, amount: float) -> None:
@@ -148,7 +148,7 @@ class Family(abc.ABC):
 
 
 def is_left_alone(variable: str, environ: Mapping[str, str]) -> bool:
-    """Whether the user wants to set this variable of the workers themselves."""
+    """Return whether the user wants to set this variable of the workers themselves."""
     return environ.get(f"MINIRAY_NOSET_{variable}", "").lower() in _TRUE
 
 

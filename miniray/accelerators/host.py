@@ -128,7 +128,7 @@ def read_metadata(key: str, timeout: float) -> str | None:
 
 
 def query_nvml(timeout: float) -> list[str] | None:
-    """Names of the NVIDIA GPUs that the driver's management library lists.
+    """Return the names of the NVIDIA GPUs that the driver's management library lists.
 
     The library makes no CUDA context. A wedged driver can hold a call for ever,
     so the calls run in a thread that is abandoned after ``timeout`` seconds.
@@ -192,15 +192,15 @@ class Host:
     nvml: Callable[[float], list[str] | None] = query_nvml
 
     def path(self, path: str) -> Path:
-        """Where the file of this absolute path lies."""
+        """Return where the file of this absolute path lies."""
         return self.root / path.lstrip("/")
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder of this absolute path."""
+        """Return whether there is a file or folder of this absolute path."""
         return self.path(path).exists()
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; none if there is no such folder."""
+        """Return the names in a folder, sorted; none if there is no such folder."""
         try:
             return sorted(os.listdir(self.path(folder)))  # noqa: PTH208 - no Path per name
         except (FileNotFoundError, NotADirectoryError):
@@ -212,7 +212,7 @@ class Host:
         return sorted(int(tail) for tail in tails if tail.isdecimal())
 
     def read(self, path: str) -> str:
-        """Text of a small file, stripped.
+        """Return the text of a small file, stripped.
 
         Raises:
             OSError: It can't be read.
@@ -221,5 +221,5 @@ class Host:
 
 
 def this_host() -> Host:
-    """The machine that this process runs on, with its files where ``device_root`` says."""
+    """Return the machine that this process runs on, with its files where ``device_root`` says."""
     return Host(Path(config().device_root))

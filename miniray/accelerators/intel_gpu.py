@@ -70,7 +70,7 @@ class IntelGPU(Family):
         return Detected(ids, f"Intel-GPU-{types[0]}" if types and types[0] else None)
 
     def governing_variable(self, environ: Mapping[str, str]) -> str:
-        """The selector where it names devices, else the affinity mask where it is set."""
+        """Return the selector where it names devices, else the affinity mask where it is set."""
         if _selected(environ.get(_SELECTOR)) is None and _MASK in environ:
             return _MASK
         return _SELECTOR
@@ -82,13 +82,13 @@ class IntelGPU(Family):
         return _selected(environ.get(_SELECTOR))
 
     def format_ids(self, variable: str, ids: Sequence[str]) -> str:
-        """A selector names its backend; an affinity mask has bare ids."""
+        """Return a selector names its backend; an affinity mask has bare ids."""
         text = ",".join(ids)
         return text if variable == _MASK else f"{_BACKEND}:{text}"
 
 
 def _selected(selector: str | None) -> list[str] | None:
-    """Ids that a selector names; None where it leaves every Level Zero GPU visible.
+    """Return the ids that a selector names; None where it leaves every Level Zero GPU visible.
 
     The grammar is that of the oneAPI compiler's documentation:
     ``backend:devices[;backend:devices...]``, with ``!`` for what to leave out.
@@ -120,7 +120,7 @@ def _number(host: Host, device: str, name: str) -> int:
 
 
 def _tiles(host: Host, card: int, model: int) -> int:
-    """How many devices Level Zero makes of a card: each tile is one by default."""
+    """Return how many devices Level Zero makes of a card: each tile is one by default."""
     if host.environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT").upper() == "COMPOSITE":
         return 1
     by_xe = host.numbered(f"{_DRM}/card{card}/device", "tile")

@@ -116,7 +116,7 @@ def assigned_environment(
     accelerators: NodeAccelerators,
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """Variables that show a worker its devices.
+    """Return the variables that show a worker its devices.
 
     Args:
         assignment: Device ids by resource, as leased from this node.
@@ -139,7 +139,7 @@ def assigned_environment(
 def needs_fresh_interpreter(
     assignment: Mapping[str, Sequence[str]], accelerators: NodeAccelerators
 ) -> bool:
-    """Whether a worker with these devices must be a new interpreter instead of a fork.
+    """Return whether a worker with these devices must be a new interpreter instead of a fork.
 
     Args:
         assignment: Device ids by resource, as leased from this node.
@@ -218,7 +218,7 @@ def _announced_ids(
 def _choose_gpu_family(
     families: Sequence[Family], detected: Mapping[Family, Detected], host: Host
 ) -> tuple[Family, Detected]:
-    """Whose GPUs a node announces, with those that were found."""
+    """Return whose GPUs a node announces, with those that were found."""
     fallback: tuple[Family, Detected] | None = None
     for family in families:
         if not detected[family].ids:
@@ -230,7 +230,7 @@ def _choose_gpu_family(
 
 
 def _detect_all(families: Sequence[Family], host: Host) -> dict[Family, Detected]:
-    """What there is of each family. At the same time: a tool that hangs takes its whole limit."""
+    """Detect families in threads: a tool that hangs takes its whole time limit."""
     if not families:
         return {}
     with ThreadPoolExecutor(len(families), thread_name_prefix="miniray-detect") as pool:
@@ -239,7 +239,7 @@ def _detect_all(families: Sequence[Family], host: Host) -> dict[Family, Detected
 
 
 def detect(family: Family, host: Host) -> Detected:
-    """What there is of a family; nothing, with a line in the log, where its driver is broken."""
+    """Detect the devices of a family; log a broken driver and return none."""
     try:
         return family.detect(host)
     except (DetectionError, OSError) as error:
@@ -259,7 +259,7 @@ def _family_of(resource: str, group: DeviceGroup) -> Family:
 
 
 def _whole(resource: str, amount: object) -> int | None:
-    """A node's count of devices; None where the user does not say it."""
+    """Return a node's count of devices; None where the user does not say it."""
     if amount is None:
         return None
     if (

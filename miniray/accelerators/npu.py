@@ -43,7 +43,7 @@ class AscendNPU(Family):
 
 
 def _type(listing: str) -> str:
-    """The chip of the first NPU in the table that ``npu-smi info`` draws.
+    """Return the chip of the first NPU in the table that ``npu-smi info`` draws.
 
     Each NPU has a row ``| 0     910B3  | OK  | ...`` (number and name, health).
     """

@@ -59,7 +59,7 @@ def _facts(text: str) -> dict[str, str]:
 
 
 def accelerator_type(model: str) -> str | None:
-    """The name that users select a GPU model by, from its product name.
+    """Return the name that users select a GPU model by, from its product name.
 
     After the brand, the capital words up to and including the first one with a
     digit: ``NVIDIA A100-SXM4-40GB`` is ``A100``, ``NVIDIA RTX PRO 6000 Blackwell
@@ -85,7 +85,7 @@ def accelerator_type(model: str) -> str | None:
 
 
 def _capital_head(word: str) -> str:
-    """The longest start of a word that is of ASCII capitals and digits."""
+    """Return the longest start of a word that is of ASCII capitals and digits."""
     end = 0
     while end < len(word) and word[end].isascii() and (word[end].isupper() or word[end].isdigit()):
         end += 1

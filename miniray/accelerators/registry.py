@@ -36,7 +36,7 @@ DEVICE_RESOURCES = tuple(dict.fromkeys(family.resource for family in FAMILIES))
 
 
 def family_named(name: str, families: Sequence[Family] = FAMILIES) -> Family:
-    """The family of this name.
+    """Return the family of this name.
 
     Args:
         name: Such as ``nvidia``.

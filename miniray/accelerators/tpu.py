@@ -65,7 +65,7 @@ class GoogleTPU(Family):
         return Detected(tuple(str(index) for index in range(count)))
 
     def describe(self, host: Host, detected: Detected) -> Description:
-        """The TPU's generation, and which part of which slice this host is."""
+        """Return the TPU's generation, and which part of which slice this host is."""
         facts = slice_facts(host, ask=bool(detected.ids))
         pod_type, name, worker = (facts.get(key) for key in ("pod-type", "slice-name", "worker-id"))
         resources: dict[str, float] = {}
@@ -82,7 +82,7 @@ class GoogleTPU(Family):
     def worker_environment(
         self, ids: Sequence[str], environ: Mapping[str, str], detected: int = 0
     ) -> dict[str, str]:
-        """Variables for part of a host; all of it keeps what the host's own slice needs."""
+        """Return variables for part of a host; all of it keeps what the host's own slice needs."""
         if len(ids) == detected or is_left_alone(_VISIBLE, environ):
             return {}
         variables = {_VISIBLE: ",".join(ids)}
@@ -101,7 +101,7 @@ class GoogleTPU(Family):
 
 
 def _is_tpu(host: Host, group: int) -> bool:
-    """Whether a VFIO group is a TPU's; network cards and others have groups too."""
+    """Return whether a VFIO group is a TPU's; network cards and others have groups too."""
     folder = f"{_GROUPS}/{group}/devices"
     return any(
         host.read(f"{folder}/{device}/vendor").lower() == _VENDOR for device in host.names(folder)
@@ -109,7 +109,7 @@ def _is_tpu(host: Host, group: int) -> bool:
 
 
 def slice_facts(host: Host, *, ask: bool) -> dict[str, str]:
-    """What is known of the slice, by the keys of ``_SOURCES``."""
+    """Return what is known of the slice, by the keys of ``_SOURCES``."""
     facts: dict[str, str] = {}
     for key, (variable, attribute) in _SOURCES.items():
         value = host.environ.get(variable)
@@ -145,7 +145,7 @@ def _worker_id(text: str) -> str | None:
 
 
 def _topology(text: str) -> str | None:
-    """The topology itself, or out of the lines ``KEY: 'value'`` of ``tpu-env``."""
+    """Return the topology itself, or out of the lines ``KEY: 'value'`` of ``tpu-env``."""
     if ":" not in text:
         return text.strip().lower()
     match = re.search(r"^\s*TOPOLOGY:\s*'([^']+)'", text, re.MULTILINE)
@@ -210,7 +210,7 @@ class SliceShape:
 
 
 def generation(name: str) -> str:
-    """The generation that a type names: ``v6e`` for ``TPU-V6E``, ``v6e-16`` and ``v6e``.
+    """Return the generation that a type names: ``v6e`` for ``TPU-V6E``, ``v6e-16`` and ``v6e``.
 
     Raises:
         AcceleratorRequestError: There is no such generation.
@@ -225,13 +225,13 @@ def generation(name: str) -> str:
 
 
 def normalize_pod_type(name: str) -> str | None:
-    """A pod type in one spelling (``v7x-16`` for ``tpu7x-16``), or None if it is none."""
+    """Return a pod type in one spelling (``v7x-16`` for ``tpu7x-16``), or None if it is none."""
     match = re.fullmatch(r"(?:v|tpu)(\d+[a-z]*)-(\d+)", name.strip().lower())
     return f"v{match[1]}-{match[2]}" if match else None
 
 
 def chips_of_pod_type(pod_type: str) -> int:
-    """Chips of all hosts of a slice, by the name of its kind: 16 for ``v6e-16``, 8 for ``v4-16``.
+    """Return the chips of a slice by its pod type: 16 for ``v6e-16``, 8 for ``v4-16``.
 
     Raises:
         AcceleratorRequestError: It is no kind of slice.
@@ -246,7 +246,7 @@ def chips_of_pod_type(pod_type: str) -> int:
 
 
 def slice_shape(topology: str, accelerator_type: str) -> SliceShape:
-    """Hosts and chips of a slice.
+    """Return the hosts and chips of a slice.
 
     Args:
         topology: Chips along each axis: ``4x4`` or ``2x2x4``.
@@ -270,7 +270,7 @@ def slice_shape(topology: str, accelerator_type: str) -> SliceShape:
 
 
 def host_bounds(chips: int) -> str | None:
-    """The grid of a process that uses so many chips of a host, as libtpu reads it."""
+    """Return the grid of a process that uses so many chips of a host, as libtpu reads it."""
     return {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}.get(chips)
 
 

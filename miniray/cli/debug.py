@@ -36,7 +36,7 @@ class Breakpoint:
     sock: socket.socket
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         facts = self.facts
         task = f" of {facts['task']}" if facts["task"] else ""
         waited = max(0, int(time.time() - facts["since"]))
@@ -70,7 +70,7 @@ def debug(id: str | None) -> None:
 
 
 def choose(waiting: list[Breakpoint], id: str | None) -> Breakpoint | None:
-    """Which breakpoint to attach to; None if the user has to say.
+    """Return which breakpoint to attach to; None if the user has to say.
 
     Raises:
         click.ClickException: No breakpoint of this id waits.
@@ -85,7 +85,7 @@ def choose(waiting: list[Breakpoint], id: str | None) -> Breakpoint | None:
 
 
 def find_waiting() -> list[Breakpoint]:
-    """The waiting breakpoints of all of this user's clusters, the longest waiting first."""
+    """Return the waiting breakpoints of all of this user's clusters, the longest waiting first."""
     from miniray.worker.debugger import SOCKET_PREFIX
 
     found = []

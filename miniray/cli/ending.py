@@ -123,7 +123,7 @@ def end_nodes(
 
 
 def _whom_to_ask(record: ClusterRecord, processes: _Processes) -> Iterable[ProcessId]:
-    """The process that ends the others, or all of them when that one is gone."""
+    """Return the process that ends the others, or all of them when that one is gone."""
     boot = record.processes.get("boot")
     return [boot] if boot is not None and boot in processes.running else processes.running
 

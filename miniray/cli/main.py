@@ -24,7 +24,7 @@ from miniray.version import VERSION
 
 
 def describe(error: BaseException) -> str:
-    """An error as one line for a person."""
+    """Return an error as one line for a person."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")
@@ -85,7 +85,7 @@ class _OneLineGroup(click.Group):
 
 
 def describe_usage(error: click.UsageError) -> str:
-    """A usage error as one line, with where to find help."""
+    """Return a usage error as one line, with where to find help."""
     path = error.ctx.command_path if error.ctx else "miniray"
     text = error.format_message().rstrip()
     text = _SUGGESTION.sub(r"\1", text)

@@ -125,7 +125,7 @@ class MemoryView:
         self._unit = UNITS.index(_UNIT_NAMES[units]) if units != "auto" else None
 
     def headline(self, address: str) -> str:
-        """One line on the cluster as a whole."""
+        """Return one line on the cluster as a whole."""
         used = self._size(sum(node.used for node in self._nodes))
         capacity = self._size(sum(node.capacity for node in self._nodes))
         count = len(self._nodes)
@@ -133,7 +133,7 @@ class MemoryView:
         return f"Object store of the cluster at {address}: {used} of {capacity} in use on {where}"
 
     def sections(self) -> list[Section]:
-        """What to show, in order."""
+        """Return what to show, in order."""
         objects = [self._groups()] if self._group_by else [self._list()]
         return [self._stores(), self._freed(), self._silent(), *objects]
 
@@ -215,7 +215,7 @@ class MemoryView:
         ]
 
     def _left_out(self) -> list[tuple[str, str, str]]:
-        """How many values in shared memory are not among the objects, and their size."""
+        """Return how many values in shared memory are not among the objects, and their size."""
         stored = [found for found in self._objects if found.allocated or found.is_spilled]
         shown = [found.allocated for found in stored]
         number = sum(node.num_segments for node in self._nodes) - len(shown)

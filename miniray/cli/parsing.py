@@ -106,7 +106,7 @@ class Size(_ParamType):
 
 
 def join_token(option: str | None, file: str | None) -> str | None:
-    """The token to join with: from ``--token``, a file ("-" is stdin), or the environment.
+    """Return the token to join with: from ``--token``, a file ("-" is stdin), or the environment.
 
     Raises:
         TokenError: The text or the file holds no token.

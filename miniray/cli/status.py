@@ -59,7 +59,7 @@ def render(state: ClusterStatus, console: Console | None = None) -> None:
 
 
 def headline(state: ClusterStatus) -> str:
-    """One line on the cluster as a whole."""
+    """Return one line on the cluster as a whole."""
     alive = sum(node["state"] != "DEAD" for node in state["nodes"])
     nodes = f"{alive} node{'' if alive == 1 else 's'}"
     age = format_duration(state["time"] - state["started"])
@@ -73,7 +73,7 @@ def headline(state: ClusterStatus) -> str:
 
 
 def sections(state: ClusterStatus) -> list[Section]:
-    """What to show, in order."""
+    """Return what to show, in order."""
     return [
         _nodes(state),
         _resources(state),
@@ -122,7 +122,7 @@ def _state(node: NodeStatus) -> str:
 
 
 def _used(node: NodeStatus) -> dict[str, float]:
-    """What is granted of a node's resources, and what objects really take of its memory."""
+    """Return what is granted of a node's resources, and what objects really take of its memory."""
     return {**node["used"], _STORE: node["object_store_used"]}
 
 

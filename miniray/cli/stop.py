@@ -61,7 +61,7 @@ def stop(
 
 
 def _meant(address: str | None) -> list[ClusterRecord]:
-    """All nodes, or those of one cluster; nodes that are about to start are of none."""
+    """Return all nodes, or those of one cluster; nodes that are about to start are of none."""
     records = find_clusters()
     if address is None:
         return records
@@ -78,7 +78,7 @@ def _meant(address: str | None) -> list[ClusterRecord]:
 
 
 def _of_program(record: ClusterRecord, address: str | None) -> bool:
-    """Whether a node belongs to a program that runs, and its cluster was not asked for."""
+    """Return whether a node belongs to a program that runs, and its cluster was not asked for."""
     living = record.driver is not None and record.driver.alive()
     return record.embedded and living and not (address is not None and record.is_head)
 
@@ -92,7 +92,7 @@ def _report(result: Ended, *, force: bool) -> str:
 
 
 def _describe(record: ClusterRecord) -> str:
-    """Which node that is."""
+    """Say which node that is."""
     whose = f" of the program with {program_of(record)}" if record.driver else ""
     if record.embedded and record.is_head:
         return f"the embedded cluster{whose}"

@@ -83,14 +83,14 @@ _HIDDEN_PREFIX = "node:"
 
 
 def visible_resources(*amounts: Mapping[str, float]) -> list[str]:
-    """The resource names worth showing, in the order to show them in."""
+    """Return the resource names worth showing, in the order to show them in."""
     names = {name for mapping in amounts for name in mapping}
     shown = (name for name in names if not name.startswith(_HIDDEN_PREFIX))
     return sorted(shown, key=lambda name: (_ORDER.get(name, 2), name in _IN_BYTES, name))
 
 
 def format_amount(name: str, amount: float) -> str:
-    """One amount: ``0.5``, or ``1.5 GiB`` for what is counted in bytes."""
+    """Return one amount: ``0.5``, or ``1.5 GiB`` for what is counted in bytes."""
     if name in _IN_BYTES:
         return format_bytes(amount)
     return f"{amount:.4f}".rstrip("0").rstrip(".")

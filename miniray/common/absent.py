@@ -14,7 +14,7 @@ _OF_RAY: dict[str, Mapping[str, str]] = {}
 
 
 def absent(module: str, name: str, of_ray: Mapping[str, str]) -> AttributeError:
-    """The error of a module's ``__getattr__``.
+    """Return the error of a module's ``__getattr__``.
 
     Args:
         module: Its name.

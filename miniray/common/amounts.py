@@ -90,7 +90,7 @@ def check_device_amount(name: str, units: int) -> None:
 
 
 def sum_amounts(amounts: Iterable[Mapping[str, int]]) -> dict[str, float]:
-    """Sums of fixed-point amounts per resource, in units."""
+    """Return sums of fixed-point amounts per resource, in units."""
     sums: collections.Counter[str] = collections.Counter()
     for each in amounts:
         sums.update(each)

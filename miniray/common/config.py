@@ -155,7 +155,7 @@ def parse(name: str, kind: type, text: str) -> object:
 
 @functools.cache
 def config() -> Config:
-    """The tunables of this process."""
+    """Return the tunables of this process."""
     values = {}
     for field in dataclasses.fields(Config):
         text = os.environ.get(f"MINIRAY_{field.name.upper()}")

@@ -52,7 +52,7 @@ _LONGEST = 200_000
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback as text, beginning with the first frame of user code.
+    """Return the traceback as text, beginning with the first frame of user code.
 
     Of a long one the middle is left out: what an error prints of its data is no help.
     """
@@ -70,7 +70,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _user_frames(error: BaseException) -> types.TracebackType | None:
-    """The traceback from the first frame of user code on; None if there is none."""
+    """Return the traceback from the first frame of user code on; None if there is none."""
     first = traceback_of(error)
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         first = first.tb_next
@@ -95,7 +95,7 @@ def forget_traceback(error: BaseException) -> None:
 
 
 def name_of(error: BaseException) -> str:
-    """The class of an error, with its module."""
+    """Return the class of an error, with its module."""
     cls = type(error)
     return (
         f"{type.__getattribute__(cls, '__module__')}.{type.__getattribute__(cls, '__qualname__')}"
@@ -188,7 +188,7 @@ _ExceptionGroup: Any = getattr(__import__("builtins"), "BaseExceptionGroup", _No
 
 
 def _new(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An instance, made by the nearest base that is written in C and can make it.
+    """Return an instance, made by the nearest base that is written in C and can make it.
 
     One that keeps its instances apart, as ``MemoryError`` does, makes none of a class that has
     another such base before it.

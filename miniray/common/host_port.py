@@ -38,12 +38,12 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def full_address(address: str) -> str:
-    """The address with its port; ValueError as of ``parse_address``."""
+    """Return the address with its port; ValueError as of ``parse_address``."""
     return join_host_port(*parse_address(address))
 
 
 def same_address(one: str, other: str) -> bool:
-    """Whether two addresses lead to the same port of the same machine.
+    """Return whether two addresses lead to the same port of the same machine.
 
     Names are looked up, and all addresses of this machine are the same.
     """
@@ -62,7 +62,7 @@ def same_address(one: str, other: str) -> bool:
 
 
 def is_own(host: str) -> bool:
-    """Whether the kernel would listen there: of loopback, it does on more than interfaces have."""
+    """Return whether the kernel would listen on this address, which no interface need have."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -73,7 +73,7 @@ def is_own(host: str) -> bool:
 
 
 def _looked_up(host: str) -> frozenset[str]:
-    """The addresses of a host; none if it is unknown."""
+    """Return the addresses of a host; none if it is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the latter: no name could be like this
@@ -99,10 +99,10 @@ class DaemonAddress:
 
     @classmethod
     def parse(cls, text: str) -> DaemonAddress:
-        """The inverse of ``str``."""
+        """Undo ``str``."""
         machine, socket_path, host_port = text.rsplit("|", 2)
         return cls(machine, socket_path, host_port)
 
     def target_from(self, machine: str) -> str:
-        """What a daemon on ``machine`` gives to gRPC; "" if it cannot dial this one."""
+        """Return what a daemon on ``machine`` gives to gRPC; "" if it cannot dial this one."""
         return f"unix:{self.socket_path}" if machine == self.machine else self.host_port

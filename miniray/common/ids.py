@@ -14,17 +14,17 @@ _NUMBER = struct.Struct(">Q")
 
 
 def new_id() -> bytes:
-    """A random id of 8 bytes."""
+    """Return a random id of 8 bytes."""
     return os.urandom(PROCESS_ID_LENGTH)
 
 
 def owner_of(object_id: bytes) -> bytes:
-    """The id of the process that owns an object (or created an actor)."""
+    """Return the id of the process that owns an object (or created an actor)."""
     return object_id[:PROCESS_ID_LENGTH]
 
 
 def short_id(id: str) -> str:
-    """An id in hex of something that a process made, short but still distinct.
+    """Return an id in hex of something that a process made, short but still distinct.
 
     It names its creator and a number there: the first digits alone are those of all that it made.
     """
@@ -33,7 +33,7 @@ def short_id(id: str) -> str:
 
 
 def call_id(caller: bytes, number: int) -> bytes:
-    """The id of a call that makes no object of its own; never that of an object."""
+    """Return the id of a call that makes no object of its own; never that of an object."""
     return caller + _NUMBER.pack(1 << 63 | number)
 
 
@@ -47,5 +47,5 @@ class ObjectIds:
         self._next = itertools.count(1).__next__  # one C call: atomic under the GIL
 
     def new(self) -> bytes:
-        """The next object id."""
+        """Return the next object id."""
         return self._prefix + _NUMBER.pack(self._next())

@@ -43,7 +43,7 @@ class LabelConstraint(NamedTuple):
     same: str = ""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels meets the condition."""
+        """Return whether a node with these labels meets the condition."""
         if self.exists:
             return (self.key in labels) != self.negated
         return (labels.get(self.key) in self.values) != self.negated
@@ -124,27 +124,27 @@ def check_value(where: str, value: str) -> None:
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels meets every condition of the selector."""
+    """Return whether a node with these labels meets every condition of the selector."""
     return all(constraint.matches(labels) for constraint in selector)
 
 
 def first_match(selectors: Sequence[LabelSelector], labels: Mapping[str, str]) -> int | None:
-    """Which of several selectors, the best first, a node with these labels meets; None: none."""
+    """Return the index of the first selector that a node with these labels meets, or None."""
     return next((at for at, each in enumerate(selectors) if matches(each, labels)), None)
 
 
 def describe(selector: LabelSelector) -> str:
-    """The selector on one line, for messages: ``zone=in(a,b), tier=!spot``."""
+    """Return the selector on one line, for messages: ``zone=in(a,b), tier=!spot``."""
     return ", ".join(str(constraint) for constraint in selector)
 
 
 def describe_all(selectors: Sequence[LabelSelector]) -> str:
-    """Several selectors, of which one must be met, on one line."""
+    """Write several selectors, of which one must be met, on one line."""
     return " or ".join(describe(each) for each in selectors)
 
 
 def shared_label(selectors: Sequence[LabelSelector]) -> str | None:
-    """The label by which the bundles of a group form sets; None if they form none.
+    """Return the label by which the bundles of a group form sets; None if they form none.
 
     Raises:
         ValueError: Only some bundles have such a condition, or one has several, or they are
@@ -161,5 +161,5 @@ def shared_label(selectors: Sequence[LabelSelector]) -> str | None:
 
 
 def set_name(selector: LabelSelector) -> str:
-    """Which set a bundle belongs to; empty if the group has no sets."""
+    """Return which set a bundle belongs to; empty if the group has no sets."""
     return next((each.same for each in selector if each.same), "")

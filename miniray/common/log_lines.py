@@ -37,19 +37,19 @@ class LogLine(NamedTuple):
 
 
 def bar_row(text: str) -> int | None:
-    """Which unfinished line a text is a state of, 0 for the first; None if it is finished."""
+    """Return which unfinished line a text is a state of (0: the first); None if finished."""
     returns = len(text) - len(text.rstrip("\r"))
     return returns - 1 if returns else None
 
 
 def clean_name(name: str) -> str:
-    """A name as it can stand in a mark: on one line, and not too long."""
+    """Return a name as it can stand in a mark: on one line, and not too long."""
     name = name[:256]
     return name if name.isprintable() else "".join(c if c.isprintable() else " " for c in name)
 
 
 def mark(number: int, name: bytes) -> bytes:
-    """The mark that gives what follows a name, which is a clean one."""
+    """Return the mark that gives what follows a name, which is a clean one."""
     return b"%b%d:%b%b" % (MARK_START, number, name, MARK_END)
 
 
@@ -298,24 +298,24 @@ class _Row:
             self.is_bar = self.is_gap = True
 
     def shown(self) -> str:
-        """The text, without what a bar writes only to cover its earlier states."""
+        """Return the text, without what a bar writes only to cover its earlier states."""
         return _decoded(self.text.rstrip(b" ") if self.is_bar else self.text)
 
 
 def _may_become_mark(data: bytes) -> bool:
-    """Whether data that begins with NUL may be the first part of a mark."""
+    """Return whether data that begins with NUL may be the first part of a mark."""
     if len(data) >= _MAX_MARK:
         return False
     return data.startswith(MARK_START) or MARK_START.startswith(data)
 
 
 def _cursor_up_begun(data: bytes) -> int:
-    """How many bytes at the end of data may be the first part of a cursor movement."""
+    """Return how many bytes at the end of data may be the first part of a cursor movement."""
     return next((n for n in (2, 1) if data.endswith(_CURSOR_UP[:n])), 0)
 
 
 def _character_boundary(text: bytes, limit: int) -> int:
-    """The last place up to ``limit`` where UTF-8 text can be cut (a character has <= 4 bytes)."""
+    """Return the last place up to ``limit`` where UTF-8 text can be cut."""
     for cut in range(limit, limit - 4, -1):
         if text[cut] & 0xC0 != 0x80:
             return cut
@@ -351,7 +351,7 @@ class Traces(Generic[KeyT]):
         self._states: dict[KeyT, _State] = {}
 
     def is_part(self, key: KeyT, line: str) -> bool:
-        """Whether the next line of a stream belongs to a trace."""
+        """Return whether the next line of a stream belongs to a trace."""
         state = self._next(self._states.pop(key, None), line)
         if state is None:
             return False
@@ -361,7 +361,7 @@ class Traces(Generic[KeyT]):
         return True
 
     def is_open(self, key: KeyT) -> bool:
-        """Whether more of a trace is to come in a stream."""
+        """Return whether more of a trace is to come in a stream."""
         return self._states.get(key) in (_State.FRAMES, _State.FATAL)
 
     @staticmethod

@@ -15,17 +15,17 @@ _CREDENTIALS = re.compile(r"(?<=://)([^\s/@:]*)(:[^\s/]*)?@")
 
 
 def without_passwords(text: str) -> str:
-    """A text with the passwords and tokens in its addresses left out: ``https://me:***@host``."""
+    """Leave the passwords and tokens out of the addresses in a text: ``https://me:***@host``."""
     return _CREDENTIALS.sub(lambda found: f"{found[1]}:***@" if found[2] else "***@", text)
 
 
 def short_name(name: str) -> str:
-    """A qualified name without the functions around it: ``main.<locals>.f`` is ``f``, as in Ray."""
+    """Cut the functions around it off a qualified name, as Ray: ``main.<locals>.f`` is ``f``."""
     return name.rpartition(".<locals>.")[2]
 
 
 def printable(text: str) -> str:
-    """The text with what could steer a terminal, or forge a line, written as an escape.
+    """Return the text with what could steer a terminal, or forge a line, written as an escape.
 
     Names of actors, resources and groups come from any program of the cluster.
     """
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def module_of(code: Callable[..., object]) -> str:
-    """The module of a function or class; of a program's own, the program's name, as in Ray."""
+    """Return the module of a function or class; for ``__main__`` the program's name, as Ray."""
     module = getattr(code, "__module__", None) or ""
     if module != "__main__":
         return module
@@ -73,7 +73,7 @@ CallSite = tuple[str, int, str] | str
 
 
 def call_site() -> tuple[str, int, str]:
-    """File, line and function of the innermost frame that is not miniray's."""
+    """Return the file, line and function of the innermost frame that is not miniray's."""
     frame = sys._getframe(1)
     while True:
         module = frame.f_globals.get("__name__", "")

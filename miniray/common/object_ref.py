@@ -86,11 +86,11 @@ class ObjectRef(Generic[T_co]):
             state.call()
 
     def binary(self) -> bytes:
-        """The id as 16 bytes."""
+        """Return the id as 16 bytes."""
         return self._id
 
     def hex(self) -> str:
-        """The id as 32 hexadecimal digits."""
+        """Return the id as 32 hexadecimal digits."""
         return self._id.hex()
 
     def is_nil(self) -> bool:
@@ -132,12 +132,12 @@ class ObjectRef(Generic[T_co]):
         return rebuild_ref, (self._id, self._owner_node)
 
     def future(self) -> concurrent.futures.Future[T_co]:
-        """A ``concurrent.futures.Future`` that gets this ref's value or its error."""
+        """Return a ``concurrent.futures.Future`` that gets this ref's value or its error."""
         made: concurrent.futures.Future[T_co] = hooks.runtime("ref").future(self)
         return made
 
     def as_future(self) -> asyncio.Future[T_co]:
-        """An ``asyncio.Future`` of the running event loop that gets this ref's value."""
+        """Return an ``asyncio.Future`` of the running event loop that gets this ref's value."""
         import asyncio
 
         value: Coroutine[Any, Any, T_co] = hooks.runtime("ref").value_of(self)

@@ -31,13 +31,13 @@ def raise_limit(enough: int | None = None) -> None:
 
 
 def limit() -> int:
-    """How many files this process may have open."""
+    """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether the object store has no memory for a value, or no descriptor, which is the same."""
+    """Return whether the object store lacks memory or a descriptor for a value."""
     if isinstance(error, OSError):
         return error.errno in OUT_OF_DESCRIPTORS
     return isinstance(error, ObjectStoreFullError)
@@ -90,5 +90,5 @@ def limit_threads(cpus: float) -> None:
 
 
 def threads_given() -> bool:
-    """Whether the user has set the number of threads."""
+    """Return whether the user has set the number of threads."""
     return os.environ.get(_THREADS_VARIABLE) != _threads_set

@@ -24,7 +24,7 @@ _ARGUMENTS, _ARGUMENTS_END, _ENVIRONMENT_END = 45, 46, 48
 
 
 def is_dying(pid: int) -> bool:
-    """Whether a process has begun to end, or was killed, and is not gone.
+    """Return whether a process has begun to end, or was killed, and is not gone.
 
     Most are gone a moment later. One that is not hangs on its way, maybe with its files open.
     """
@@ -36,7 +36,7 @@ def is_dying(pid: int) -> bool:
 
 
 def may_hang_readers(pid: int) -> bool:
-    """Whether a thread of a process waits in the kernel, so that it may hold the memory's lock."""
+    """Return whether a thread of a process waits in the kernel: it may hold the memory's lock."""
     try:
         threads = os.listdir(f"{_PROC}/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
@@ -46,7 +46,7 @@ def may_hang_readers(pid: int) -> bool:
 
 
 def variable_of(pid: int, name: str) -> str | None:
-    """Value of a variable in the environment that a process was started with; None if it has none.
+    """Return a variable of the environment that a process was started with, or None.
 
     Raises:
         BlockingIOError: it is on its way into a new program (execve), which has no environment yet.
@@ -63,7 +63,7 @@ def variable_of(pid: int, name: str) -> str | None:
 
 
 def command_of(pid: int) -> list[str]:
-    """The command line of a process; empty if it has ended, hides it, or hangs in the kernel."""
+    """Return a process's command line; empty if it has ended, hides it, or hangs in the kernel."""
     if may_hang_readers(pid):
         return []
     try:
@@ -75,7 +75,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of all threads of a process; none of one that is gone."""
+    """Return the children of all threads of a process; none of one that is gone."""
     children: list[int] = []
     try:
         threads = os.listdir(f"{_PROC}/{pid}/task")

@@ -109,7 +109,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
-        """A future that gets the value or the error of a ref."""
+        """Return a future that gets the value or the error of a ref."""
 
     @abc.abstractmethod
     def when_done(self, ref: ObjectRef[Any], callback: Callable[[], None]) -> None:
@@ -121,7 +121,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def value_of(self, ref: ObjectRef[Any]) -> Coroutine[Any, Any, Any]:
-        """A coroutine that gets the value or raises the error of a ref."""
+        """Return a coroutine that gets the value or raises the error of a ref."""
 
     # --- calls -------------------------------------------------------------------
     @abc.abstractmethod
@@ -179,7 +179,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        """Names (and namespaces) of the living named actors."""
+        """Return the names (and namespaces) of the living named actors."""
 
     # --- placement groups ----------------------------------------------------------
     @abc.abstractmethod
@@ -199,7 +199,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def placement_group_ready(self, id: bytes, value: Any) -> ObjectRef[Any]:
-        """A ref to the value, that becomes ready when the group is placed."""
+        """Return a ref to the value, that becomes ready when the group is placed."""
 
     @abc.abstractmethod
     def remove_placement_group(self, id: bytes) -> None:
@@ -207,11 +207,11 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
-        """One group's table (with ``bundle_cache``, ``strategy``, ``state``), or all by hex id."""
+        """Return a group's table (bundle_cache, strategy, state, ...), or those of all by hex id."""
 
     @abc.abstractmethod
     def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
-        """Id of the named group, or None."""
+        """Return the id of the named group, or None."""
 
     # --- the cluster ---------------------------------------------------------------
     @abc.abstractmethod
@@ -220,11 +220,11 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def cluster_resources(self) -> dict[str, float]:
-        """Totals over the living nodes."""
+        """Return the totals over the living nodes."""
 
     @abc.abstractmethod
     def available_resources(self) -> dict[str, float]:
-        """What is free over the living nodes."""
+        """Return what is free over the living nodes."""
 
     @abc.abstractmethod
     def head_call(self, method: str, *args: Any) -> Any:
@@ -232,7 +232,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """What every node and process holds; each process has so many seconds to answer."""
+        """Return what every node and process holds; each process has so many seconds to answer."""
 
     @abc.abstractmethod
     def context(self) -> RuntimeContextData:
@@ -240,7 +240,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def current_actor(self) -> ActorLocation:
-        """The actor that the calling code belongs to; RuntimeError outside of actors."""
+        """Return the actor that the calling code belongs to; RuntimeError outside of actors."""
 
     @abc.abstractmethod
     def exit_actor(self) -> None:
@@ -265,26 +265,26 @@ def start_with(init: Callable[[], object]) -> None:
 
 
 def set_runtime(runtime: Runtime | None) -> None:
-    """Make this the runtime of the process (None: there is none)."""
+    """Make this the runtime of the process; None: it has none."""
     global _current, _refusal
     _current = runtime
     _refusal = ""
 
 
 def refuse_runtime(why: str) -> None:
-    """There is no runtime, and using the API fails with this reason until ``init()`` is called."""
+    """Let uses of the API fail with this reason until ``init()`` is called."""
     global _current, _refusal
     _current = None
     _refusal = why
 
 
 def runtime_or_none() -> Runtime | None:
-    """The runtime of this process, if it has one."""
+    """Return the runtime of this process, if it has one."""
     return _current
 
 
 def runtime_of(what: str) -> Runtime:
-    """The runtime that a ref or a handle of this process belongs to.
+    """Return the runtime that a ref or a handle of this process belongs to.
 
     Args:
         what: "ref" or "actor handle", for the error.
@@ -303,7 +303,7 @@ def runtime_of(what: str) -> Runtime:
 
 
 def current_runtime() -> Runtime:
-    """The runtime of this process; starts an embedded cluster if nobody called init().
+    """Return the runtime of this process; starts an embedded cluster if nobody called init().
 
     Raises:
         NotInitializedError: This is a forked child, which has to call init() itself.

@@ -179,7 +179,7 @@ SegmentState = Literal["HELD", "WRITING", "FREED"]
 
 
 def order(size: int, segment: int, name: bytes) -> tuple[int, int, bytes]:
-    """What the largest come first by.
+    """Return what the largest come first by.
 
     Daemons and processes choose what they tell one by one, each on its own. For what they tell to
     fit together, a piece of memory has the same place in the order of all of them.

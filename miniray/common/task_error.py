@@ -76,7 +76,7 @@ class TaskError(MinirayError):
 
     @classmethod
     def untold(cls, function_name: str, error: BaseException, problem: BaseException) -> TaskError:
-        """What stands for an exception whose class raises another one when it is looked at.
+        """Return what stands for an exception whose class raises another one when it is looked at.
 
         Neither of the two is printed: that runs the same code again.
         """
@@ -176,7 +176,7 @@ class TaskError(MinirayError):
 
 
 def _with_sources(text: str) -> str:
-    """A traceback, with the lines of code that only this process knows, as those of a notebook."""
+    """Add the lines of code that only this process knows, such as a notebook's, to a traceback."""
     lines = text.splitlines(keepends=True)
     for number in range(len(lines) - 1, -1, -1):
         frame = _FRAME.match(lines[number])
@@ -205,7 +205,7 @@ class _TextOnly(pickle.Unpickler):
 
 
 def text_only(pickled: bytes) -> Any:
-    """A pickled error, loaded without the user's code.
+    """Return a pickled error, loaded without the user's code.
 
     Returns:
         The error, with texts in place of each TaskError in it; the traceback of a TaskError; None
@@ -218,13 +218,13 @@ def text_only(pickled: bytes) -> Any:
 
 
 def last_line(pickled: bytes) -> str:
-    """The last line of what a pickled error says; empty if only the user's code can tell."""
+    """Return the last line of what a pickled error says; empty if only the user's code can tell."""
     text = str(text_only(pickled) or "")
     return text.rstrip().rpartition("\n")[2].strip()
 
 
 def wrap_pickled(function_name: str, text: str, cause: BaseException, pickled: bytes) -> bytes:
-    """A pickled TaskError of a cause that stays as it was pickled.
+    """Return a pickled TaskError of a cause that stays as it was pickled.
 
     Args:
         function_name: Of what has failed.
@@ -255,7 +255,7 @@ def _control_flow() -> tuple[type[BaseException], ...]:
 
 @functools.lru_cache(maxsize=256)
 def _dual_class(cause_class: Any) -> type[BaseException] | None:
-    """A subclass of both TaskError and the user's class, or None if there can't be one."""
+    """Return a subclass of both TaskError and the user's class, or None if there can't be one."""
     namespace = {
         "__module__": _PUBLIC_MODULE,
         "__doc__": TaskError.__doc__,

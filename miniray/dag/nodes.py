@@ -32,13 +32,13 @@ class _Run:
         self._results: dict[DAGNode, Any] = {}
 
     def result(self, node: DAGNode) -> Any:
-        """A node's ref, actor or value."""
+        """Return a node's ref, actor or value."""
         if node not in self._results:
             self._results[node] = node._execute(self)
         return self._results[node]
 
     def replaced(self, value: Any) -> Any:
-        """An argument with results for the nodes in it, in lists, tuples and dicts too."""
+        """Return an argument with results for the nodes in it, in lists, tuples and dicts too."""
         if isinstance(value, DAGNode):
             return self.result(value)
         if type(value) in (list, tuple):
@@ -122,11 +122,11 @@ class _UnboundMethod:
         self._options = options
 
     def options(self, **options: Any) -> _UnboundMethod:
-        """The same with options of the method."""
+        """Return the same with options of the method."""
         return _UnboundMethod(self._parent, self._name, {**self._options, **options})
 
     def bind(self, *args: Any, **kwargs: Any) -> ClassMethodNode:
-        """A call of it; those of the same actor that were bound before run before it."""
+        """Return a call of it; those of the same actor that were bound before run before it."""
         node = ClassMethodNode(self._parent, self._name, self._options, args, kwargs)
         self._parent._last = node
         return node
@@ -238,7 +238,7 @@ class MultiOutputNode(DAGNode):
 
 
 def bound(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DAGNode:
-    """The node of a call of a remote function, class, or method of an actor."""
+    """Return the node of a call of a remote function, class, or method of an actor."""
     if target._is == "class":
         return ClassNode(target, args, kwargs)
     if target._is == "function":

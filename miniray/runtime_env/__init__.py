@@ -114,7 +114,7 @@ class RuntimeEnv(dict[str, Any]):
         self[name] = value
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict with the same content."""
+        """Return a plain dict with the same content."""
         import copy
 
         return copy.deepcopy(dict(self))

@@ -27,7 +27,7 @@ _COMPRESSION_LEVEL = 1
 
 
 def pack(members: Iterable[PackageMember]) -> bytes:
-    """A zip archive of files, byte for byte the same for the same names and contents.
+    """Return a zip archive of files, byte for byte the same for the same names and contents.
 
     Raises:
         RuntimeEnvSetupError: A file can't be read.

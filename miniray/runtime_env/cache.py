@@ -298,7 +298,7 @@ async def _wait_for_lock(path: Path) -> int:
 
 
 def _is_current(descriptor: int, path: Path) -> bool:
-    """Whether a locked file is still the one at its path; a collector may have removed it."""
+    """Return whether a locked file is still at its path; a collector may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -306,7 +306,7 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def _marker(root: Path, key: str) -> Path:
-    """The file whose existence says that the folder of this key is finished."""
+    """Return the file whose existence says that the folder of this key is finished."""
     return root / f"{key}.ready"
 
 
@@ -356,13 +356,13 @@ class JobFolders:
         self._removals: set[asyncio.Task[None]] = set()
 
     def of(self, job_id: bytes) -> FolderCache:
-        """The folders of a job, which nothing but the job's end removes."""
+        """Return the folders of a job, which nothing but the job's end removes."""
         if job_id not in self._jobs:
             self._jobs[job_id] = FolderCache(self._root / job_id.hex(), None)
         return self._jobs[job_id]
 
     def jobs(self) -> set[bytes]:
-        """The jobs that have folders."""
+        """Return the jobs that have folders."""
         return set(self._jobs)
 
     def end_job(self, job_id: bytes) -> None:

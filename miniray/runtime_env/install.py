@@ -177,7 +177,7 @@ class EnvironmentManager:
         fetch_blob: Callable[[str], Awaitable[bytes]],
         folders: list[tuple[FolderCache, str]],
     ) -> Path:
-        """The job's own copy of a package."""
+        """Return the job's own copy of a package."""
         address = PACKAGE_URI.fullmatch(uri)
         if address is None:
             raise RuntimeEnvSetupError(
@@ -197,7 +197,7 @@ class EnvironmentManager:
     async def _archive(
         self, uri: str, digest: str, fetch_blob: Callable[[str], Awaitable[bytes]]
     ) -> bytes:
-        """A package from the cache, or from the cluster if the cache has none or another."""
+        """Return a package from the cache, or from the cluster if the cache has none or another."""
 
         async def build(folder: Path, _lock: int) -> None:
             content = await _fetched(uri, fetch_blob)
@@ -263,7 +263,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a file; nothing if somebody has removed it."""
+    """Return the content of a file; nothing if somebody has removed it."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -271,7 +271,7 @@ def _read(path: Path) -> bytes:
 
 
 def needs_fresh_interpreter(env_vars: Mapping[str, str]) -> bool:
-    """Whether a variable must be set before the interpreter starts to have its effect."""
+    """Return whether a variable must be set before the interpreter starts to have its effect."""
     return any(name.startswith(_READ_AT_LOAD) or name in _READ_AT_START for name in env_vars)
 
 

@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def package_uri(content: bytes, suffix: str = ".zip") -> str:
-    """The address of a package with this content; ``suffix`` says how it is unpacked."""
+    """Return the address of a package with this content; ``suffix`` says how it is unpacked."""
     return f"mrpkg://{hashlib.sha256(content).hexdigest()}{suffix}"
 
 
@@ -70,7 +70,7 @@ def _uploaded(
     put_blob: Callable[[str, bytes], None],
     has_blob: Callable[[str], bool],
 ) -> str:
-    """The address of a path, whose package is in the cluster when this returns.
+    """Return the address of a path, whose package is in the cluster when this returns.
 
     ``parent``: a folder is a package to import, so the archive holds the folder itself.
     """
@@ -93,7 +93,7 @@ def _uploaded(
 
 
 def _members(path: Path, excludes: Sequence[str], parent: bool) -> list[PackageMember]:
-    """The files at a path: all below a folder, or the one that it is."""
+    """Return the files at a path: all below a folder, or the one that it is."""
     if path.is_dir():
         members = scan(path, excludes)
         if parent:
@@ -112,7 +112,7 @@ def _members(path: Path, excludes: Sequence[str], parent: bool) -> list[PackageM
 
 
 def _content(path: Path, members: Sequence[PackageMember]) -> tuple[bytes, str]:
-    """The package of a path, and the suffix that says how it is unpacked."""
+    """Return the package of a path, and the suffix that says how it is unpacked."""
     if path.suffix not in {".zip", ".whl"} or path.is_dir():
         return archive.pack(members), ".zip"
     try:

@@ -39,12 +39,12 @@ _LOCAL = re.compile(
 
 
 def venv_python(folder: Path) -> str:
-    """The interpreter of a virtual environment."""
+    """Return the interpreter of a virtual environment."""
     return str(folder / "bin" / "python")
 
 
 def venv_key(pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> str:
-    """A file name that two virtual environments share when they are the same.
+    """Return a file name that two virtual environments share when they are the same.
 
     Local files and folders count with what they hold at this moment, and so do the
     installer's settings and this interpreter.
@@ -153,7 +153,7 @@ def _inherit(folder: Path) -> None:
 
 
 def _inherited_folders() -> list[str]:
-    """Folders of packages that a virtual environment would not see by itself."""
+    """Return folders of packages that a virtual environment would not see by itself."""
     in_venv = sys.prefix != sys.base_prefix
     folders = site.getsitepackages() if in_venv else []
     home = str(Path(__file__).parents[2])  # where miniray is
@@ -165,7 +165,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _fingerprint(requirement: str) -> object:
-    """What a requirement that is a local path holds now; None for any other."""
+    """Return what a requirement that is a local path holds now; None for any other."""
     local = _LOCAL.fullmatch(requirement)
     if local is None:
         return None

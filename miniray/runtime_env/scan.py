@@ -43,7 +43,7 @@ class PackageMember(NamedTuple):
 def scan(
     folder: Path, excludes: Sequence[str] = (), limit: int = MAX_PACKAGE_BYTES
 ) -> list[PackageMember]:
-    """The members of a folder, sorted by name.
+    """Return the members of a folder, sorted by name.
 
     Symbolic links are followed, so that a package holds only plain files; a link
     to a folder that it is in itself, and one that leads nowhere, are left out. So are
@@ -105,7 +105,7 @@ def _walk(root: Path, excludes: IgnoreRules) -> Iterator[PackageMember]:
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What an entry is, its link followed; None if the link leads nowhere."""
+    """Return what an entry is, its link followed; None if the link leads nowhere."""
     try:
         return entry.stat()
     except OSError:
@@ -125,7 +125,7 @@ def _rules_in(folder: Path, base: str) -> list[IgnoreRules]:
 
 
 def _ignored(rules: Sequence[IgnoreRules], name: str, is_folder: bool) -> bool:
-    """The file nearest to a path decides, as for git."""
+    """Return the file nearest to a path decides, as for git."""
     for rule in rules:
         decision = rule.decide(name, is_folder)
         if decision is not None:
@@ -180,7 +180,7 @@ class IgnoreRules:
         self._rules = [rule for rule in map(_parse, patterns) if rule is not None]
 
     def decide(self, path: str, is_folder: bool) -> bool | None:
-        """Whether a path below ``base`` is left out; None if no pattern speaks of it.
+        """Return whether a path below ``base`` is left out; None if no pattern speaks of it.
 
         The last pattern that matches decides. A file below an ignored folder is not
         looked at, so it can't be taken back.
@@ -215,7 +215,7 @@ def _parse(line: str) -> _Rule | None:
 
 
 def _translate(pattern: str) -> str:
-    """A regular expression for a pattern without leading or trailing slashes."""
+    """Return a regular expression for a pattern without leading or trailing slashes."""
     regex = ""
     at = 0
     while at < len(pattern):
@@ -243,7 +243,7 @@ def _translate(pattern: str) -> str:
 
 
 def _class_end(pattern: str, start: int) -> int:
-    """Where the character class that opens at ``start`` closes, or -1."""
+    """Return where the character class that opens at ``start`` closes, or -1."""
     first = start + 1
     if pattern[first : first + 1] in {"!", "^"}:
         first += 1

@@ -134,7 +134,7 @@ def _validate_py_module(item: Any) -> str:
 
 
 def _module_path(item: Any) -> Any:
-    """Where a module's code is; anything else unchanged."""
+    """Return where a module's code is; anything else unchanged."""
     if not isinstance(item, types.ModuleType):
         return item
     paths = list(getattr(item, "__path__", ()))
@@ -152,7 +152,7 @@ def _module_path(item: Any) -> Any:
 
 
 def _local_path(key: str, value: Any) -> str:
-    """The absolute form of an existing local path; a package URI unchanged."""
+    """Return the absolute form of an existing local path; a package URI unchanged."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"runtime_env['{key}'] takes local paths, not {_shown(value)}.")
     text = os.fspath(value)
@@ -259,7 +259,7 @@ _VALIDATORS: dict[str, Callable[[Any], Any]] = {
 
 
 def merge(parent: Mapping[str, Any] | None, child: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The environment of a task or actor within that of its job or its creator.
+    """Return the environment of a task or actor within that of its job or its creator.
 
     As in Ray, each key of the child replaces the parent's, except that ``env_vars``
     are merged variable by variable.
@@ -289,7 +289,7 @@ _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
 def read_requirements(path: Path) -> list[str]:
-    """The requirements and options in a file, and in those it includes with ``-r``.
+    """Return the requirements and options in a file, and in those it includes with ``-r``.
 
     Raises:
         ValueError: An included file does not exist, or files include each other.

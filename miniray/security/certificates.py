@@ -116,7 +116,7 @@ def make_credentials(key: bytes) -> Credentials:
 
 
 def _members_key(key: bytes) -> ec.EllipticCurvePrivateKey:
-    """The private key of the members' authority; the remainder's bias is below 2**-31."""
+    """Return the private key of the members' authority; the remainder's bias is below 2**-31."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     scalar = int.from_bytes(key, "big") % (_P256_ORDER - 1) + 1

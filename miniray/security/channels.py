@@ -82,7 +82,7 @@ class AddressInUseError(OSError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error for a line of the log: gRPC's own text has many, and what matters is in two."""
+    """Shorten an error to one line for the log: gRPC's own text has many."""
     if isinstance(error, grpc.aio.AioRpcError):
         return " ".join(f"{error.code().name}: {error.details()}".split())
     return " ".join(f"{type(error).__name__}: {error}".split())
@@ -275,7 +275,7 @@ class _ProvenChannel(grpc.aio.Channel):
 
 
 def authorization(secret: str) -> tuple[str, str]:
-    """The metadata entry that proves a client, from ``JoinToken.grpc_secret``."""
+    """Return the metadata entry that proves a client, from ``JoinToken.grpc_secret``."""
     return METADATA_KEY, _SCHEME + secret
 
 
@@ -323,7 +323,7 @@ def _as_bytes(value: str | bytes) -> bytes:
 
 
 def host_of(peer: str) -> str:
-    """The address in what gRPC calls a peer: ``ipv4:1.2.3.4:5``, ``ipv6:%5B::1%5D:5``."""
+    """Return the address in what gRPC calls a peer: ``ipv4:1.2.3.4:5``, ``ipv6:%5B::1%5D:5``."""
     kind, _, where = peer.partition(":")
     if kind == "unix":
         return "this machine"

@@ -100,7 +100,7 @@ class Arrivals:
 
 
 def open_files() -> tuple[int, int]:
-    """How many files this process has open, and how many it may have."""
+    """Return how many files this process has open, and how many it may have."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir()), most
@@ -109,7 +109,7 @@ def open_files() -> tuple[int, int]:
 
 
 def connected_to(port: int) -> set[tuple[str, int]]:
-    """Addresses and ports of the other ends of a local port's connections."""
+    """Return the addresses and ports of the other ends of a local port's connections."""
     found = set()
     for name in ("tcp", "tcp6"):
         try:
@@ -125,7 +125,7 @@ def connected_to(port: int) -> set[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """An address that the kernel writes as words of four bytes in the machine's order."""
+    """Return an address that the kernel writes as words of four bytes in the machine's order."""
     import ipaddress  # the head of a cluster without a network never needs it
 
     words = (bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8))

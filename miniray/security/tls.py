@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def server_context(credentials: Credentials) -> ssl.SSLContext:
-    """A server that shows a member's certificate, and takes clients that show one."""
+    """Return a server that shows a member's certificate, and takes clients that show one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _of_member(context, credentials)
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:
-    """A client that shows a member's certificate, and goes to servers that show one."""
+    """Return a client that shows a member's certificate, and goes to servers that show one."""
     return _of_member(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), credentials)
 
 
@@ -108,7 +108,7 @@ def _unverified(sock: socket.socket, credentials: Credentials, where: str) -> ss
 
 
 def _pinned(tls: ssl.SSLSocket, expected: bytes, where: str) -> bytes:
-    """The server's certificate, DER, if it is the expected one."""
+    """Return the server's certificate, DER, if it is the expected one."""
     der = tls.getpeercert(binary_form=True) or b""
     if not hmac.compare_digest(hashlib.sha256(der).digest(), expected):
         raise AuthenticationError(

@@ -141,12 +141,12 @@ class BootOptions:
         parse_token(self.token)
 
     def to_json(self) -> str:
-        """The options as JSON. It contains the token: pass it by a pipe or a 0600 file."""
+        """Return the options as JSON. It contains the token: pass it by a pipe or a 0600 file."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> BootOptions:
-        """The inverse of `to_json`, with the same checks as the constructor."""
+        """Undo `to_json`, with the same checks as the constructor."""
         return cls(**json.loads(text))
 
 
@@ -170,17 +170,17 @@ class BootResult:
     warning: str = ""
 
     def to_json(self) -> str:
-        """The result as JSON. It contains the token."""
+        """Return the result as JSON. It contains the token."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> BootResult:
-        """The inverse of `to_json`."""
+        """Undo `to_json`."""
         return cls(**json.loads(text))
 
 
 def bind_host(options: BootOptions) -> str:
-    """The address that a node listens on: the one given, or the most private that works.
+    """Return the address that a node listens on: the one given, or the most private that works.
 
     A head listens on loopback only. A joining node must be reached by the other nodes, so
     it listens on its address on the way to the head, which is loopback for a head there.
@@ -196,7 +196,7 @@ def bind_host(options: BootOptions) -> str:
 
 
 def advertised_host(options: BootOptions) -> str:
-    """The address that other machines are told to connect to.
+    """Return the address that other machines are told to connect to.
 
     Raises:
         OSError: The node listens on all addresses, and it can't be known which one to tell.
@@ -212,7 +212,7 @@ def advertised_host(options: BootOptions) -> str:
 
 
 def _own_address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to another one. Nothing is sent."""
+    """Return this machine's address on the way to another one. Nothing is sent."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
             0

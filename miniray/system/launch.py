@@ -87,7 +87,7 @@ def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> S
 
 
 def _last_line(session: Session) -> str:
-    """What the node wrote last; empty if it wrote nothing."""
+    """Return what the node wrote last; empty if it wrote nothing."""
     try:
         text = (session.logs / "node.log").read_text(errors="replace")
     except OSError:
@@ -139,7 +139,7 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe beside the standard streams, also if these are closed: the child has its own there."""
+    """Make a pipe beside the standard streams, even if these are closed: the child has its own."""
     ends = os.pipe()
     try:
         read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)

@@ -23,7 +23,7 @@ _MAX_NAME = 64
 
 
 def log_name(work: str, pid: int, worker_id: str, stream: str) -> str:
-    """The name of a log file: ``worker-Counter-4711-47e735193b1e62b0.err``.
+    """Return the name of a log file: ``worker-Counter-4711-47e735193b1e62b0.err``.
 
     Args:
         work: Class of the worker's actor, or ``task``.
@@ -65,7 +65,7 @@ class LogFile:
         return self.path.with_name(f"{self.path.name}.{number}")
 
     def has_lines(self) -> bool:
-        """Whether anything was written."""
+        """Return whether anything was written."""
         return self.path.exists()
 
 

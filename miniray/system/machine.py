@@ -72,12 +72,12 @@ def cpu_count(
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Bytes of memory that we may use: the machine's, or a control group's limit."""
+    """Return the bytes of memory that we may use: the machine's, or a control group's limit."""
     return min([_meminfo(root, "MemTotal"), *(limit for limit, _ in _memory_groups(root))])
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that we could allocate now without swapping or reaching a limit."""
+    """Return the bytes that we could allocate now without swapping or reaching a limit."""
     left = (max(0, limit - used) for limit, used in _memory_groups(root))
     return min([_meminfo(root, "MemAvailable"), *left])
 
@@ -87,7 +87,7 @@ def node_ip(
     route: Callable[[str], str | None] | None = None,
     interfaces: Callable[[], list[str]] | None = None,
 ) -> str:
-    """The address at which other machines of the cluster reach this one.
+    """Return the address at which other machines of the cluster reach this one.
 
     The name of a machine is not asked for: where it stands in ``/etc/hosts`` as
     127.0.1.1, that answer would be of no use to others.
@@ -115,7 +115,7 @@ def address_for_others(
     route: Callable[[str], str | None] | None = None,
     interfaces: Callable[[], list[str]] | None = None,
 ) -> str:
-    """The address that other machines are told by a head that listens on all of its addresses.
+    """Return the address to tell other machines, for a head that listens on all of its own.
 
     Args:
         version: Of IP, 4 or 6.
@@ -147,7 +147,7 @@ def address_for_others(
 
 
 def _reachable(addresses: list[str]) -> Iterator[str]:
-    """Those that other machines may reach."""
+    """Yield those that other machines may reach."""
     for address in addresses:
         ip = ipaddress.ip_address(address.partition("%")[0])
         if not ip.is_loopback and not ip.is_link_local:
@@ -155,7 +155,7 @@ def _reachable(addresses: list[str]) -> Iterator[str]:
 
 
 def _local_address(target: str) -> str | None:
-    """Which of our addresses the kernel would send from; nothing is sent."""
+    """Return which of our addresses the kernel would send from; nothing is sent."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[
             0
@@ -168,7 +168,7 @@ def _local_address(target: str) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """The addresses of the interfaces that are up, those of IPv4 first."""
+    """Return the addresses of the interfaces that are up, those of IPv4 first."""
     import psutil
 
     states = psutil.net_if_stats()
@@ -191,7 +191,7 @@ def _meminfo(root: Path, field: str) -> int:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Our control group's folder and those above it, each of which may set a limit.
+    """Yield our control group's folder and those above it, each of which may set a limit.
 
     Args:
         root: What ``/proc`` and ``/sys`` are below.
@@ -207,7 +207,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _own_group(root: Path, controller: str) -> Path:
-    """Path of our control group, from lines such as ``4:memory:/docker/3f2a``."""
+    """Return the path of our control group, from lines such as ``4:memory:/docker/3f2a``."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _own_group(root: Path, controller: str) -> Path:
 
 
 def _number(path: Path) -> int | None:
-    """A file's number; None where there is no file, or it says there is no limit."""
+    """Return a file's number; None where there is no file, or it says there is no limit."""
     try:
         text = path.read_text().strip()
     except FileNotFoundError:
@@ -243,7 +243,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of each control group that limits our memory.
+    """Yield the limit and use in bytes of each control group that limits our memory.
 
     File pages that the kernel drops first when memory runs short are not counted as
     used.
@@ -285,7 +285,7 @@ def check_told(listening: str, told: str) -> None:
 
 
 def not_found(listening: str, told: str) -> str:
-    """Why a head is not found at the address that others are told, and what to do."""
+    """Say why a head is not found at the address that others are told, and what to do."""
     reason = f"it listens on {listening}"
     if not is_own(told):
         reason = f"this machine has no such address; it has {', '.join(own_addresses())}"
@@ -296,7 +296,7 @@ def not_found(listening: str, told: str) -> str:
 
 
 def _loopback(host: str) -> bool | None:
-    """None for a name."""
+    """Return whether an address is of loopback; None for a name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

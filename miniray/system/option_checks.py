@@ -36,7 +36,7 @@ _OWN_OPTION = {
 
 
 def shown(value: object) -> str:
-    """A value as it is named in a message."""
+    """Return a value as it is named in a message."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
@@ -52,12 +52,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def wrong_type(name: str, value: object, allowed: str) -> TypeError:
-    """The error for a value of a wrong type."""
+    """Return the error for a value of a wrong type."""
     return TypeError(f"{name} must be {allowed}, not {shown(value)} ({type(value).__name__}).")
 
 
 def plain_text(value: str) -> str:
-    """A text as an exact ``str``, which NumPy's and those of enums are not.
+    """Return a text as an exact ``str``, which NumPy's and those of enums are not.
 
     What goes to other processes has to be: ``marshal`` writes subclasses as bytes, or refuses them.
     """
@@ -65,19 +65,19 @@ def plain_text(value: str) -> str:
 
 
 def plain_number(value: float) -> float:
-    """A number as an exact ``int`` or ``float``, as ``plain_text`` does it for texts."""
+    """Return a number as an exact ``int`` or ``float``, as ``plain_text`` does it for texts."""
     return int(value) if isinstance(value, int) else float(value)
 
 
 def boolean(name: str, value: Any) -> bool:
-    """True or False."""
+    """Accept True or False."""
     if not isinstance(value, bool):
         raise wrong_type(name, value, "True or False")
     return value
 
 
 def text(name: str, value: Any) -> str:
-    """A non-empty string."""
+    """Accept a non-empty string."""
     if not isinstance(value, str):
         raise wrong_type(name, value, "a string")
     if not value:
@@ -86,7 +86,7 @@ def text(name: str, value: Any) -> str:
 
 
 def whole(minimum: int, also: str = "", most: int = LARGEST_NUMBER) -> Callable[[str, Any], int]:
-    """A whole number from ``minimum`` to ``most``; ``also`` says what the smallest one means."""
+    """Return a check for a whole number; ``also`` says what the smallest one means."""
 
     def check(name: str, value: Any) -> int:
         allowed = f"a whole number of at least {minimum}{f' ({also})' if also else ''}"
@@ -102,7 +102,7 @@ def whole(minimum: int, also: str = "", most: int = LARGEST_NUMBER) -> Callable[
 
 
 def size(minimum: int) -> Callable[[str, Any], int]:
-    """A check for so many bytes; ``700e6`` is a whole number too."""
+    """Return a check for so many bytes; ``700e6`` is a whole number too."""
     whole_number = whole(minimum, "bytes")
 
     def check(name: str, value: Any) -> int:
@@ -113,7 +113,7 @@ def size(minimum: int) -> Callable[[str, Any], int]:
 
 
 def one_of(*allowed: str) -> Callable[[str, Any], str]:
-    """One of some values."""
+    """Return a check for one of some values."""
 
     def check(name: str, value: Any) -> str:
         if value not in allowed:
@@ -126,7 +126,7 @@ def one_of(*allowed: str) -> Callable[[str, Any], str]:
 
 
 def amount(name: str, value: Any, resource: str = "") -> float:
-    """An amount in units; ``name`` is the option that asks for it, ``resource`` if of a device."""
+    """Accept an amount in units, which a device of ``resource`` can be asked for."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, value, "a number")
     if not 0 <= value < math.inf:  # which NaN is not either
@@ -155,12 +155,12 @@ def _check_devices(name: str, value: float, resource: str) -> None:
 
 
 def memory(name: str, value: Any) -> int:
-    """Bytes of memory, rounded down."""
+    """Accept bytes of memory, and round them down."""
     return int(amount(name, value, "memory"))
 
 
 def resources(name: str, value: Any) -> dict[str, float]:
-    """Amounts of custom resources (and accelerators without an option) by name."""
+    """Accept amounts of custom resources (and accelerators without an option) by name."""
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, "a dict of resource name to amount")
     for resource in value:
@@ -178,14 +178,14 @@ def resources(name: str, value: Any) -> dict[str, float]:
 
 
 def num_returns(name: str, value: Any) -> int | str:
-    """How many values come back: a number, "streaming" or "dynamic"."""
+    """Accept a number of results: a number, "streaming" or "dynamic"."""
     if isinstance(value, str):
         return one_of("streaming", "dynamic")(name, value)
     return whole(0, most=LARGEST_COUNT)(name, value)
 
 
 def exceptions(name: str, value: Any) -> bool | tuple[type[BaseException], ...]:
-    """True, False, or the exception classes that are retried."""
+    """Accept True, False, or the exception classes that are retried."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, list | tuple):
@@ -197,7 +197,7 @@ def exceptions(name: str, value: Any) -> bool | tuple[type[BaseException], ...]:
 
 
 def concurrency_groups(name: str, value: Any) -> dict[str, int]:
-    """How many calls of each group run at once: ``{"io": 2, "compute": 4}``."""
+    """Accept the number of calls of each group that run at once: ``{"io": 2, "compute": 4}``."""
     if isinstance(value, list | tuple):  # Ray's list form: [{"name": "io", "max_concurrency": 2}]
         try:
             value = {group["name"]: group["max_concurrency"] for group in value}
@@ -217,7 +217,7 @@ def concurrency_groups(name: str, value: Any) -> dict[str, int]:
 
 
 def labels(name: str, value: Any) -> dict[str, str]:
-    """Labels of a node: keys and values."""
+    """Accept labels of a node: keys and values."""
     checked = _label_texts(name, value, "value")
     for key, label in checked.items():
         check_value(f"{name}[{key!r}]", label)
@@ -225,9 +225,9 @@ def labels(name: str, value: Any) -> dict[str, str]:
 
 
 def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[str, str]:
-    """Conditions on a node's labels: ``x``, ``!x``, ``in(x, y)``, ``!in(x, y)``, ``exists()``.
+    """Accept conditions on labels: ``x``, ``!x``, ``in(x, y)``, ``!in(x, y)``, ``exists()``.
 
-    And ``same(x)``, if it is that of a bundle.
+    And ``same(x)`` of a bundle.
     """
     checked = _label_texts(name, value, "condition")
     for key, condition in checked.items():
@@ -236,7 +236,7 @@ def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[st
 
 
 def _label_texts(name: str, value: Any, what: str) -> dict[str, str]:
-    """Texts by label; ``what`` they are, for messages."""
+    """Accept a dict of texts by label; ``what`` names the texts in messages."""
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, f"a dict of label to {what}")
     for key, text in value.items():
@@ -249,7 +249,7 @@ def _label_texts(name: str, value: Any, what: str) -> dict[str, str]:
 
 
 def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
-    """Selectors for when no node meets ``label_selector``: ``[{"label_selector": {...}}, ...]``."""
+    """Accept selectors to try after ``label_selector``: ``[{"label_selector": {...}}, ...]``."""
     if not isinstance(value, list | tuple):
         raise wrong_type(name, value, "a list of dicts")
     found = []
@@ -266,14 +266,14 @@ def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
 
 
 def runtime_env(_name: str, value: Any) -> dict[str, Any]:
-    """A runtime environment in its one form."""
+    """Accept a runtime environment in its one form."""
     from miniray.runtime_env.validate import validate
 
     return validate(value)
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """A list of module names."""
+    """Accept a list of module names."""
     if isinstance(value, str) or not all(isinstance(item, str) for item in value):
         raise wrong_type(name, value, "a list of module names")
     return tuple(map(plain_text, value))

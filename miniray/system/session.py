@@ -65,7 +65,7 @@ class ProcessId:
         return cls(pid, state_and_start[1])
 
     def alive(self) -> bool:
-        """Whether this very process runs. One that ended but is not reaped does not."""
+        """Return whether this very process runs. One that ended but is not reaped does not."""
         state_and_start = _process_stat(self.pid)
         return (
             state_and_start is not None
@@ -124,7 +124,7 @@ class ClusterRecord:
         return bool(self.address and self.socket_path)
 
     def living(self) -> list[ProcessId]:
-        """Those of its processes that run."""
+        """Return those of its processes that run."""
         return [process for process in self.processes.values() if process.alive()]
 
 
@@ -205,7 +205,7 @@ def write_record(record: ClusterRecord) -> Path:
 
 
 def find_clusters() -> list[ClusterRecord]:
-    """All records of nodes that run on this machine as this user, the newest first.
+    """Return all records of nodes that run on this machine as this user, the newest first.
 
     Records of nodes whose processes have all ended are removed, with their socket folders.
 
@@ -244,7 +244,7 @@ def remove_session(session: Session, *, keep_logs: bool = True) -> None:
 
 
 def session_processes(session_id: str) -> list[ProcessId]:
-    """All running processes of this user that were started inside a session.
+    """Return all running processes of this user that were started inside a session.
 
     One that hangs in the kernel is left out: whoever reads its environment might hang with it.
     """
@@ -350,7 +350,7 @@ def _process_of(data: dict[str, int]) -> ProcessId:
 
 
 def _read_records() -> Iterator[ClusterRecord]:
-    """The records in this user's folder, without a look at their processes."""
+    """Yield the records in this user's folder, without a look at their processes."""
     root = base_dir().absolute() / f"miniray-{os.geteuid()}"
     try:
         _require_own_folder(root)
@@ -368,7 +368,7 @@ def _read_records() -> Iterator[ClusterRecord]:
 
 
 def _read_own_file(path: Path) -> str | None:
-    """Text of a regular file that is this user's own; None for any other or a missing one."""
+    """Read a regular file that is this user's own; None for any other or a missing one."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -397,7 +397,7 @@ def _prune_sessions(root: Path) -> None:
 
 
 def _creator(folder: Path) -> int:
-    """The pid in a session folder's name; 0, which no process has, if there is none."""
+    """Return the pid in a session folder's name; 0, which no process has, if there is none."""
     pid = folder.name.rpartition("_")[0].rpartition("_")[2]
     return int(pid) if pid.isdigit() else 0
 

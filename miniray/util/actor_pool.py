@@ -86,11 +86,11 @@ class ActorPool(Generic[V]):
         self._submitted += 1
 
     def has_next(self) -> bool:
-        """Whether there are results that have not been taken."""
+        """Return whether there are results that have not been taken."""
         return bool(self._running)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The next result, in the order of submission.
+        """Return the next result, in the order of submission.
 
         Args:
             timeout: Seconds to wait; None waits for ever.
@@ -119,7 +119,7 @@ class ActorPool(Generic[V]):
     def get_next_unordered(
         self, timeout: float | None = None, ignore_if_timedout: bool = False
     ) -> Any:
-        """The next result, whichever finishes first.
+        """Return the next result, whichever finishes first.
 
         Args:
             timeout: Seconds to wait; None waits for ever.
@@ -139,7 +139,7 @@ class ActorPool(Generic[V]):
         return self._take(keys[(ready or pending)[0]], timed_out=not ready)
 
     def has_free(self) -> bool:
-        """Whether an actor is idle and nothing waits for one."""
+        """Return whether an actor is idle and nothing waits for one."""
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> Any | None:

@@ -7,7 +7,7 @@ _disabled = False
 
 
 def log_once(key: object) -> bool:
-    """Whether this is the first call with this key in this process.
+    """Return whether this is the first call with this key in this process.
 
     Args:
         key: Anything hashable, such as a name for what is logged.

@@ -48,7 +48,7 @@ def as_completed(
     yield_obj_refs: bool = False,
     fetch_local: bool = True,
 ) -> Iterator[Any]:
-    """The values of refs as they become ready, in no particular order.
+    """Yield the values of refs as they become ready, in no particular order.
 
     Args:
         refs: Refs, each once.
@@ -130,7 +130,7 @@ def _map_unordered(
 
 
 def get_node_ip_address() -> str:
-    """The address of this process's node, as the others reach it.
+    """Return the address of this process's node, as the others reach it.
 
     A cluster that only this machine has, as ``init()`` starts it, has a loopback address.
     """

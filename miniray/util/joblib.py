@@ -65,7 +65,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self._stored: dict[int, tuple[Any, ObjectRef[Any]]] = {}
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """The number of processes; below 0 it is counted from the cluster's CPUs."""
+        """Return the number of processes; below 0 it is counted from the cluster's CPUs."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
@@ -106,7 +106,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     apply_async = submit  # its name in joblib before 1.5
 
     def retrieve_result_callback(self, out: Any) -> Any:
-        """What came of a batch, which its callback was given."""
+        """Return what came of a batch, which its callback was given."""
         if isinstance(out, BaseException):
             raise out
         return out
@@ -136,7 +136,7 @@ class _Idle:
         self._found: tuple[tuple[int, object], Pool] | None = None
 
     def take(self, jobs: int, remote_args: Mapping[str, Any]) -> Pool:
-        """A pool that nobody else uses."""
+        """Return a pool that nobody else uses."""
         attach(None, jobs)
         with self._lock:
             found, self._found = self._found, None
@@ -219,6 +219,6 @@ def _replaced(
 
 
 def _size(value: Any) -> int:
-    """Bytes of an array or a table; of other values what the interpreter tells."""
+    """Return the bytes of an array or a table; of other values what the interpreter tells."""
     size = getattr(value, "nbytes", None)
     return size if type(size) is int else sys.getsizeof(value)

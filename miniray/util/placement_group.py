@@ -46,7 +46,7 @@ class PlacementGroup:
 
     @staticmethod
     def empty() -> PlacementGroup:
-        """The handle that stands for no group."""
+        """Return the handle that stands for no group."""
         return PlacementGroup(b"", [])
 
     @property
@@ -79,7 +79,7 @@ class PlacementGroup:
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef[PlacementGroup]:
-        """A ref that becomes ready when all bundles are reserved; its value is this group."""
+        """Return a ref that becomes ready when all bundles are reserved; its value is this group."""
         if self.is_empty:
             return current_runtime().put(self)
         return current_runtime().placement_group_ready(self.id, self)
@@ -197,7 +197,7 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """What is known of a group (bundles, strategy, state), or of all by hex id.
+    """Return what is known of a group (bundles, strategy, state), or of all by hex id.
 
     For a group that waits, ``["stats"]["scheduling_state"]`` says whether there is too little room
     now ("NO_RESOURCES") or on all nodes together ("INFEASIBLE"). Of many different groups that wait
@@ -208,7 +208,7 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """The group that the current task or actor runs in, or None."""
+    """Return the group that the current task or actor runs in, or None."""
     id = current_runtime().context().placement_group_id
     return None if id is None else PlacementGroup(id)
 
@@ -283,7 +283,7 @@ def _check_sets(selectors: list[dict[str, str]] | None) -> None:
 def _apply_topology(
     given: Any, strategy: str | None, selectors: list[dict[str, str]] | None, count: int
 ) -> tuple[str | None, list[dict[str, str]] | None]:
-    """The strategy over nodes, and the selectors, that a topology strategy amounts to."""
+    """Return the strategy over nodes, and the selectors, that a topology strategy amounts to."""
     if given is None:
         return strategy, selectors
     if strategy is not None:

@@ -45,20 +45,20 @@ class Queue:
         return self.qsize()
 
     def qsize(self) -> int:
-        """How many items wait."""
+        """Return how many items wait."""
         size: int = api.get(self.actor.qsize.remote())
         return size
 
     def size(self) -> int:
-        """How many items wait."""
+        """Return how many items wait."""
         return self.qsize()
 
     def empty(self) -> bool:
-        """Whether no item waits."""
+        """Return whether no item waits."""
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Whether no item fits."""
+        """Return whether no item fits."""
         return 0 < self.maxsize <= self.qsize()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -162,7 +162,7 @@ class Queue:
 
 
 def checked(timeout: float | None) -> float | None:
-    """The timeout, if it is one; raises ValueError otherwise."""
+    """Return the timeout, if it is one; raises ValueError otherwise."""
     if timeout is not None and timeout < 0:
         raise ValueError(f"'timeout' must be a non-negative number, but is {timeout}")
     return timeout

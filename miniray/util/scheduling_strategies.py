@@ -87,7 +87,7 @@ class In(_Values):
     """The label has one of the values."""
 
     def condition(self) -> str:
-        """The condition as ``label_selector`` writes it."""
+        """Return the condition as ``label_selector`` writes it."""
         return f"in({','.join(self.values)})"
 
 
@@ -95,7 +95,7 @@ class NotIn(_Values):
     """The label has none of the values, or is absent."""
 
     def condition(self) -> str:
-        """The condition as ``label_selector`` writes it."""
+        """Return the condition as ``label_selector`` writes it."""
         return f"!in({','.join(self.values)})"
 
 
@@ -103,7 +103,7 @@ class Exists:
     """The node has the label."""
 
     def condition(self) -> str:
-        """The condition as ``label_selector`` writes it."""
+        """Return the condition as ``label_selector`` writes it."""
         return "exists()"
 
 
@@ -111,7 +111,7 @@ class DoesNotExist:
     """The node does not have the label."""
 
     def condition(self) -> str:
-        """The condition as ``label_selector`` writes it."""
+        """Return the condition as ``label_selector`` writes it."""
         return "!exists()"
 
 
@@ -143,7 +143,7 @@ class NodeLabelSchedulingStrategy:
 
 
 def _conditions(name: str, given: Mapping[str, LabelOperator] | None) -> dict[str, str]:
-    """The conditions as ``label_selector`` writes them."""
+    """Return the conditions as ``label_selector`` writes them."""
     if given is None:
         return {}
     if not isinstance(given, dict):

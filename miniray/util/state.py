@@ -107,7 +107,7 @@ def list_actors(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[ActorState]:
-    """The actors, then those that have died, the latest last.
+    """Return the actors, then those that have died, the latest last.
 
     Args:
         address: ``HOST:PORT`` of the cluster; that of this process, or of this machine, if None.
@@ -134,7 +134,7 @@ def list_nodes(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[NodeState]:
-    """The nodes, then those that were lost. Arguments and errors as for ``list_actors``."""
+    """Return the nodes, then those that were lost. Arguments and errors as for ``list_actors``."""
     del timeout, detail, raise_on_missing_output
     return _listing("node_states", NodeState, address, filters, limit)
 
@@ -147,7 +147,7 @@ def list_workers(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[WorkerState]:
-    """The workers and drivers. Arguments and errors as for ``list_actors``."""
+    """Return the workers and drivers. Arguments and errors as for ``list_actors``."""
     del timeout, detail, raise_on_missing_output
     return _listing("workers", WorkerState, address, filters, limit)
 
@@ -160,7 +160,7 @@ def list_placement_groups(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[PlacementGroupState]:
-    """The placement groups. Arguments and errors as for ``list_actors``."""
+    """Return the placement groups. Arguments and errors as for ``list_actors``."""
     del timeout, detail, raise_on_missing_output
     return _listing("placement_groups", PlacementGroupState, address, filters, limit)
 
@@ -173,7 +173,7 @@ def list_jobs(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[JobState]:
-    """The jobs, ended ones included. Arguments and errors as for ``list_actors``."""
+    """Return the jobs, ended ones included. Arguments and errors as for ``list_actors``."""
     del timeout, detail, raise_on_missing_output
     return _listing("jobs", JobState, address, filters, limit)
 
@@ -186,7 +186,7 @@ def list_pending_demands(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[PendingDemandState]:
-    """What waits for resources, and why. Arguments and errors as for ``list_actors``.
+    """Return what waits for resources, and why. Arguments and errors as for ``list_actors``.
 
     Tasks and actors that wait for their arguments do not wait for resources.
     """
@@ -197,35 +197,35 @@ def list_pending_demands(
 def get_actor(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> ActorState | None:
-    """The actor with this hex id, or None."""
+    """Return the actor with this hex id, or None."""
     return _first(list_actors(address, [("actor_id", "=", id)], 1, timeout))
 
 
 def get_node(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> NodeState | None:
-    """The node with this hex id, or None."""
+    """Return the node with this hex id, or None."""
     return _first(list_nodes(address, [("node_id", "=", id)], 1, timeout))
 
 
 def get_worker(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> WorkerState | None:
-    """The worker or driver with this hex id, or None."""
+    """Return the worker or driver with this hex id, or None."""
     return _first(list_workers(address, [("worker_id", "=", id)], 1, timeout))
 
 
 def get_placement_group(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> PlacementGroupState | None:
-    """The placement group with this hex id, or None."""
+    """Return the placement group with this hex id, or None."""
     return _first(list_placement_groups(address, [("placement_group_id", "=", id)], 1, timeout))
 
 
 def get_job(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> JobState | None:
-    """The job with this hex id, or None."""
+    """Return the job with this hex id, or None."""
     return _first(list_jobs(address, [("job_id", "=", id)], 1, timeout))
 
 
@@ -234,7 +234,7 @@ def summarize_actors(
     timeout: float = DEFAULT_TIMEOUT,
     raise_on_missing_output: bool = True,
 ) -> dict[str, Any]:
-    """How many actors of each class are in each state. Arguments as for ``list_actors``.
+    """Return how many actors of each class are in each state. Arguments as for ``list_actors``.
 
     Returns:
         Ray's form: ``{"cluster": {"summary": {CLASS: {"class_name": CLASS, "state_counts":
@@ -261,7 +261,7 @@ def list_objects(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[ObjectState]:
-    """The objects, the largest first: whose they are, and why each is held.
+    """Return the objects, the largest first: whose they are, and why each is held.
 
     Those in shared memory, small values, which their owners keep, values that are still to come,
     and handles of actors. Values that were copied to other nodes are listed once for each, and so
@@ -291,7 +291,7 @@ def list_objects(
 def get_objects(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> list[ObjectState]:
-    """The object with this hex id, and its copies on other nodes; as in Ray, a list."""
+    """Return the object with this hex id, and its copies on other nodes; as in Ray, a list."""
     return list_objects(address, [("object_id", "=", id)], MAX_OBJECTS, timeout)
 
 
@@ -301,7 +301,7 @@ def get_cluster_memory(
     timeout: float = DEFAULT_TIMEOUT,
     detail: bool = False,
 ) -> ClusterMemoryState:
-    """What ``miniray memory`` shows: the store of each node, and the largest objects.
+    """Return what ``miniray memory`` shows: the store of each node, and the largest objects.
 
     Args:
         address: As for ``list_actors``.
@@ -326,7 +326,7 @@ def summarize_objects(
     timeout: float = DEFAULT_TIMEOUT,
     raise_on_missing_output: bool = True,
 ) -> dict[str, Any]:
-    """How many objects in shared memory were made where, and how large they are.
+    """Return how many objects in shared memory were made where, and how large they are.
 
     Arguments as for ``list_objects``. That one lists what is not in shared memory, too.
 
@@ -381,10 +381,10 @@ class _Source(Protocol):
     """Where the facts come from."""
 
     def listing(self, what: str) -> list[dict[str, Any]]:
-        """One of the head's listings."""
+        """Return one of the head's listings."""
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """What every node and process holds."""
+        """Return what every node and process holds."""
 
 
 class _Attached:

@@ -35,11 +35,11 @@ class State:
             raise KeyError(field) from None
 
     def get(self, field: str, default: Any = None) -> Any:
-        """A field by its name, or the default."""
+        """Return a field by its name, or the default."""
         return getattr(self, field, default)
 
     def asdict(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields."""
         return dataclasses.asdict(self)
 
 
@@ -361,7 +361,7 @@ def check_all(kind: type[State], filters: Sequence[Filter] | None, limit: int) -
 
 
 def chosen(records: list[StateT], filters: Sequence[Filter] | None, limit: int) -> list[StateT]:
-    """The first records of those for which all conditions hold."""
+    """Return the first records of those for which all conditions hold."""
     found = [record for record in records if all(_holds(record, each) for each in filters or ())]
     return found[:limit]
 

@@ -60,7 +60,7 @@ DEFAULT_MEGASCALE_PORT = "8081"
 
 # --- where this code runs --------------------------------------------------------------------
 def get_current_pod_name() -> str | None:
-    """Name of the TPU slice that this host is part of, or None.
+    """Return the name of the TPU slice that this host is part of, or None.
 
     Within a cluster it is what the node has told of itself; without one, the variable
     ``TPU_NAME`` or the machine's metadata.
@@ -77,7 +77,7 @@ def get_current_pod_worker_count() -> int | None:
 
 
 def get_num_tpu_chips_on_node() -> int:
-    """Number of TPU chips of this host: those that exist, else those that its node offers."""
+    """Return the number of TPU chips that this host has, or else that its node offers."""
     found = len(detect(GoogleTPU(), this_host()).ids)
     if found or runtime_or_none() is None:
         return found
@@ -108,7 +108,7 @@ def init_jax_profiler(port: int | None = None) -> None:
 
 
 def _facts() -> Mapping[str, str]:
-    """What is known of the slice of this host, by name without domain and ``tpu-``."""
+    """Return what is known of the slice of this host, by name without domain and ``tpu-``."""
     if runtime_or_none() is None:
         host = this_host()
         return slice_facts(host, ask=bool(detect(GoogleTPU(), host).ids))
@@ -129,7 +129,7 @@ def _own_node() -> dict[str, Any]:
 
 # --- shapes ----------------------------------------------------------------------------------
 def get_tpu_version_from_type(accelerator_type: str) -> str:
-    """The generation that a type names: ``v6e`` for ``TPU-V6E``.
+    """Return the generation that a type names: ``v6e`` for ``TPU-V6E``.
 
     Raises:
         ValueError: There is no such generation.
@@ -138,7 +138,7 @@ def get_tpu_version_from_type(accelerator_type: str) -> str:
 
 
 def get_chips_per_host(topology: str, accelerator_version: str) -> int:
-    """Chips of each host of a slice.
+    """Return the chips of each host of a slice.
 
     Args:
         topology: Chips along each axis: ``4x4`` or ``2x2x4``.
@@ -151,7 +151,7 @@ def get_chips_per_host(topology: str, accelerator_version: str) -> int:
 
 
 def infer_tpu_pod_type_from_topology(topology: str, accelerator_type: str) -> str:
-    """Name of a slice's kind, such as ``v4-32``. Arguments and errors as ``get_chips_per_host``."""
+    """Return a pod type such as ``v4-32``; arguments and errors as of ``get_chips_per_host``."""
     return slice_shape(topology, accelerator_type).pod_type
 
 
@@ -161,7 +161,7 @@ def get_tpu_num_slices_for_workers(
     num_workers: int,
     resources_per_worker: Mapping[str, float] | None = None,
 ) -> int:
-    """How many slices so many workers need.
+    """Return how many slices so many workers need.
 
     Args:
         topology: Of each slice.
@@ -187,7 +187,7 @@ def get_tpu_coordinator_env_vars(
     slice_id: int,
     coordinator_port: str = DEFAULT_MEGASCALE_PORT,
 ) -> dict[str, str]:
-    """Variables by which libtpu connects several slices.
+    """Return the variables by which libtpu connects several slices.
 
     Args:
         coordinator_address: IP address or name of the host of the coordinator.
@@ -212,7 +212,7 @@ def get_tpu_coordinator_env_vars(
 
 # --- the cluster's slices --------------------------------------------------------------------
 def get_tpu_slice_name_from_node(node: Mapping[str, Any]) -> str | None:
-    """Name of the slice of a node as ``nodes()`` lists it, or None."""
+    """Return the name of the slice of a node as ``nodes()`` lists it, or None."""
     name: str | None = node.get("Labels", {}).get(SLICE_NAME)
     return name
 
@@ -220,7 +220,7 @@ def get_tpu_slice_name_from_node(node: Mapping[str, Any]) -> str | None:
 def get_tpu_nodes_for_slice(
     slice_name: str, nodes: Sequence[Mapping[str, Any]] | None = None
 ) -> list[Mapping[str, Any]]:
-    """The living nodes of a slice.
+    """Return the living nodes of a slice.
 
     Args:
         slice_name: Its name.
@@ -237,7 +237,7 @@ def get_tpu_nodes_for_slice(
 
 
 def get_num_tpu_slices(topology: str, accelerator_type: str) -> int:
-    """How many slices of a kind are there with all their hosts, in use or not.
+    """Return how many slices of a kind are there with all their hosts, in use or not.
 
     Raises:
         ValueError: The generation has no such topology.
@@ -246,7 +246,7 @@ def get_num_tpu_slices(topology: str, accelerator_type: str) -> int:
 
 
 def get_num_ready_tpu_slices(topology: str, accelerator_type: str) -> int:
-    """How many of the slices that ``get_num_tpu_slices`` counts nobody uses."""
+    """Return how many of the slices that ``get_num_tpu_slices`` counts nobody uses."""
     return len(ready_slices(_hosts(), slice_shape(topology, accelerator_type)))
 
 

@@ -36,7 +36,7 @@ def get_tpu_worker_resources(
     num_slices: int = 1,
     chips_per_vm: int | None = None,
 ) -> tuple[int, dict[str, float]]:
-    """How many workers slices have room for, and what each of them needs.
+    """Return how many workers slices have room for, and what each of them needs.
 
     Args:
         topology: Chips along each axis of a slice: ``4x4`` or ``2x2x4``.
@@ -68,7 +68,7 @@ def get_tpu_worker_resources(
 
 
 def shape_of(topology: str, accelerator_type: str, chips_per_vm: int | None) -> SliceShape:
-    """The shape of a slice, on hosts of so many chips."""
+    """Return the shape of a slice, on hosts of so many chips."""
     shape = slice_shape(topology, accelerator_type)
     if chips_per_vm is None:
         return shape
@@ -139,7 +139,7 @@ def fetch_tpu_slice_name_from_pg(pg: PlacementGroup) -> str | None:
 
 
 def slice_names(group: PlacementGroup) -> list[str]:
-    """Name of the slice of each bundle's node; empty where there is none."""
+    """Return the name of the slice of each bundle's node; empty where there is none."""
     labels = {node["NodeID"]: node["Labels"] for node in current_runtime().nodes()}
     placed = placement_group_table(group)["bundles_to_node_id"].values()
     return [labels.get(node_id, {}).get(SLICE_NAME, "") for node_id in placed]
@@ -156,7 +156,7 @@ def _useless(shape: SliceShape) -> list[str]:
 
 
 def tpu_hosts() -> list[TpuHost]:
-    """The cluster's living nodes with TPU chips."""
+    """Return the cluster's living nodes with TPU chips."""
     return TpuHost.all_of(current_runtime().head_call("state", "node_states"))
 
 
@@ -217,7 +217,7 @@ class TpuHost(NamedTuple):
 
     @classmethod
     def all_of(cls, node_states: Iterable[Mapping[str, Any]]) -> list[TpuHost]:
-        """The TPU hosts in the head's listing of node states."""
+        """Return the TPU hosts in the head's listing of node states."""
         return [
             cls(
                 state["node_id"],
@@ -232,12 +232,12 @@ class TpuHost(NamedTuple):
 
 
 def head_resource(pod_type: str) -> str:
-    """The resource of which host 0 of each slice of a kind has 1: who holds it has the slice."""
+    """Return the resource of which host 0 of each slice has 1: its holder has the slice."""
     return f"TPU-{pod_type}-head"
 
 
 def known_slices(hosts: Iterable[TpuHost], pod_type: str) -> dict[str, list[TpuHost]]:
-    """Hosts of each slice of a kind that is there, whole or not, by the slice's name.
+    """Return the hosts of each slice of a kind that is there, whole or not, by the slice's name.
 
     A host that names no slice (of one host, that need not have a name) is one by itself,
     under its node's id.
@@ -250,7 +250,7 @@ def known_slices(hosts: Iterable[TpuHost], pod_type: str) -> dict[str, list[TpuH
 
 
 def intact_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> dict[str, list[TpuHost]]:
-    """Those of the known slices that have all their chips, and their host 0."""
+    """Return those of the known slices that have all their chips, and their host 0."""
     return {
         name: members
         for name, members in known_slices(hosts, shape.pod_type).items()
@@ -260,7 +260,7 @@ def intact_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> dict[str, list
 
 
 def ready_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> list[str]:
-    """Names of the intact slices of which nobody uses a chip."""
+    """Return the names of the intact slices of which nobody uses a chip."""
     return [
         name
         for name, members in intact_slices(hosts, shape).items()

@@ -116,7 +116,7 @@ class SlicePlacementGroup:
         return self._num_bundles // self._num_slices
 
     def _with_slices(self, given: list[Mapping[str, str]], named: bool) -> list[dict[str, str]]:
-        """What users say of each bundle's node, and that the bundles of a slice share one."""
+        """Add to the given selectors that the bundles of a slice are on hosts of one slice."""
         names = [each.get(SLICE_NAME, "") for each in given]
         if named and any(not name or "(" in name or name.startswith("!") for name in names):
             raise ValueError(

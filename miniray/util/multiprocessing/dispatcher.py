@@ -72,7 +72,7 @@ class Unit:
         return self.func, self.how, self.elements
 
     def fail(self, error: BaseException) -> Outcome:
-        """What came of it if none of its calls ran to its end."""
+        """Return an outcome in which every call has failed."""
         return [Failed(error)] * len(self.elements), True
 
 
@@ -154,7 +154,7 @@ class Dispatcher:
             self._drop(self._gone)
 
     def calls_within(self, func: Callable[..., Any], seconds: float) -> int:
-        """How many calls of a function a process makes in this time; 0 if that is not known."""
+        """Return how many calls of a function take this time; 0 if that is not known."""
         call = self._seconds.get(_name(func))
         return 0 if call is None else int(seconds / (call + 1e-9))
 
@@ -215,7 +215,7 @@ class Dispatcher:
             self._send(batch)
 
     def _room(self) -> _Process | None:
-        """An idle process, or one that will be soon: so it need not wait for what is short."""
+        """Return an idle process, or one that will be idle soon; None if there is none."""
         if self._idle:
             return self._idle.pop()  # the last one is awake
         if self._short and self._seconds_of(self._waiting[0]) < TOGETHER:
@@ -223,11 +223,11 @@ class Dispatcher:
         return None
 
     def _seconds_of(self, unit: Unit) -> float:
-        """How long a unit should take."""
+        """Return how long a unit should take."""
         return self._seconds.get(_name(unit.func), math.inf) * len(unit.elements)
 
     def _take(self, process: _Process) -> _Batch:
-        """The next batch: of one function, and no more than a fair share of what waits."""
+        """Return the next batch: of one function, and no more than a fair share of what waits."""
         waiting = self._waiting
         share = -(-len(waiting) // self._processes)
         least = _WORTH_SENDING if share >= _MANY else 0.0
@@ -276,7 +276,7 @@ class Dispatcher:
             del found, batch  # not when the next one comes
 
     def _take_in(self, batch: _Batch) -> list[tuple[Unit, Outcome]]:
-        """What came of a batch."""
+        """Return the outcomes of a batch."""
         units, ref = batch.units, batch.ref
         try:
             if isinstance(ref, Exception):
@@ -307,7 +307,7 @@ class Dispatcher:
             del units[first:]
 
     def _one_by_one(self, batch: _Batch) -> list[tuple[Unit, Outcome]]:
-        """What came of a batch of which something cannot be pickled or read."""
+        """Return the outcomes of a batch in which one cannot be pickled or read."""
         found: list[tuple[Unit, Outcome]] = []
         units = batch.units
         for index, unit in enumerate(list(units)):

@@ -284,7 +284,7 @@ def attach(address: str | None, processes: int | None) -> None:
 
 
 def _fitting(processes: int | None) -> int:
-    """The number of processes of a pool on this cluster."""
+    """Return the number of processes of a pool on this cluster."""
     cpus = int(api.cluster_resources().get("CPU", 0))
     if processes is None:
         return max(1, cpus)

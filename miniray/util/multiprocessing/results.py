@@ -65,7 +65,7 @@ class AsyncResult:
             self._latch.release()  # for the next that waits
 
     def get(self, timeout: float | None = None) -> Any:
-        """The result, or the list of results.
+        """Return the result, or the list of results.
 
         Args:
             timeout: Seconds to wait at most; None waits for ever.
@@ -82,11 +82,11 @@ class AsyncResult:
         return self._value
 
     def ready(self) -> bool:
-        """Whether all calls have finished."""
+        """Return whether all calls have finished."""
         return self._done
 
     def successful(self) -> bool:
-        """Whether no call failed.
+        """Return whether no call failed.
 
         Raises:
             ValueError: not all calls have finished.
@@ -172,7 +172,7 @@ class IMapIterator:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next result.
+        """Return the next result.
 
         Args:
             timeout: Seconds to wait at most; None waits for ever.

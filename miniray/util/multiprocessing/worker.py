@@ -63,7 +63,7 @@ class PoolActor:
         return outcomes, seconds
 
     def outcome(self, number: int, index: int) -> Outcome | None:
-        """What came of one unit of a batch, where all together cannot be pickled or read.
+        """Return the outcome of one unit of a batch, if all together cannot be pickled or read.
 
         None if it did not run.
         """
