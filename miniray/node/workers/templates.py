@@ -48,10 +48,8 @@ class Templates:
         self._on_exited = on_exited
         self._on_lingers = on_lingers
         self._on_killed = on_killed
-        #: By the modules that they have imported beyond the runtime's.
-        self._others: dict[tuple[str, ...], TemplateClient] = {}
-        #: Forked from another one, which does not wait for it, with more modules.
-        self._later: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
+        #: Templates that were forked from another one: by that one, and the modules added to it.
+        self._larger: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
         #: Templates that died, until all their workers are gone.
         self._dead: dict[TemplateClient, asyncio.Task[None]] = {}
 
@@ -66,59 +64,36 @@ class Templates:
         Raises:
             TemplateGoneError: The first one is gone.
         """
-        template = self._with(modules)
-        if not later:
-            return template
-        larger = self._later.get((template, later))
-        if larger is None:
-            larger = self._fork_later(template, modules, later)
+        template = self._with(self._first, modules, beside=False)
+        larger = self._with(template, later, beside=True)
         return larger if larger.ready else template
 
-    def _with(self, modules: tuple[str, ...]) -> TemplateClient:
+    def _with(
+        self, parent: TemplateClient, modules: tuple[str, ...], *, beside: bool
+    ) -> TemplateClient:
         if not modules:
-            return self._first
-        template = self._others.get(modules)
+            return parent
+        template = self._larger.get((parent, modules))
         if template is None:
-            control = self._first.fork_template(list(modules))
-            template = self._others[modules] = TemplateClient(
-                control, 0, self._on_exited, lambda: self._lost(modules), self._on_lingers
+            template = self._larger[parent, modules] = TemplateClient(
+                parent.fork_template(list(modules), beside=beside),
+                0,
+                self._on_exited,
+                lambda: self._lost(parent, modules, beside=beside),
+                self._on_lingers,
             )
         return template
 
-    def _fork_later(
-        self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
-    ) -> TemplateClient:
-        control = parent.fork_template(list(later), beside=True)
-        template = self._later[parent, later] = TemplateClient(
-            control,
-            0,
-            self._on_exited,
-            lambda: self._lost_later(parent, modules, later),
-            self._on_lingers,
-        )
-        return template
+    def _lost(self, parent: TemplateClient, modules: tuple[str, ...], *, beside: bool) -> None:
+        """Handle the death of a template that another has forked.
 
-    def _lost(self, modules: tuple[str, ...]) -> None:
-        """Handle the death of a template with more modules.
-
-        Its workers, and templates that were forked from it, fall to the first one, which kills
-        them.
+        Its workers, and templates that were forked from it, fall to that one, which kills them. If
+        it could not load modules that workers can do without, there is no second try.
         """
         logger.warning("the template with %s ended", ", ".join(modules))
-        gone = self._others.pop(modules)
-        self._end_workers(gone, self._first)
-
-    def _lost_later(
-        self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
-    ) -> None:
-        """Handle the death of a template that another has forked, which its workers fall to.
-
-        If it could not load its modules, there is no second try, and workers do without them.
-        """
-        logger.warning("the template with %s ended", ", ".join((*modules, *later)))
-        gone = self._later[parent, later]
-        if gone.pid:
-            del self._later[parent, later]
+        gone = self._larger[parent, modules]
+        if gone.pid or not beside:
+            del self._larger[parent, modules]
             self._end_workers(gone, parent)
 
     def _end_workers(self, gone: TemplateClient, parent: TemplateClient) -> None:
@@ -154,5 +129,5 @@ class Templates:
 
     def close(self) -> None:
         """Hang up on all: they end their workers."""
-        for template in (self._first, *self._others.values(), *self._later.values()):
+        for template in (self._first, *self._larger.values()):
             template.close()
