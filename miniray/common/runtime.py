@@ -207,7 +207,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
-        """Return a group's table (bundle_cache, strategy, state, ...), or those of all by hex id."""
+        """Return a group's table (bundle_cache, strategy, state), or those of all by hex id."""
 
     @abc.abstractmethod
     def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:

@@ -56,7 +56,7 @@ _PLACEMENTS: dict[str, Any] = {
 
 # --- the wire --------------------------------------------------------------------------
 def field_names(cls: Any) -> tuple[str, ...]:
-    """Names of a dataclass's fields, in their order."""
+    """Return the names of a dataclass's fields, in their order."""
     return tuple(cls.__dataclass_fields__)
 
 
@@ -69,12 +69,12 @@ class Spec:
     __slots__ = ()
 
     def to_wire(self) -> tuple[Any, ...]:
-        """As plain data."""
+        """Return plain data."""
         return tuple([getattr(self, name) for name in field_names(type(self))])
 
     @classmethod
     def from_wire(cls: type[_T], data: Sequence[Any]) -> _T:
-        """The inverse of ``to_wire``; ``messages/validation.py`` checks the types of the fields.
+        """Undo ``to_wire``; ``messages/validation.py`` checks the types of the fields.
 
         Raises:
             ValueError, TypeError, KeyError: The data is of no spec of this class.
@@ -110,7 +110,7 @@ class _Demand(Spec):
 
     @classmethod
     def of(cls: type[_T], options: TaskOptions | ActorOptions, **others: Any) -> _T:
-        """The spec of what has these options; ``others`` are the fields that they don't say."""
+        """Make the spec of these options; ``others`` are fields that the options lack."""
         names = set(field_names(type(options))) & set(field_names(cls)) - set(others)
         return cls(**{name: getattr(options, name) for name in names}, **others)
 
@@ -217,7 +217,7 @@ class Allocation(NamedTuple):
     bundle: tuple[bytes, int] | None = None
 
     def device_ids(self, resource: str) -> list[str]:
-        """Ids of the held devices of a resource, in the node's order."""
+        """Return the ids of the held devices of a resource, in the node's order."""
         return [id for name, shares in self.devices if name == resource for id, _ in shares]
 
     @property
@@ -226,11 +226,11 @@ class Allocation(NamedTuple):
         return next((units for name, units in self.scalars if name == "CPU"), 0)
 
     def names(self) -> set[str]:
-        """Names of the resources held."""
+        """Return the names of the resources held."""
         return {name for name, _ in self.scalars} | {name for name, _ in self.devices}
 
     def resources(self) -> dict[str, float]:
-        """Amounts held per resource name, in units."""
+        """Return the amounts held per resource name, in units."""
         held = {name: from_units(units) for name, units in self.scalars}
         for name, shares in self.devices:
             held[name] = from_units(sum(units for _, units in shares))
@@ -274,7 +274,7 @@ class GrantedLease(Spec):
     restarts: int = 0
 
     def to_wire(self) -> tuple[Any, ...]:
-        """As plain data, with what is in it."""
+        """Return plain data, nested specs included."""
         fields = {name: getattr(self, name) for name in field_names(GrantedLease)}
         fields["job"] = self.job.to_wire()
         fields["spec"] = self.spec.to_wire()
@@ -283,7 +283,7 @@ class GrantedLease(Spec):
 
     @classmethod
     def from_wire(cls: type[_G], data: Sequence[Any]) -> _G:
-        """The inverse of ``to_wire``, for what comes from the head."""
+        """Undo ``to_wire``, for what comes from the head."""
         fields = dict(zip(field_names(GrantedLease), data, strict=True))
         kind = LeaseSpec if fields["actor_id"] is None else ActorSpec
         fields["job"] = JobSpec.from_wire(fields["job"])

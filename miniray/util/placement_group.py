@@ -79,7 +79,7 @@ class PlacementGroup:
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef[PlacementGroup]:
-        """Return a ref that becomes ready when all bundles are reserved; its value is this group."""
+        """Return a ref to this group that becomes ready when all bundles are reserved."""
         if self.is_empty:
             return current_runtime().put(self)
         return current_runtime().placement_group_ready(self.id, self)
