@@ -17,9 +17,10 @@ _PROC = "/proc"
 #: PF_KTHREAD in linux/sched.h).
 _EXITING, _OF_KERNEL = 0x4, 0x200000
 _KILLED = 1 << (signal.SIGKILL - 1)
-#: Places in stat after the name, from proc(5): state, flags, signals pending for the thread, and
-#: the addresses between which its command line is, and at which its environment ends.
-_STATE, _FLAGS, _PENDING = 0, 6, 28
+#: Places in stat after the name, from proc(5): state, flags, start time in clock ticks, signals
+#: pending for the thread, and the addresses between which its command line is, and at which its
+#: environment ends.
+STATE, _FLAGS, START, _PENDING = 0, 6, 19, 28
 _ARGUMENTS, _ARGUMENTS_END, _ENVIRONMENT_END = 45, 46, 48
 
 
@@ -28,7 +29,7 @@ def is_dying(pid: int) -> bool:
 
     Most are gone a moment later. One that is not hangs on its way, maybe with its files open.
     """
-    fields = _stat(f"{_PROC}/{pid}/stat")
+    fields = stat_of(pid)
     if fields is None:
         return False
     # A fatal signal to a process is put down for each of its threads.
@@ -41,8 +42,8 @@ def may_hang_readers(pid: int) -> bool:
         threads = os.listdir(f"{_PROC}/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    stats = (_stat(f"{_PROC}/{pid}/task/{thread}/stat") for thread in threads)
-    return any(fields is not None and fields[_STATE] == "D" for fields in stats)
+    stats = (stat_of(f"{pid}/task/{thread}") for thread in threads)
+    return any(fields is not None and fields[STATE] == "D" for fields in stats)
 
 
 def variable_of(pid: int, name: str) -> str | None:
@@ -95,7 +96,7 @@ def hide_argument(text: str) -> None:
     """Blot a text out of this process's command line, which all users of the machine can read."""
     import ctypes
 
-    fields = _stat("/proc/self/stat")
+    fields = stat_of("self")
     assert fields is not None
     begin, end = int(fields[_ARGUMENTS]), int(fields[_ARGUMENTS_END])
     place = ctypes.string_at(begin, end - begin).find(os.fsencode(text))
@@ -113,16 +114,21 @@ def _environment(pid: int) -> bytes:
 
 def _require_program(pid: int) -> None:
     """Raise OSError if a process has left its program: for the next one, or for good."""
-    fields = _stat(f"{_PROC}/{pid}/stat")
+    fields = stat_of(pid)
     if fields is None or int(fields[_FLAGS]) & _EXITING:
         raise ProcessLookupError(f"Process {pid} has ended.")
     if fields[_ENVIRONMENT_END] == "0" and not int(fields[_FLAGS]) & _OF_KERNEL:
         raise BlockingIOError(f"Process {pid} is on its way into a new program.")
 
 
-def _stat(path: str) -> list[str] | None:
+def stat_of(process: int | str) -> list[str] | None:
+    """Return the fields of a process's ``stat`` after its name; None if there is no such process.
+
+    Args:
+        process: A pid, or ``PID/task/TID`` for a thread.
+    """
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(f"{_PROC}/{process}/stat", encoding="utf-8", errors="replace") as file:
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,12 @@ from miniray.accelerators.registry import (
 from miniray.common.host_port import full_address, parse_address
 from miniray.security.token import parse_token
 from miniray.system import option_checks as check
-from miniray.system.machine import address_for_others, check_told, memory_limit
+from miniray.system.machine import (
+    address_for_others,
+    address_towards,
+    check_told,
+    memory_limit,
+)
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -192,7 +196,7 @@ def bind_host(options: BootOptions) -> str:
         return options.host
     if options.address is None:
         return DEFAULT_HOST
-    return _own_address_towards(*parse_address(options.address))
+    return _own_address_towards(options.address)
 
 
 def advertised_host(options: BootOptions) -> str:
@@ -207,19 +211,15 @@ def advertised_host(options: BootOptions) -> str:
     if host not in _WILDCARDS:
         return host
     if options.address is not None:
-        return _own_address_towards(*parse_address(options.address))
+        return _own_address_towards(options.address)
     return address_for_others(_WILDCARDS[host])
 
 
-def _own_address_towards(host: str, port: int) -> str:
-    """Return this machine's address on the way to another one. Nothing is sent."""
+def _own_address_towards(address: str) -> str:
+    """Return this machine's address on the way to a head."""
+    host, _ = parse_address(address)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.connect(address)  # of a datagram socket: only looks up the route
-            return str(sock.getsockname()[0])
+        return address_towards(host)
     except OSError as error:
         raise OSError(
             f"This machine's address on the way to {host} is not known ({error.strerror}). "

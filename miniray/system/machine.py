@@ -154,17 +154,24 @@ def _reachable(addresses: list[str]) -> Iterator[str]:
             yield address
 
 
+def address_towards(target: str) -> str:
+    """Return which of our addresses the kernel would send from; nothing is sent.
+
+    Raises:
+        OSError: There is no such host, or no route to it.
+    """
+    found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # of a datagram socket: only looks up the route
+        return str(probe.getsockname()[0])
+
+
 def _local_address(target: str) -> str | None:
-    """Return which of our addresses the kernel would send from; nothing is sent."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_towards(target)
     except OSError:
-        return None  # no route, no such name: the caller has other ways
+        return None  # the caller has other ways
 
 
 def own_addresses() -> list[str]:

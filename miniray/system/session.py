@@ -18,7 +18,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.process_state import may_hang_readers, variable_of
+from miniray.common.process_state import (
+    START,
+    STATE,
+    may_hang_readers,
+    stat_of,
+    variable_of,
+)
 from miniray.security.token import write_private
 
 if TYPE_CHECKING:
@@ -276,14 +282,9 @@ def session_processes(session_id: str) -> list[ProcessId]:
 
 
 def _process_stat(pid: int) -> tuple[str, int] | None:
-    """(state, start time) of a process from proc(5), or None."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name in parentheses may contain anything; state follows it, start is 19 later.
-    fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+    """Return state and start time of a process, or None if there is none."""
+    fields = stat_of(pid)
+    return None if fields is None else (fields[STATE], int(fields[START]))
 
 
 def _owner(path: Path) -> int | None:

@@ -51,7 +51,7 @@ def test_a_process_is_dying_from_its_first_step_on_or_once_it_was_killed(
 ) -> None:
     line = STAT.format(state=state, flags=flags, pending=pending, end=8)
     fields = line.rpartition(")")[2].split()
-    monkeypatch.setattr(process_state, "_stat", lambda path: fields)
+    monkeypatch.setattr(process_state, "stat_of", lambda _process: fields)
     assert is_dying(4242) is dying
 
 
@@ -70,7 +70,7 @@ def test_a_process_whose_thread_waits_in_the_kernel_may_hang_its_readers(
 ) -> None:
     states = iter("SD")
     monkeypatch.setattr(os, "listdir", lambda path: ["1", "2"])
-    monkeypatch.setattr(process_state, "_stat", lambda path: [next(states)])
+    monkeypatch.setattr(process_state, "stat_of", lambda _process: [next(states)])
     assert may_hang_readers(child.pid)
 
 
