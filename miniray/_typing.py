@@ -66,7 +66,7 @@ class Remote(Generic[Out_co]):
     if not TYPE_CHECKING:  # else a type checker takes any arguments for right
 
         def _remote(self, *_arguments, **_options):
-            """Refuses: Ray's own way to give options and arguments at once."""
+            """Refuse Ray's own way to give options and arguments at once."""
             raise TypeError("miniray has no '_remote': use .options(...).remote(...).")
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:

@@ -126,7 +126,7 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
         return ActorMethod(self._ref, self._info, self._name, merged, self._signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses: methods are called with ``.remote``."""
+        """Refuse; methods are called with ``.remote``."""
         raise TypeError(
             f"An actor's method can't be called directly: use {self._name}.remote(...) instead of "
             f"{self._name}(...)."
@@ -313,7 +313,7 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
         return self.__wrapped__
 
     def __getattr__(self, name: str) -> Any:
-        """Constants, static methods and the like of the plain class."""
+        """Look up constants, static methods and the like in the plain class."""
         if name.startswith("_"):
             raise AttributeError(
                 f"The remote class has no attribute {name!r}.", name=name, obj=self
@@ -333,7 +333,7 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
         return [*super().__dir__(), *self._info.methods]
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses: actors are made with ``.remote``."""
+        """Refuse; actors are made with ``.remote``."""
         name = self._export.name
         raise TypeError(
             f"A remote class can't be instantiated directly: use {name}.remote(...) instead of "

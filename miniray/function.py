@@ -102,7 +102,7 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
         return other
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses: tasks are started with ``.remote``."""
+        """Refuse; tasks are started with ``.remote``."""
         name = self._export.name
         raise TypeError(
             f"A remote function can't be called directly: use {name}.remote(...) instead of "

@@ -116,12 +116,12 @@ class JobConfig:
         )
 
     def set_py_logging_config(self, logging_config: Any = None) -> None:
-        """Refused, unless it is None."""
+        """Refuse anything but None."""
         if logging_config is not None:
             _refuse_logging()
 
     def ensure_logging_config(self, logging_config: Any = None) -> None:
-        """Refused, unless it is None."""
+        """Refuse anything but None."""
         if logging_config is not None:
             _refuse_logging()
 

@@ -140,7 +140,7 @@ class MinirayPlugin(Plugin):
         )
 
     def _keeping_variables(self, context: FunctionContext | MethodContext) -> Type:
-        """What ``remote`` returns, with the type variables of a generic function or class."""
+        """Keep the type variables of a generic function or class in what ``remote`` returns."""
         remote = get_proper_type(context.default_return_type)
         target = get_proper_type(context.arg_types[0][0]) if context.arg_types[0] else None
         if (
@@ -218,7 +218,7 @@ class MinirayPlugin(Plugin):
         return None
 
     def _with_refs(self, plain: CallableType) -> CallableType:
-        """The signature with ``T | ObjectRef[T]`` for each T, unless it is like that already."""
+        """Replace each T of a signature by ``T | ObjectRef[T]``, unless that is done already."""
         if any(_takes_ref(kind) for kind in plain.arg_types):
             return plain
         return plain.copy_modified(
@@ -280,7 +280,7 @@ def _declaration(node: object, actor: Instance) -> tuple[CallableType | None, Pr
 
 
 def _as_of(actor: Instance, owner: TypeInfo, declared: Type | None) -> ProperType | None:
-    """A type in the class ``owner`` as it is in this actor: with what its type variables are."""
+    """Bind the type variables of ``owner`` in a type to what they are in this actor."""
     if declared is None:
         return None
     return get_proper_type(

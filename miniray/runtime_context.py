@@ -179,7 +179,7 @@ class RuntimeContext:
         return self._data.session_dir.rstrip("/").rpartition("/")[2]
 
     def get_temp_dir(self) -> str:
-        """Folder that holds the session's folder."""
+        """Return the folder that holds the session's folder."""
         return self._data.session_dir.rstrip("/").rpartition("/")[0]
 
     # Ray's attributes for the same.

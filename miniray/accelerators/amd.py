@@ -59,14 +59,14 @@ class AmdGPU(Family):
     fractional = True
 
     def governing_variable(self, environ: Mapping[str, str]) -> str:
-        """HIP's variable where the daemon has it, else that of the layer below."""
+        """Return HIP's variable where the daemon has it, else that of the layer below."""
         if _HIP in environ:
             return _HIP
         # Empty it is meant for NVIDIA's: HIP hides nothing then.
         return _CUDA if environ.get(_CUDA) else _ROCR
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
-        """Ids of the governing variable; HIP's only as far as the layer below has them."""
+        """Return the governing variable's ids; HIP's only as far as the layer below has them."""
         visible = super().visible_ids(environ)
         below = self._below(environ)
         if visible is None or below is None:
@@ -76,7 +76,7 @@ class AmdGPU(Family):
     def existing(
         self, visible: Sequence[str], detected: Detected, environ: Mapping[str, str]
     ) -> list[str]:
-        """HIP's ids are places among those below that exist, not numbers of the machine."""
+        """Count HIP's ids as places among those below that exist, not as the machine's numbers."""
         below = self._below(environ)
         if below is None:
             return super().existing(visible, detected, environ)

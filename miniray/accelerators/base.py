@@ -79,7 +79,7 @@ class Family(abc.ABC):
         return next((name for name in self.variables if name in environ), self.variable)
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
-        """Devices that an environment restricts this family to.
+        """Return the devices that an environment restricts this family to.
 
         Returns:
             Ids as the variable names them, or None where it does not restrict.

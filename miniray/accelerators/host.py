@@ -207,7 +207,7 @@ class Host:
             return []
 
     def numbered(self, folder: str, prefix: str) -> list[int]:
-        """Sorted numbers N for which ``folder`` holds a ``<prefix>N``."""
+        """Return the sorted numbers N for which ``folder`` holds a ``<prefix>N``."""
         tails = (name[len(prefix) :] for name in self.names(folder) if name.startswith(prefix))
         return sorted(int(tail) for tail in tails if tail.isdecimal())
 

@@ -44,7 +44,7 @@ class GaudiHPU(Family):
 
 
 def _count_nodes(host: Host) -> int:
-    """Nodes of Gaudi devices: ``/dev/hl0``, or among the kernel's accel devices."""
+    """Count the nodes of Gaudi devices: ``/dev/hl0``, or among the kernel's accel devices."""
     nodes = len(host.numbered("/dev", "hl"))
     for index in host.numbered("/dev/accel", "accel"):
         vendor = f"/sys/class/accel/accel{index}/device/vendor"

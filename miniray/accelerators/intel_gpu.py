@@ -76,7 +76,7 @@ class IntelGPU(Family):
         return _SELECTOR
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
-        """Ids of ``level_zero:0,1`` or ``0,1``; None for ``level_zero:*`` and ``*:gpu``."""
+        """Parse ``level_zero:0,1`` or ``0,1``; return None for ``level_zero:*`` and ``*:gpu``."""
         if self.governing_variable(environ) == _MASK:
             return parse_ids(_MASK, environ[_MASK])
         return _selected(environ.get(_SELECTOR))

@@ -47,11 +47,11 @@ class NeuronCore(Family):
         return Detected(tuple(str(core) for core in range(count)), models.AWS_NEURON_CORE)
 
     def describe(self, host: Host, detected: Detected) -> Description:
-        """There is one type, so logical cores have it too."""
+        """Return the one type, which logical cores have too."""
         return Description(type=models.AWS_NEURON_CORE)
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
-        """Cores of the variable, which may hold ranges: ``0,4-7``."""
+        """Parse the variable's cores, ranges included: ``0,4-7``."""
         variable = self.variables[0]
         if variable not in environ:
             return None

@@ -36,7 +36,7 @@ class NvidiaGPU(Family):
 
 
 def _models_by_proc(host: Host, nodes: list[int]) -> list[str]:
-    """Product names in the order of the PCI bus, which is NVML's order."""
+    """Return product names in the order of the PCI bus, which is NVML's order."""
     folders = host.names(_PROC)
     if not folders:
         # A sandbox may hide the driver's files while it passes the devices through.

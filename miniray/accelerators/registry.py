@@ -88,7 +88,7 @@ class CustomDevice(Family):
         self.read_late = variable is None  # who reads a variable, and when, is not known
 
     def detect(self, host: Host) -> Detected:
-        """Custom devices are what the user says they are."""
+        """Detect nothing: custom devices are what the user says."""
         return Detected()
 
 

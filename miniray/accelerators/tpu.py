@@ -172,7 +172,7 @@ _SINGLE_CORE_GENERATIONS = {"v5litepod", "v6e"}
 
 
 def _cubes(x: int, y: int, z: int) -> set[str]:
-    """Topologies of whole 4x4x4 cubes up to these lengths."""
+    """Return the topologies of whole 4x4x4 cubes up to these lengths."""
     return {
         f"{a}x{b}x{c}"
         for a in range(4, x + 1, 4)

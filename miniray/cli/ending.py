@@ -158,7 +158,7 @@ class StopRequests:
         self._interrupts = True
 
     def collect(self) -> None:
-        """From now on there is something that a request has to end first."""
+        """Only note requests from now on: there is something to end first."""
         self._interrupts = False
 
     def note(self, _number: int, _frame: Any) -> None:
@@ -171,7 +171,7 @@ class StopRequests:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequests]:
-    """Within it, Ctrl-C, SIGTERM and the end of the terminal are requests."""
+    """Take Ctrl-C, SIGTERM and the end of the terminal as requests meanwhile."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is to outlive the terminal

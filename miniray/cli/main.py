@@ -62,7 +62,7 @@ class _OneLineGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does, but with whole sentences."""
+        """Do as click does, but with whole sentences."""
         del ctx
         rows = [
             (name, self.commands[name].get_short_help_str(1000)) for name in sorted(self.commands)

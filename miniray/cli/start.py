@@ -118,7 +118,7 @@ def start(
 
 
 def _with_devices(resources: dict[str, Any], devices: dict[str, Any]) -> dict[str, Any]:
-    """Both in one; ValueError if a name is in both, or not declared as devices are."""
+    """Merge both; ValueError if a name is in both, or not declared as devices are."""
     for name, declared in devices.items():
         if name in resources:
             raise ValueError(f"{name!r} is given in --resources and in --devices; leave one out.")

@@ -86,7 +86,7 @@ def sections(state: ClusterStatus) -> list[Section]:
 
 
 def format_duration(seconds: float) -> str:
-    """``42 s``, ``5 min``, ``3 h 12 min`` or ``2 d 4 h``."""
+    """Write a duration: ``42 s``, ``5 min``, ``3 h 12 min`` or ``2 d 4 h``."""
     minutes, rest = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -140,7 +140,7 @@ def _resources(state: ClusterStatus) -> Section:
 
 
 def _quarantines(state: ClusterStatus) -> list[Section]:
-    """Devices out of service, where there are any."""
+    """Show devices out of service, if there are any."""
     rows = [
         (
             node["node_id"][:ID_LENGTH],
@@ -174,7 +174,7 @@ def _actors(state: ClusterStatus) -> Section:
 
 
 def _dead_actors(state: ClusterStatus) -> list[Section]:
-    """Actors that died of late, where there are any; the reason is never cut short."""
+    """Show actors that have died lately, if there are any; reasons are never cut short."""
     rows = [
         (
             short_id(actor["actor_id"]),

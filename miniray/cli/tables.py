@@ -97,13 +97,13 @@ def format_amount(name: str, amount: float) -> str:
 
 
 def describe_amounts(amounts: Mapping[str, float]) -> str:
-    """``2 CPU, 0.5 GPU, 1.5 GiB memory``."""
+    """Write amounts: ``2 CPU, 0.5 GPU, 1.5 GiB memory``."""
     names = visible_resources(amounts)
     return ", ".join(f"{format_amount(name, amounts[name])} {name}" for name in names)
 
 
 def describe_usage(used: Mapping[str, float], total: Mapping[str, float]) -> str:
-    """``CPU 2/8, GPU 0.5/2``."""
+    """Write use and totals: ``CPU 2/8, GPU 0.5/2``."""
     return ", ".join(
         f"{name} {format_amount(name, used.get(name, 0))}/{format_amount(name, total.get(name, 0))}"
         for name in visible_resources(total)

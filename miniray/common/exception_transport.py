@@ -78,13 +78,13 @@ def _user_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def traceback_of(error: BaseException) -> types.TracebackType | None:
-    """``__traceback__``, whatever the class makes of the name."""
+    """Return ``__traceback__``, whatever the class makes of the name."""
     frames: types.TracebackType | None = _TRACEBACK.__get__(error)
     return frames
 
 
 def state_of(error: BaseException) -> dict[str, Any]:
-    """``__dict__``, likewise."""
+    """Return ``__dict__``, whatever the class makes of the name."""
     state: dict[str, Any] = _STATE.__get__(error)
     return state
 
@@ -103,7 +103,7 @@ def name_of(error: BaseException) -> str:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """``BaseException.add_note``, for every version of Python.
+    """Add a note to an exception, in every version of Python.
 
     Python prints such notes below the error, from version 3.11 on.
     """
@@ -211,7 +211,7 @@ _HEAP_TYPE = 1 << 9
 
 
 def _args(error: BaseException) -> tuple[Any, ...]:
-    """``args`` as BaseException holds it, even where the class has its own property."""
+    """Return ``args`` as BaseException holds it, even if the class has its own property."""
     args: tuple[Any, ...] = BaseException.args.__get__(error)  # type: ignore[attr-defined]
     return args
 

@@ -33,7 +33,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 address."""
+    """Write ``HOST:PORT``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

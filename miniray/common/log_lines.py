@@ -137,7 +137,7 @@ class LineSplitter:
         return used
 
     def _rename(self, number: int, name: str, lines: list[LogLine]) -> None:
-        """What follows was written under another name."""
+        """Note that what follows was written under another name."""
         self._finish(lines)
         self._number, self._name = number, name
 
@@ -202,7 +202,7 @@ class LineSplitter:
             row.text = row.text[cut:]
 
     def _emit_finished(self, lines: list[LogLine]) -> None:
-        """The lines above the cursor are finished."""
+        """Emit the lines above the cursor, which are finished."""
         above = self._rows[: self._row]
         if any(row.is_gap for row in above):
             # No line is passed on for a gap, so that the rows would be numbered otherwise then.
@@ -213,12 +213,12 @@ class LineSplitter:
         self._row = 0
 
     def _emit_blank(self, lines: list[LogLine]) -> None:
-        """The empty lines were no way to a bar."""
+        """Emit empty lines that were no way to a bar."""
         lines.extend(LogLine(self._name, "") for _ in range(self._blank))
         self._blank = 0
 
     def _emit_cleared(self, number: int, row: _Row, lines: list[LogLine]) -> None:
-        """A bar is no more in this row; its state is told anew where it is shown again."""
+        """Forget the bar of this row; its state is emitted anew where it is shown again."""
         if row.is_bar:
             lines.append(LogLine(self._name, "\r" * (number + 1)))
             row.changed = True
@@ -242,7 +242,7 @@ class LineSplitter:
                 lines.append(LogLine(self._name, row.shown() + "\r" * (number + 1)))
 
     def _finish(self, lines: list[LogLine]) -> None:
-        """Whatever is there is finished, with or without a line end."""
+        """Emit whatever is there, with or without a line end."""
         self._emit_blank(lines)
         self._drop_left_bars(lines)
         while self._rows and not self._rows[-1].shown():
@@ -288,12 +288,12 @@ class _Row:
         return redrawn
 
     def overwrite(self) -> None:
-        """The cursor has come to the beginning of the line."""
+        """Move the cursor to the beginning of the line."""
         self.is_overwritten = True
         self._returned = False
 
     def pass_by(self) -> None:
-        """The cursor has come back from a line below."""
+        """Note that the cursor has come back from a line below."""
         if not self.text:
             self.is_bar = self.is_gap = True
 

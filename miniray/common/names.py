@@ -54,7 +54,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(amount: float, unit: int | None = None) -> str:
-    """``512 B``, ``1.5 GiB``.
+    """Write an amount of memory: ``512 B``, ``1.5 GiB``.
 
     Args:
         amount: Bytes.
@@ -85,7 +85,7 @@ def call_site() -> tuple[str, int, str]:
 
 
 def describe(made: CallSite | None) -> str:
-    """``FILE:LINE in FUNCTION``, or what made it; empty if that is not known."""
+    """Write ``FILE:LINE in FUNCTION``, or what made it; empty if that is not known."""
     if isinstance(made, tuple):
         file, line, function = made
         return f"{file}:{line} in {function}"

@@ -94,7 +94,7 @@ class ObjectRef(Generic[T_co]):
         return self._id.hex()
 
     def is_nil(self) -> bool:
-        """False: every ref is that of a value, while Ray has one of none too."""
+        """Return False: every ref is that of a value, while Ray has one of none too."""
         return False
 
     if not TYPE_CHECKING:  # else a type checker takes them for attributes

@@ -216,7 +216,7 @@ class Runtime(abc.ABC):
     # --- the cluster ---------------------------------------------------------------
     @abc.abstractmethod
     def nodes(self) -> list[dict[str, Any]]:
-        """Ray's list of nodes: NodeID, Alive, NodeManagerAddress, Resources, Labels, ..."""
+        """Return Ray's list of nodes: NodeID, Alive, NodeManagerAddress, Resources, ..."""
 
     @abc.abstractmethod
     def cluster_resources(self) -> dict[str, float]:
@@ -236,7 +236,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def context(self) -> RuntimeContextData:
-        """Who and where the caller is."""
+        """Return who and where the caller is."""
 
     @abc.abstractmethod
     def current_actor(self) -> ActorLocation:

@@ -132,7 +132,7 @@ class TaskError(MinirayError):
         return self._facts.actor_repr
 
     def as_instanceof_cause(self) -> TaskError:
-        """This error as an instance of the cause's class too, with the cause's attributes.
+        """Return this error as an instance of the cause's class too, with its attributes.
 
         Returns self where the class can't be subclassed, and for exceptions that would end
         the process (SystemExit), the loop or generator (StopIteration, GeneratorExit) or the
@@ -247,7 +247,7 @@ class _Pickled:
 
 
 def _control_flow() -> tuple[type[BaseException], ...]:
-    """What Python itself catches to tell how a process, a generator or a task goes on."""
+    """Return the exceptions by which Python steers processes, generators and tasks."""
     flow = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration)
     asyncio = sys.modules.get("asyncio")  # without it there is no CancelledError
     return flow if asyncio is None else (*flow, asyncio.CancelledError)

@@ -124,7 +124,7 @@ class FolderCache:
         self._held.clear()
 
     def _leave(self, key: str, pending: _Pending) -> None:
-        """A waiter was cancelled; the last one ends the build."""
+        """Take a cancelled waiter off; the last one ends the build."""
         if pending.task.done():
             if not pending.task.cancelled() and pending.task.exception() is None:
                 self.release(key)
@@ -366,7 +366,7 @@ class JobFolders:
         return set(self._jobs)
 
     def end_job(self, job_id: bytes) -> None:
-        """A job is over: its folders go, as soon as no worker uses them."""
+        """Remove the folders of a job that is over, as soon as no worker uses them."""
         if job_id in self._jobs:
             self._over.add(job_id)
             self.remove_unused()

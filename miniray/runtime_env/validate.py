@@ -298,7 +298,7 @@ def read_requirements(path: Path) -> list[str]:
 
 
 def expand(lines: Iterable[str], folder: Path) -> list[str]:
-    """Requirements with nested files read and local paths made absolute.
+    """Read the files nested in requirements, and make local paths absolute.
 
     Args:
         lines: Requirements and options as in a requirements file.
@@ -331,7 +331,7 @@ def _expand(lines: Iterable[str], folder: Path, including: tuple[Path, ...]) -> 
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines without comments, with those that end in a backslash joined to the next."""
+    """Leave comments out, and join lines that end in a backslash to the next."""
     joined = re.sub(r"\\\r?\n", " ", text)
     stripped = (_COMMENT.sub("", line).strip() for line in joined.splitlines())
     return [line for line in stripped if line]

@@ -80,7 +80,7 @@ class Arrivals:
         self._since = 0
 
     def __call__(self) -> None:
-        """A handshake begins."""
+        """Note that a handshake begins."""
         now = time.monotonic()
         self._since += 1
         if now - self._looked < _SAMPLE and self._since < _MANY:

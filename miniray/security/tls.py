@@ -94,7 +94,7 @@ def meet_head(
 
 
 def _unverified(sock: socket.socket, credentials: Credentials, where: str) -> ssl.SSLSocket:
-    """TLS with a server of which nothing is known yet."""
+    """Return a TLS context for a server of which nothing is known yet."""
     context = client_context(credentials)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # its fingerprint is compared instead

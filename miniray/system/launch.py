@@ -56,7 +56,7 @@ def start_node(options: BootOptions) -> BootResult:
 
 
 def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> StartedNode:
-    """``start_node`` that also gives the process, so that its end can be awaited.
+    """Do as ``start_node``, and return the process too, so that its end can be awaited.
 
     Args:
         options: What the node is to be.
@@ -130,7 +130,7 @@ def _spawn(
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """That of this process with others; the node gets its token by a pipe, and its workers none."""
+    """Add variables to this process's, without the token: the node gets it by a pipe."""
     from miniray.security.token import TOKEN_VARIABLE
 
     environment = {**os.environ, **variables}

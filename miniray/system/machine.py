@@ -49,7 +49,7 @@ def inspect_machine(head: str | None = None) -> Machine:
 def cpu_count(
     root: Path = Path("/"), affinity: Callable[[int], Iterable[int]] = os.sched_getaffinity
 ) -> int:
-    """Processors that we may use: the least of affinity, cpuset and quota.
+    """Return the number of processors that we may use: the least of affinity, cpuset and quota.
 
     A quota is rounded down, as work on the last part of a processor would be
     throttled, but never below 1.

@@ -44,7 +44,7 @@ def shown(value: object) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` if a known word is close, else an empty string."""
+    """Return `` Did you mean 'x'?`` if a known word is close, else an empty string."""
     import difflib
 
     close = difflib.get_close_matches(word, list(known), n=2)

@@ -49,7 +49,7 @@ _LOOKS, _BETWEEN_LOOKS = 5, 0.02
 
 
 def machine_identity() -> tuple[str, str, str]:
-    """(host name, boot id, pid namespace): pids are comparable only if all are equal."""
+    """Return host name, boot id and pid namespace: pids are comparable only if all are equal."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return os.uname().nodename, boot, str(Path("/proc/self/ns/pid").readlink())
 
@@ -135,7 +135,7 @@ class ClusterRecord:
 
 
 def base_dir() -> Path:
-    """``/tmp``, or what ``MINIRAY_TMPDIR`` names.
+    """Return ``/tmp``, or what ``MINIRAY_TMPDIR`` names.
 
     If another user has made this user's folder in ``/tmp``, it is the folder that systemd gives to
     each user who has logged in, and to nobody else.

@@ -61,7 +61,7 @@ class ActorPool(Generic[V]):
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Callable[[Any, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Like ``map``, but results come as they finish."""
+        """Do as ``map``, but yield results as they finish."""
         self._drop_untaken()
         for value in values:
             self.submit(fn, value)

@@ -112,7 +112,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         return out
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """A call has failed: end the others."""
+        """End the other calls after one has failed."""
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
@@ -147,7 +147,7 @@ class _Idle:
         return Pool(jobs, ray_remote_args=remote_args)
 
     def give_back(self, pool: Pool, jobs: int, remote_args: Mapping[str, Any]) -> None:
-        """A pool is not used any more: it stays, unless it holds resources."""
+        """Keep a pool for the next loop, unless it holds resources."""
         if not remote_args and api.is_initialized():
             with self._lock:
                 key = (jobs, current_runtime().session)

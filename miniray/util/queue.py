@@ -76,11 +76,11 @@ class Queue:
         api.get(self._put(item, block, timeout))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """``put`` for asyncio code."""
+        """Do as ``put`` for asyncio code."""
         await self._put(item, block, timeout)
 
     def put_nowait(self, item: Any) -> None:
-        """``put(item, block=False)``."""
+        """Do as ``put(item, block=False)``."""
         self.put(item, block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
@@ -108,11 +108,11 @@ class Queue:
         return api.get(self._get(block, timeout))
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """``get`` for asyncio code."""
+        """Do as ``get`` for asyncio code."""
         return await self._get(block, timeout)
 
     def get_nowait(self) -> Any:
-        """``get(block=False)``."""
+        """Do as ``get(block=False)``."""
         return self.get(block=False)
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:

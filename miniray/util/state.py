@@ -406,7 +406,7 @@ def _ask(address: str | None, what: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _source(address: str | None) -> Iterator[_Source]:
-    """This process's cluster, one on this machine, or one that is asked for the time."""
+    """Yield the cluster of this process, or attach to another one for the time."""
     runtime = runtime_or_none()
     own = runtime.context().address if runtime is not None else ""
     if runtime is not None and (address in (None, "auto") or same_address(address, own)):

@@ -28,7 +28,7 @@ class State:
     """A record; its fields can be read as attributes and as items."""
 
     def __getitem__(self, field: str) -> Any:
-        """A field by its name; KeyError if there is none."""
+        """Return a field by its name; KeyError if there is none."""
         try:
             return getattr(self, field)
         except AttributeError:
@@ -70,7 +70,7 @@ class ActorState(State):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> ActorState:
-        """From the head's data."""
+        """Make a record from the head's data."""
         state = data["state"]
         if state in ("PENDING", "STARTING"):
             state = "PENDING_CREATION" if data.get("started", True) else "DEPENDENCIES_UNREADY"
@@ -113,7 +113,7 @@ class NodeState(State):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> NodeState:
-        """From the head's data."""
+        """Make a record from the head's data."""
         return cls(
             node_id=data["node_id"],
             node_ip=data["address"],
@@ -141,7 +141,7 @@ class WorkerState(State):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> WorkerState:
-        """From the head's data."""
+        """Make a record from the head's data."""
         return cls(
             worker_id=data["worker_id"],
             is_alive=True,
@@ -171,7 +171,7 @@ class PlacementGroupState(State):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> PlacementGroupState:
-        """From the head's data."""
+        """Make a record from the head's data."""
         return cls(
             placement_group_id=data["placement_group_id"],
             name=data["name"],
@@ -208,7 +208,7 @@ class JobState(State):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> JobState:
-        """From the head's data."""
+        """Make a record from the head's data."""
         ended = data["end_time"]
         return cls(
             job_id=data["job_id"],
@@ -250,7 +250,7 @@ class PendingDemandState(State):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> PendingDemandState:
-        """From the head's data."""
+        """Make a record from the head's data."""
         return cls(**{**data, "names": [short_name(name) for name in data["names"]]})
 
 
@@ -383,7 +383,7 @@ def _holds(record: State, condition: Filter) -> bool:
 
 
 def _same(actual: Any, wanted: Any) -> bool:
-    """Texts match without regard to case, and may stand for numbers and truth, as in Ray."""
+    """Compare as Ray does: without regard to case; texts may stand for numbers and truth."""
     if isinstance(wanted, str) and (actual is None or isinstance(actual, (str, int, float))):
         return str(actual).lower() == wanted.lower()
     return bool(actual == wanted)

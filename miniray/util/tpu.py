@@ -69,7 +69,7 @@ def get_current_pod_name() -> str | None:
 
 
 def get_current_pod_worker_count() -> int | None:
-    """Number of hosts of the TPU slice that this host is part of; None if it is in none."""
+    """Return the number of hosts of this host's TPU slice; None if it is in none."""
     pod_type, chips = _facts().get("pod-type"), get_num_tpu_chips_on_node()
     if pod_type is None or not chips:
         return None

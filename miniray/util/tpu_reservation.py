@@ -146,7 +146,7 @@ def slice_names(group: PlacementGroup) -> list[str]:
 
 
 def _useless(shape: SliceShape) -> list[str]:
-    """Slices not to reserve; none if there are no others."""
+    """Return the slices not to reserve; none if there are no others."""
     states = current_runtime().head_call("state", "node_states")
     hosts = TpuHost.all_of(states)
     head = head_resource(shape.pod_type)
@@ -161,7 +161,7 @@ def tpu_hosts() -> list[TpuHost]:
 
 
 def wait_for(groups: list[PlacementGroup], timeout: float | None) -> bool:
-    """Until all bundles of the groups are placed; False if they are not in time."""
+    """Wait until all bundles of the groups are placed; False if they are not in time."""
     try:
         current_runtime().get([group.ready() for group in groups], timeout)
     except GetTimeoutError:
@@ -183,7 +183,7 @@ def shortage(shape: SliceShape, wanted: int, timeout: float | None) -> str:
 
 @contextlib.contextmanager
 def removed_on_error(groups: list[PlacementGroup]) -> Iterator[None]:
-    """Nothing stays reserved when what follows fails or is interrupted."""
+    """Remove the groups if what follows fails or is interrupted."""
     try:
         yield
     except BaseException:
@@ -271,10 +271,10 @@ def ready_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> list[str]:
 def useless_slices(
     hosts: Iterable[TpuHost], shape: SliceShape, heads_in_use: Iterable[str]
 ) -> list[str]:
-    """Slices that nobody has reserved and that could not be had as a whole now.
+    """Return unreserved slices that could not be reserved as a whole now.
 
-    Hosts of theirs are missing, or in use by others. Who reserved such a one would wait for
-    those while other slices are free or become so.
+    Some of their hosts are missing or in use. A reservation of such a slice would wait while
+    other slices are free.
 
     Args:
         hosts: All hosts.

@@ -157,7 +157,7 @@ class SlicePlacementGroup:
             )
 
     def _wait(self, timeout: float | None) -> None:
-        """Until all bundles are placed; then the slices' names are known."""
+        """Wait until all bundles are placed, and note the names of their slices."""
         if not wait_for(self._groups, timeout):
             raise TimeoutError(shortage(self._shape, self._num_slices, timeout))
         names = [name for group in self._groups for name in slice_names(group)]

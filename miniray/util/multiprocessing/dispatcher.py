@@ -300,7 +300,7 @@ class Dispatcher:
         return list(zip(units, outcomes, strict=True))
 
     def _put_back(self, units: list[Unit], first: int) -> None:
-        """Units of a batch, from this one on, have not run."""
+        """Put the units of a batch that have not run back, from this one on."""
         if first < len(units):
             with self._lock:
                 self._waiting.extendleft(reversed(units[first:]))
@@ -331,7 +331,7 @@ class Dispatcher:
             del known[next(iter(known))]
 
     def _free(self, batch: _Batch) -> None:
-        """A process has run a batch: it takes the next, or its place another one."""
+        """Let a process that has run a batch take the next, or start another in its place."""
         process = batch.process
         with self._lock:
             process.batches.remove(batch)
@@ -362,7 +362,7 @@ class Dispatcher:
         self._end(process)
 
     def _drop(self, why: Exception) -> None:
-        """No process runs what waits, or what comes."""
+        """Fail what waits and what comes: no process runs it."""
         with self._lock:
             self._gone = why
             dropped = list(self._waiting)
@@ -389,7 +389,7 @@ class Dispatcher:
 
 
 def _name(func: Callable[..., Any]) -> str:
-    """Tells functions apart whose calls take about as long."""
+    """Return a name by which functions are told apart whose calls take about as long."""
     while isinstance(func, functools.partial):
         func = func.func
     named = func if hasattr(func, "__qualname__") else type(func)

@@ -94,7 +94,7 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """``apply`` without waiting.
+        """Do as ``apply`` without waiting.
 
         A call that finds a process idle is sent at once. Of those that wait, several go to a
         process together if such calls have taken little time so far, and come back if one of them
@@ -132,7 +132,7 @@ class Pool:
         callback: Callable[[list[Any]], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """``map`` without waiting; the callbacks get the list, or the first error."""
+        """Do as ``map`` without waiting; the callbacks get the list, or the first error."""
         chunks = self._chunked(iterable, chunksize)
         return self._put(func, MAP, chunks, callback, error_callback)
 
@@ -142,7 +142,7 @@ class Pool:
         iterable: Iterable[Iterable[Any]],
         chunksize: int | None = None,
     ) -> list[Any]:
-        """``map`` for elements that are argument lists: ``func(*element)``."""
+        """Do as ``map`` for elements that are argument lists: ``func(*element)``."""
         results: list[Any] = self.starmap_async(func, iterable, chunksize=chunksize).get()
         return results
 
@@ -154,14 +154,14 @@ class Pool:
         error_callback: Callable[[BaseException], Any] | None = None,
         chunksize: int | None = None,
     ) -> AsyncResult:
-        """``starmap`` without waiting."""
+        """Do as ``starmap`` without waiting."""
         chunks = self._chunked(map(tuple, iterable), chunksize)
         return self._put(func, STARMAP, chunks, callback, error_callback)
 
     def imap(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = 1
     ) -> IMapIterator:
-        """``map`` that reads the iterable as results are taken.
+        """Do as ``map``, but read the iterable as results are taken.
 
         Args:
             func: Takes one element.
@@ -173,7 +173,7 @@ class Pool:
     def imap_unordered(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = 1
     ) -> IMapIterator:
-        """``imap`` whose results come as they finish."""
+        """Do as ``imap``, but yield results as they finish."""
         return self._imap(func, iterable, chunksize, ordered=False)
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Pool:
 
 @functools.cache
 def _tell_of_context() -> None:
-    """Once per process: libraries make pools for every loop."""
+    """Warn once per process: libraries make pools for every loop."""
     logger.warning("The argument 'context' of Pool has no effect: its processes are actors")
 
 

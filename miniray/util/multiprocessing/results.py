@@ -193,7 +193,7 @@ class IMapIterator:
         return result
 
     def send_rest(self) -> None:
-        """The pool is closed: read the rest of the iterable now."""
+        """Read the rest of the iterable now, as the pool is closed."""
         self._send(all_of_it=True)
 
     def _receive(self, deadline: float | None) -> None:

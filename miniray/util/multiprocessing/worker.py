@@ -43,7 +43,7 @@ class PoolActor:
             initializer(*initargs)
 
     def ping(self) -> None:
-        """Answers once the process is ready."""
+        """Answer once the process is ready."""
 
     def run(self, number: int, *units: Work) -> tuple[list[Outcome], float]:
         """Run units one after the other, as many as end within ``TOGETHER``, and at least one.
