@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from miniray.objects.objects import Value
 
 
+#: Placement groups that a process asks for before it waits for the head.
+_GROUPS_IN_FLIGHT = 256
+
+
 class HeadRequests(RuntimeParts):
     """Requests to the head, and the runtime context."""
 
@@ -44,7 +48,10 @@ class HeadRequests(RuntimeParts):
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
         id = self.ids.new()
-        tell = self.link.head_request if name else self.link.head_notice  # a name may be taken
+        # A name may be taken; and a program that makes groups faster than the head looks at them
+        # waits for it now and then, so that others are not behind all of them.
+        ask = name or len(self.own_groups) % _GROUPS_IN_FLIGHT == _GROUPS_IN_FLIGHT - 1
+        tell = self.link.head_request if ask else self.link.head_notice
         try:
             if lifetime != "detached" and not name:
                 self.own_groups.add(id)

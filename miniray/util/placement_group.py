@@ -28,6 +28,9 @@ _NODE_LABELS = ("ray.io/node-id", "miniray.io/node-id")
 #: On one value of the label: all bundles are in one set.
 _TOGETHER = "same(all)"
 
+#: Bundles of a group: the head looks at all of them in one turn, 0.1 ms each.
+_MOST_BUNDLES = 10_000
+
 _EXAMPLE = '[{"CPU": 1}, {"GPU": 0.5}]'
 
 
@@ -223,11 +226,15 @@ def check_bundles(bundles: Any) -> list[dict[str, float]]:
     """Return the bundles without amounts of zero.
 
     Raises:
-        ValueError: They are not a list of non-empty dicts of valid amounts.
+        ValueError: They are not a list of non-empty dicts of valid amounts, or too many.
     """
     if not isinstance(bundles, list) or not bundles:
         raise ValueError(
             f"bundles must be a non-empty list like {_EXAMPLE}, not {check.shown(bundles)}."
+        )
+    if len(bundles) > _MOST_BUNDLES:
+        raise ValueError(
+            f"bundles must be at most {_MOST_BUNDLES:,}, not {len(bundles):,}. Make several groups."
         )
     return [_check_bundle(index, bundle) for index, bundle in enumerate(bundles)]
 

@@ -79,6 +79,7 @@ def test_what_is_asked_for_is_plain_numbers_and_texts(
     [
         ({"bundles": []}, "non-empty list"),
         ({"bundles": {"CPU": 1}}, "non-empty list"),
+        ({"bundles": [{"CPU": 1}] * 10_001}, "at most 10,000, not 10,001"),
         ({"bundles": [{}]}, r"bundles\[0\] asks for nothing"),
         ({"bundles": [{"CPU": 1}, {"CPU": 0}]}, r"bundles\[1\] asks for nothing"),
         ({"bundles": [3]}, r"bundles\[0\] must be a dict"),

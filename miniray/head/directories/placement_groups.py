@@ -346,5 +346,6 @@ class PlacementGroups:
                 self._clients.refuse(*waiter, error)
 
     def _creator_ended(self, process_id: bytes, how: ProcessExit) -> None:
-        for id in self._owned.pop(process_id, {}):
+        # The latest first: what an earlier one frees is not given to one that goes next.
+        for id in reversed(self._owned.pop(process_id, {})):
             self.remove(id)

@@ -110,6 +110,19 @@ def test_groups_are_removed_with_their_creator_unless_detached(daemon: FakeDaemo
     assert daemon.ask(other, "available_resources") == {"CPU": 2.0}
 
 
+def test_no_group_of_a_creator_that_ended_gets_the_room_of_another_one_of_it(
+    daemon: FakeDaemon,
+) -> None:
+    driver, other = daemon.driver(), daemon.driver()
+    _, *waiting = [create(daemon, driver, [{"CPU": 4}]) for _ in range(3)]
+    numbers = [wait(daemon, other, id) for id in waiting]
+    daemon.end_process(driver, None)
+    for number in numbers:
+        with pytest.raises(PlacementGroupRemovedError):
+            daemon.answer(other, number)
+    assert daemon.ask(other, "available_resources") == {"CPU": 4.0}
+
+
 def test_a_name_serves_one_group_of_a_namespace(daemon: FakeDaemon) -> None:
     driver = daemon.driver()
     first = create(daemon, driver, [{"CPU": 1}], name="one")
