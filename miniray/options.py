@@ -117,6 +117,7 @@ _COMMON: Checks = {
 
 TASK_OPTIONS: Checks = {
     **_COMMON,
+    "name": check.call_name,
     "num_returns": check.num_returns,
     "max_retries": check.whole(-1, _NO_END),
     "retry_exceptions": check.exceptions,
@@ -143,7 +144,7 @@ ACTOR_OPTIONS: Checks = {
 }
 
 METHOD_OPTIONS: Checks = {
-    "name": check.text,
+    "name": check.call_name,
     "num_returns": check.num_returns,
     "concurrency_group": check.text,
     "max_task_retries": check.whole(-1, _NO_END),

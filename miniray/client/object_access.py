@@ -13,7 +13,7 @@ from miniray.calls.recovery import is_shared
 from miniray.client.ref_tracking import RefTracking
 from miniray.client.waiting_news import TO_HEAR_WHY, why_missing
 from miniray.common.config import config
-from miniray.common.names import call_site, describe
+from miniray.common.names import call_site, describe, printable
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.exceptions import (
     GetTimeoutError,
@@ -136,7 +136,7 @@ class ObjectAccess(RefTracking):
             else:
                 told = f"{len(missing)} of {len(entries)} values were not ready within "
                 told += f"{timeout:g} s; the first is {name}"
-            raise GetTimeoutError(f"{told}.{why}")
+            raise GetTimeoutError(printable(f"{told}.{why}"))
         if failed:
             self._load(failed[0], deadline)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.amounts import UNIT
 from miniray.common.labels import check_key, check_value, parse_condition
+from miniray.common.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,6 +84,11 @@ def text(name: str, value: Any) -> str:
     if not value:
         raise ValueError(f"{name} must not be an empty string.")
     return plain_text(value)
+
+
+def call_name(name: str, value: Any) -> str:
+    """Accept a non-empty string; escape what could steer the terminals that errors are shown on."""
+    return printable(text(name, value))
 
 
 def whole(minimum: int, also: str = "", most: int = LARGEST_NUMBER) -> Callable[[str, Any], int]:
