@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import random
+import re
 import struct
 import sys
 import time
@@ -46,6 +47,8 @@ ANSWER = 60.0
 _ROUND = 2000
 #: How these requests end a node or take it out of use is what they are for.
 _MEANT = {"shutdown", "drain_node", "forked"}
+#: A key of a table.
+_KEY = re.compile(r'^ +"(\w+)": ', re.MULTILINE)
 _NUMBERS = (0, 1, -1, 7, 255, 2**31, 2**32 - 1, 2**63, -(2**63), 2**64, 2**200)
 _FLOATS = (0.5, -1.0, 1e308, float("inf"), float("nan"))
 _TEXTS = (
@@ -68,13 +71,17 @@ def names_of_requests() -> tuple[list[str], list[str]]:
     """What the head, and what the daemon, can be asked: names in quotes in their sources."""
     root = Path(miniray.__file__).parent
     head = (root / "head" / "requests.py").read_text()
-    node = "".join(path.read_text() for path in (root / "node").glob("*.py"))
-    asked = [part.split('"')[0] for part in head.split('            "')[1:]]
-    told = [
-        part.split('"')[0]
-        for kind in ("requests", "quick", "notices")
-        for part in node.split(f'clients.{kind}["')[1:]
-    ]
+    node = "".join(path.read_text() for path in (root / "node").rglob("*.py"))
+    asked = _KEY.findall(head)
+    told = re.findall(r'clients\.(?:requests|quick|notices)\["(\w+)"\]', node)
+    tables = re.findall(
+        r"clients\.(?:requests|quick|notices)\.update\((.*?)\n        \)", node, re.DOTALL
+    )
+    told += [name for table in tables for name in _KEY.findall(table)]
+    assert len(asked) > 30, "the head's requests are somewhere else"
+    assert {"get_code", "map_segment", "forked", "unmapped"} <= set(told), (
+        "the daemon's are elsewhere"
+    )
     return sorted(set(asked) - _MEANT), sorted(set(told) - _MEANT)
 
 
