@@ -250,7 +250,7 @@ class NodeDaemon:
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Let a server answer other daemons."""
-        self._objects.serve(server)
+        self._relay.add_to(server)
 
     # --- the end -------------------------------------------------------------------
     def stop(self, reason: str, *, failed: bool = False) -> None:
@@ -271,7 +271,7 @@ class NodeDaemon:
         self._pool.close()
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written
-        await self._objects.stop_transfers()
         await self._relay.close()
+        self._objects.stop_transfers()
         await self._head.session.close(self._leaving)
         await self._objects.close()

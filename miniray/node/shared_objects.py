@@ -14,15 +14,13 @@ from miniray.node.store.memory_report import describe_holders
 from miniray.node.store.segments import SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
+from miniray.node.transfer.copies import Copies
 from miniray.node.transfer.mover_client import MoverClient
-from miniray.node.transfer.services import add_services
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import grpc
 
     from miniray.node.base.clients import ClientServer
     from miniray.node.base.node_config import NodeConfig
@@ -60,11 +58,28 @@ class SharedObjects:
         )
         self.spilling = Spilling(store, lambda: describe_holders(store, names.of), node_id)
         self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover)
-        self._relay = relay
+        copies = Copies()
+        owner_nodes: dict[bytes, bytes] = {}
         self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover)
-        self._serving = Serving(node_id, store, self.spilling, relay, self._transfers, self._mover)
+        self._serving = Serving(
+            node_id,
+            store,
+            self.spilling,
+            relay,
+            self._mover,
+            copies=copies,
+            arriving=self._transfers.arriving,
+            owner_nodes=owner_nodes,
+        )
         self._objects = NodeObjects(
-            node_id, store, self.spilling, relay, self._transfers, self._serving
+            node_id,
+            store,
+            self.spilling,
+            relay,
+            self._transfers.copy,
+            self._serving,
+            copies,
+            owner_nodes,
         )
         self.adopted = AdoptedService(node_id, clients, relay, self._objects, runs, await_death)
         self._left = LeftCopies(node_id, clients, relay, self._objects, self.adopted, runs)
@@ -110,6 +125,7 @@ class SharedObjects:
     def messages_lost(self, node_id: bytes) -> None:
         """Reconcile with a node to or from which messages were lost."""
         self._transfers.node_unreachable(node_id)
+        self._serving.node_unreachable(node_id)
         self._objects.node_unreachable(node_id)
         self._left.node_unreachable(node_id)
 
@@ -119,16 +135,11 @@ class SharedObjects:
         self._left.node_died(node_id)
         self.adopted.node_died(node_id)
         self._serving.node_died(node_id)
-        self._transfers.node_died(node_id)
+        self._transfers.node_unreachable(node_id)
         self._memory.ended(node_id)
 
-    def serve(self, server: grpc.aio.Server) -> None:
-        """Let a server answer other daemons."""
-        add_services(server, self._relay, self._serving, self._transfers)
-
-    async def stop_transfers(self) -> None:
+    def stop_transfers(self) -> None:
         """End all transfers."""
-        await self._transfers.close()
         self._mover.close()
 
     async def close(self) -> None:

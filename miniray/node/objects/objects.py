@@ -14,16 +14,16 @@ from miniray.node.transfer.pulls import Pulls
 Left = tuple[int, int, bytes]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.store.admission_queue import Claim
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.store.spill_files import DiskPlace
     from miniray.node.store.spilling import Spilling
-    from miniray.node.transfer.copies import Copy
+    from miniray.node.transfer.copies import Copies, Copy, Key, Owner
     from miniray.node.transfer.serving import Serving
-    from miniray.node.transfer.transfers import Transfers
 
 
 class NodeObjects:
@@ -35,8 +35,10 @@ class NodeObjects:
         store: SegmentStore,
         spilling: Spilling,
         relay: RelayHub,
-        transfers: Transfers,
+        copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]],
         serving: Serving,
+        copies: Copies,
+        owner_nodes: dict[bytes, bytes],
     ) -> None:
         self.node_id = node_id
         self.store = store
@@ -44,21 +46,18 @@ class NodeObjects:
         spilling.is_copy = lambda segment: self._copies.is_copy(segment.number)
         spilling.evict = lambda segment: self.drop(segment.number)
         self._relay = relay
-        self._transfers = transfers
         self._serving = serving
-        self._copies = serving.copies
-        serving.node_of = lambda owner: self._remote_owners.get(owner, node_id)
+        self._copies = copies
         #: Copies on their way.
-        self.pulls = Pulls(store, transfers.copy, self._copies)
+        self.pulls = Pulls(store, copy, copies)
         #: Called with a node that is gone, and (segment there, segment here, owner) of each copy
         #: here whose owner may live, by the owner's node. Until somebody says more, the daemons
         #: of those nodes are the owners.
         self.on_left: Callable[[bytes, dict[bytes, list[Left]]], object] = _nobody
-        self.pulls.on_left = self._left_late
         #: Copies that are wanted here before they are read.
         self.ahead = FetchAhead(self.pulls, self._copies, store)
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
-        self._remote_owners: dict[bytes, bytes] = {}
+        self._remote_owners = owner_nodes
         relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
         relay.notices[r.FREED_COPIES] = lambda node, message: self.free_copies(node, message.items)
         relay.notices[r.ADOPTED] = self._adopt_all
@@ -266,14 +265,9 @@ class NodeObjects:
         """A node is gone: what it sent, and what its processes owned here.
 
         Copies of its segments become the values, unless their owners were there too. What is on
-        its way from another node that has a copy goes on, and what has come in part if another
-        node has one.
+        its way is lost; its reader begins anew from a copy.
         """
-        for key, arriving in list(self._transfers.arriving.items()):
-            if key[0] == node_id:
-                self.pulls.origin_died(key)
-                if arriving.feeder == node_id and not arriving.begun:
-                    self.pulls.lose(key, f"node {node_id.hex()} is gone")
+        self.pulls.node_died(node_id)
         self._leave(node_id)
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
             self.process_died(owner)
@@ -286,11 +280,6 @@ class NodeObjects:
             if found is not None:
                 left.setdefault(copy.owner.node, []).append(found)
         self.on_left(node_id, left)
-
-    def _left_late(self, copy: Copy) -> None:
-        found = self._left(copy)
-        if found is not None:
-            self.on_left(copy.key[0], {copy.owner.node: [found]})
 
     def _left(self, copy: Copy) -> Left | None:
         """A copy is the value from now on; None if its owner is gone too: nobody wants it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import types
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import node_pb2
@@ -76,7 +77,6 @@ class RelayHub:
         self._addresses: dict[bytes, str] = {}
         self._outboxes: dict[bytes, Outbox] = {}
         self._inboxes: dict[bytes, Inbox] = {}
-        self._channels: dict[bytes, grpc.aio.Channel] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         #: Nodes with streams to this one; each stream ends when its event is set.
         self._incoming: dict[bytes, set[asyncio.Event]] = {}
@@ -129,7 +129,6 @@ class RelayHub:
         task = self._tasks.pop(node_id, None)
         if task is not None:
             task.cancel()
-        self._channels.pop(node_id, None)
 
     def send(self, node_id: bytes, message: Relayed) -> bool:
         """Send a message; return False if there is no such node, or no way to it."""
@@ -156,16 +155,6 @@ class RelayHub:
     def can_dial(self, node_id: bytes) -> bool:
         """Return whether there is such a node, and it can be dialled."""
         return bool(self._addresses.get(node_id))
-
-    def channel(self, node_id: bytes) -> grpc.aio.Channel | None:
-        """Return a channel for objects, apart from calls, which must not wait behind gigabytes."""
-        address = self._addresses.get(node_id)
-        if not address:
-            return None
-        channel = self._channels.get(node_id)
-        if channel is None:
-            channel = self._channels[node_id] = self._dial(address)
-        return channel
 
     # --- streams that this node opens --------------------------------------------------
     async def _hold_open(self, node_id: bytes, address: str, outbox: Outbox) -> None:
@@ -287,6 +276,13 @@ class RelayHub:
                 told = batch
 
     # --- streams that others open --------------------------------------------------------
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Let a server answer other daemons."""
+        from miniray._proto import node_pb2_grpc
+
+        service = types.SimpleNamespace(Relay=self.serve)
+        node_pb2_grpc.add_NodeServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+
     async def serve(
         self,
         incoming: AsyncIterator[node_pb2.RelayBatch],
@@ -335,8 +331,6 @@ class RelayHub:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for channel in self._channels.values():
-            await channel.close(None)
 
 
 def _one_at_a_time(

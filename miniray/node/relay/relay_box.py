@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from miniray._proto import node_pb2
-from miniray.node.relay.relayed import PIECE, Relayed, pack, size_of, split, unpack
+from miniray.node.relay.relayed import ANSWER, PIECE, Relayed, pack, size_of, split, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Bytes in one gRPC message, but for the last of what is in it.
 _BATCH_BYTES = 1 << 20
 #: Bytes that are acknowledged at once: their sender keeps them until then.
-_MUCH = 16 << 20
+_MUCH = 4 << 20
 #: Stands for a message that was given up, with its size.
 _GIVEN_UP = (32, Relayed())
 #: A larger message travels in pieces of this size: gRPC refuses what is above a limit, and all
@@ -30,8 +30,11 @@ _GIVEN_UP = (32, Relayed())
 _PIECE_BYTES = 8 << 20
 
 
-def _is_notice(message: Relayed) -> bool:
-    return message.items[1] if message.notice == PIECE else bool(message.notice)
+def _is_kept(message: Relayed) -> bool:
+    """Return whether a message stays when a node is given up."""
+    if message.notice == PIECE:
+        return bool(message.items[1])
+    return bool(message.notice) and not message.bodies
 
 
 class Outbox:
@@ -42,8 +45,10 @@ class Outbox:
         self.id = int.from_bytes(os.urandom(8), "big") | 1
         #: With the size of each.
         self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
+        #: Bytes of values that wait: they go when nothing else does.
+        self._values: collections.deque[tuple[int, Relayed]] = collections.deque()
         self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
-        #: Bytes that wait.
+        #: Bytes that wait, values left out.
         self.waiting = 0
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1
@@ -54,7 +59,9 @@ class Outbox:
     def put(self, message: Relayed) -> None:
         """Queue a message."""
         size = size_of(message)
-        if size <= _PIECE_BYTES:
+        if message.notice == ANSWER and message.bodies:
+            self._values.append((size, message))
+        elif size <= _PIECE_BYTES:
             self._waiting.append((size, message))
             self.waiting += size
         else:
@@ -86,8 +93,9 @@ class Outbox:
         Notices of this daemon stay: they are few and small, and nobody would say again that a
         segment is free.
         """
+        self._values.clear()
         for box in (self._sent, self._waiting):
-            kept = [each if _is_notice(each[1]) else _GIVEN_UP for each in box]
+            kept = [each if _is_kept(each[1]) else _GIVEN_UP for each in box]
             box.clear()
             box.extend(kept)
         self._count()
@@ -98,10 +106,13 @@ class Outbox:
         first = self._oldest + len(self._sent)
         batch: list[Relayed] = []
         size = 0
-        while self._waiting and size < _BATCH_BYTES:
-            each = self._waiting.popleft()
+        while size < _BATCH_BYTES and (self._waiting or self._values):
+            if self._waiting:
+                each = self._waiting.popleft()
+                self.waiting -= each[0]
+            else:
+                each = self._values.popleft()
             size += each[0]
-            self.waiting -= each[0]
             batch.append(each[1])
             self._sent.append(each)
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
@@ -120,7 +131,7 @@ class Outbox:
         self.rewind()
         self._filled.set()  # whoever wrote before sees that it is over
         while True:
-            while not self._waiting and self._stream == own:
+            while not (self._waiting or self._values) and self._stream == own:
                 self._filled.clear()
                 await self._filled.wait()
             if self._stream != own:

@@ -27,6 +27,15 @@ FREED = "freed"
 FREED_COPIES = "freed copies"
 #: (segment, ...) of the receiving node that their owner, which ends by rule, left to the sender.
 ADOPTED = "adopted"
+#: (number, node, segment there, nodes that did not serve it, whether by mover): the sender wants
+#: that value, which the receiving node has, or has a copy of.
+FETCH = "fetch"
+#: (number, node, segment there, offset, length): the sender wants those bytes of a value.
+READ = "read"
+#: (number, ...): the answer to either (node/transfer/requests.py); bytes of the value as body.
+ANSWER = "answer"
+#: (node, segment there): the sender fetches that from the receiving node no more.
+FETCH_ENDED = "fetch ended"
 #: (segment, ...) of the receiving node, of which the sender has got a copy.
 COPIED = "copied"
 #: (node, (segment there, segment of the sending node, owner), ...): a node is gone; the sender has
@@ -38,15 +47,6 @@ OWNED = "owned"
 LEFT_ASKED = "left asked"
 #: (number,): the answer to that.
 LEFT_TOLD = "left told"
-#: (number, node, segment there): the node is gone; do you have a copy of that?
-COPY_ASKED = "copy asked"
-#: (number, segment): the answer to that; 0: no.
-COPY_TOLD = "copy told"
-#: (ticket, segment, offset, node, ...): the sender, which cannot dial, wants a segment pushed;
-#: the nodes were named to it and did not serve.
-WANTED = "wanted"
-#: (ticket, reason, whether it may work later): a segment that was wanted cannot be pushed.
-REFUSED = "refused"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
 
@@ -84,10 +84,8 @@ class Relayed(NamedTuple):
 def refusal(message: Relayed, why: str) -> Relayed | None:
     """What to answer whoever waits for a message that could not be handled; None if nobody does."""
     number = message.items[:1]
-    if message.notice == WANTED:
-        return Relayed(notice=REFUSED, items=(*number, why, False))
-    if message.notice == COPY_ASKED:
-        return Relayed(notice=COPY_TOLD, items=(*number, 0))
+    if message.notice in (FETCH, READ):
+        return Relayed(notice=ANSWER, items=(*number, why))
     if message.notice == LEFT_ASKED:
         return Relayed(notice=LEFT_TOLD, items=number)
     if message.bodies:

@@ -13,8 +13,7 @@ from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.arriving import Key
-    from miniray.node.transfer.copies import Copies
+    from miniray.node.transfer.copies import Copies, Key
     from miniray.node.transfer.pulls import Pulls
 
 #: Part of the store that each kind of what is fetched ahead may take.

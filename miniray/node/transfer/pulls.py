@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from miniray.exceptions import ObjectStoreFullError
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.arriving import Key
-    from miniray.node.transfer.copies import Copies, Copy, Owner
+    from miniray.node.transfer.copies import Copies, Key, Owner
 
 
 class Waiter:
@@ -44,8 +43,6 @@ class _Pull:
         self.claim = Claim(size, on_full=self._give_up)
         self.task: asyncio.Task[None]
         self.waiters: set[Waiter] = set()
-        #: The node of the segment died meanwhile: no other copy can be had from there.
-        self.last = False
         #: Called with who gives up, and why.
         self.on_given_up: Callable[[Waiter, Exception], object]
 
@@ -60,21 +57,19 @@ class Pulls:
     Args:
         store: Where copies are.
         copy: Copies a segment of another node into room that it claims. The one that it
-            returns is to be sealed; it may be a copy of another one of the same value.
+            returns is to be sealed.
         copies: Where a copy is noted when it is there.
     """
 
     def __init__(
         self,
         store: SegmentStore,
-        copy: Callable[[bytes, int, Claim], Awaitable[tuple[Segment, Owner, Key]]],
+        copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]],
         copies: Copies,
     ) -> None:
         self._store = store
         self._copy = copy
         self._copies = copies
-        #: Called with a copy that was still coming when its segment's node died.
-        self.on_left: Callable[[Copy], object] = _nobody
         self._pulls: dict[Key, _Pull] = {}
         #: By process and number of its request.
         self._waiters: dict[tuple[bytes, int], Waiter] = {}
@@ -138,11 +133,11 @@ class Pulls:
             for waiter in list(pull.waiters):
                 self._withdraw(waiter, reason)
 
-    def origin_died(self, key: Key) -> None:
-        """The node of a segment is gone, but a copy comes from elsewhere."""
-        pull = self._pulls.get(key)
-        if pull is not None:
-            pull.last = True
+    def node_died(self, node_id: bytes) -> None:
+        """Fail all who wait for copies of a node's segments."""
+        for key in list(self._pulls):
+            if key[0] == node_id:
+                self.lose(key, f"node {node_id.hex()} is gone")
 
     def _withdraw(self, waiter: Waiter, reason: str) -> None:
         self._drop(waiter, ObjectLostError(f"segment {waiter.pull.key[1]}", reason))
@@ -166,7 +161,7 @@ class Pulls:
 
     async def _run(self, pull: _Pull) -> None:
         try:
-            segment, owner, source = await self._copy(*pull.key, pull.claim)
+            segment, owner = await self._copy(pull.key, pull.claim)
         except asyncio.CancelledError:
             self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
             raise
@@ -179,15 +174,12 @@ class Pulls:
         elif not self._store.has(segment):
             self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "it was freed meanwhile"))
         else:
-            self._arrived(pull, segment, owner, source)
+            self._arrived(pull, segment, owner)
 
-    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner, source: Key) -> None:
-        """A copy is here, of the segment that was asked for or of one that took its place."""
+    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner) -> None:
         del self._pulls[pull.key]
-        copy: Copy | None = None
-        if self._copies.find(source) is None:
-            self._store.change_owner(segment.number, source[0])
-            copy = self._copies.add(source, segment.number, owner)
+        self._store.change_owner(segment.number, pull.key[0])
+        self._copies.add(pull.key, segment.number, owner)
         for waiter in list(pull.waiters):
             self._forget(waiter)
             if waiter.segment.done():  # who waited was cancelled
@@ -195,10 +187,6 @@ class Pulls:
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
-        if copy is None:
-            self._store.free(segment.number)  # there is another one for who comes later
-        elif pull.last and source == pull.key:
-            self.on_left(copy)
 
     def _end(self, pull: _Pull, error: Exception) -> None:
         if self._pulls.get(pull.key) is pull:
@@ -206,10 +194,6 @@ class Pulls:
         for waiter in list(pull.waiters):
             self._forget(waiter)
             _fail(waiter, error)
-
-
-def _nobody(_copy: Copy) -> None:
-    """Nobody has said what to do yet."""
 
 
 def _fail(waiter: Waiter, error: Exception) -> None:

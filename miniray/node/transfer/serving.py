@@ -1,43 +1,53 @@
-"""Objects on their way from this node to others: its own, and copies of other nodes' objects.
+"""Values on their way from this node to others: its own, and copies of other nodes' values.
 
 The node of a segment decides who copies from whom (``spread.py``) and sends those that it does
-not serve itself to one that does. What is still arriving here is passed on as it comes.
+not serve itself to one that does. What is still arriving here is passed on as it comes. A value
+that fits into one piece goes with the answer, to everybody at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import logging
 import os
 from typing import TYPE_CHECKING
 
-import grpc
-
-from miniray._proto import node_pb2
 from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.copies import Copies, Owner
-from miniray.node.transfer.services import push
+from miniray.node.transfer.copies import Owner
+from miniray.node.transfer.requests import Answer
 from miniray.node.transfer.spread import Spread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import Coroutine, Mapping
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
-    from miniray.node.transfer.arriving import Arriving, Key
-    from miniray.node.transfer.mover_client import MoverClient, Offer
-    from miniray.node.transfer.spread import Place
-    from miniray.node.transfer.transfers import Transfers
+    from miniray.node.transfer.copies import Arriving, Copies, Key
+    from miniray.node.transfer.mover_client import MoverClient
 
 logger = logging.getLogger(__name__)
 
-#: Pieces that wait at a time to be taken by one node: each is in this process's own memory.
-_PIECES = 8
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Request:
+    """What another node asks: FETCH of ``relayed.py``."""
+
+    node: bytes
+    number: int
+    origin: bytes
+    segment: int
+    tried: tuple[bytes, ...]
+    by_mover: bool
+
+    @property
+    def key(self) -> Key:
+        """The value that it asks for."""
+        return self.origin, self.segment
 
 
 class _Spreading:
@@ -45,8 +55,7 @@ class _Spreading:
 
     def __init__(self, node_id: bytes) -> None:
         self.spread = Spread(node_id)
-        #: Set when there may be room for one more.
-        self.room = asyncio.Event()
+        self.waiting: dict[bytes, _Request] = {}
 
 
 class Serving:
@@ -58,8 +67,11 @@ class Serving:
         store: SegmentStore,
         spilling: Spilling,
         relay: RelayHub,
-        transfers: Transfers,
         mover: MoverClient,
+        *,
+        copies: Copies,
+        arriving: Mapping[Key, Arriving],
+        owner_nodes: Mapping[bytes, bytes],
     ) -> None:
         """Register what it answers.
 
@@ -68,318 +80,302 @@ class Serving:
             store: Its segments.
             spilling: What reads those that are on disk.
             relay: The way to other daemons.
-            transfers: What is on its way here.
             mover: What large values go through.
+            copies: The copies here of segments of other nodes.
+            arriving: Those that are on their way here.
+            owner_nodes: The nodes of owners of segments here that are of other nodes.
         """
         self._node_id = node_id
         self._store = store
         self._spilling = spilling
         self._relay = relay
-        self._arriving = transfers.arriving
-        transfers.others.number_of = self._copy_of
         self._mover = mover
-        #: Copies here of segments of other nodes.
-        self.copies = Copies()
-        #: The node of the process that owns a segment of this one.
-        self.node_of: Callable[[bytes], bytes] = lambda _owner: node_id
+        self._copies = copies
+        self._arriving = arriving
+        self._owner_nodes = owner_nodes
         self._spreads: dict[int, _Spreading] = {}
-        #: Who may hold a piece that a node has not taken yet.
-        self._turns: dict[bytes, asyncio.Semaphore] = {}
-        #: Pushes under way, by the node that they go to.
-        self._pushes: dict[bytes, set[asyncio.Task[None]]] = {}
-        relay.notices[r.WANTED] = self._wanted
+        #: What is offered to other nodes by the mover, or about to be: node and value.
+        self._offers: dict[tuple[bytes, Key], asyncio.Task[None]] = {}
+        #: Reads that wait for the disk, or for what is still on its way here.
+        self._reads: set[asyncio.Task[None]] = set()
+        relay.notices[r.FETCH] = self._fetch
+        relay.notices[r.READ] = self._read
+        relay.notices[r.FETCH_ENDED] = self._fetch_ended
         relay.notices[r.COPIED] = self._copied
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when no value is in use."""
         return {
             "spreads": len(self._spreads),
-            "pushes": sum(map(len, self._pushes.values())),
+            "offers": len(self._offers),
+            "reads": len(self._reads),
         }
 
-    def _copy_of(self, key: Key) -> int:
-        """The whole copy here of another node's segment; 0 if there is none."""
-        copy = self.copies.find(key)
-        return 0 if copy is None else copy.number
+    # --- who is served -----------------------------------------------------------
+    def _fetch(self, node_id: bytes, message: Relayed) -> None:
+        """Another node wants a value."""
+        request = _Request(node_id, *message.items)
+        try:
+            if request.origin == self._node_id:
+                self._serve_own(request)
+            else:
+                self._serve_copy(request)
+        except ObjectLostError as error:
+            self._refuse(node_id, request.number, error)
+
+    def _serve_own(self, request: _Request) -> None:
+        number = request.segment
+        segment = self._store.get(number)
+        if segment.freed:
+            raise ObjectLostError(f"segment {number}", "its owner has freed it")
+        spreading = self._spreads.get(number)
+        if spreading is None:
+            spreading = self._spreads[number] = _Spreading(self._node_id)
+        if segment.size <= config().transfer_chunk:
+            spreading.spread.nodes.add(request.node)
+            self._answer_with(request.node, request.number, segment, 0, segment.size)
+            return
+        for holder in request.tried[-1:]:
+            spreading.spread.failed(holder)
+        spreading.waiting[request.node] = request
+        self._place(number)
+
+    def _place(self, number: int) -> None:
+        """Answer those who want a segment of this node and can copy it now."""
+        spreading = self._spreads.get(number)
+        if spreading is None or not spreading.waiting:
+            return
+        segment = self._store.get(number)
+        for request in list(spreading.waiting.values()):
+            serves = self._relay.can_dial(request.node)
+            parent = spreading.spread.place(request.node, request.tried, serves=serves)
+            if parent is None:
+                continue
+            del spreading.waiting[request.node]
+            if parent == self._node_id:
+                self._give(request, segment)
+            else:
+                self._answer(request.node, request.number, Answer(ask=parent))
+
+    def _serve_copy(self, request: _Request) -> None:
+        """Serve a copy that is here, or as much of it as is."""
+        copy = self._copies.find(request.key)
+        if copy is not None:
+            self._give(request, self._store.get(copy.number), copy.owner)
+            return
+        arriving = self._arriving.get(request.key)
+        if arriving is None:
+            raise _no_copy(request.key)
+        self._offer_later(request, self._pass_on(request, arriving))
+
+    async def _pass_on(self, request: _Request, arriving: Arriving) -> None:
+        segment = await arriving.begun()
+        if segment is None:
+            raise _no_copy(request.key)
+        if arriving.job:
+            await self._offer(request, segment, arriving.owner, arriving.job)
+        else:
+            self._answer(request.node, request.number, _head(segment, arriving.owner))
 
     def forget(self, number: int) -> set[bytes]:
-        """A segment of this node is freed; returns the nodes that may have copies of it."""
+        """Forget a segment that is freed; returns the nodes that may have copies of it."""
         spreading = self._spreads.pop(number, None)
         if spreading is None:
             return set()
-        spreading.room.set()
+        freed = ObjectLostError(f"segment {number}", "its owner has freed it")
+        for request in spreading.waiting.values():
+            self._refuse(request.node, request.number, freed)
         return spreading.spread.nodes
-
-    def node_died(self, node_id: bytes) -> None:
-        """A node is gone: nothing is sent to it any more."""
-        self._turns.pop(node_id, None)
-        for task in self._pushes.pop(node_id, ()):
-            task.cancel()
-        for spreading in self._spreads.values():
-            spreading.spread.node_died(node_id)
-            spreading.room.set()
-
-    # --- sending -----------------------------------------------------------------
-    async def serve(
-        self,
-        origin: bytes,
-        number: int,
-        offset: int,
-        node_id: bytes,
-        tried: Sequence[bytes] = (),
-        ticket: int = 0,
-        *,
-        unreached: str | None = None,
-    ) -> AsyncGenerator[bytes, None]:
-        """A segment in pieces for another node, or the word whom or where to ask instead.
-
-        Args:
-            origin: The node of the segment.
-            number: Its number there.
-            offset: Where to begin.
-            node_id: Who asks.
-            tried: Nodes that this one named to it and that did not serve.
-            ticket: Of a push.
-            unreached: A mover that a large one cannot come from; None: it comes from none.
-
-        Raises:
-            ObjectLostError: it is not here.
-        """
-        if origin == self._node_id:
-            parts = self._serve_own(number, offset, node_id, tried, ticket, unreached=unreached)
-        else:
-            parts = self._pass_on((origin, number), offset, node_id, unreached=unreached)
-        async with contextlib.aclosing(parts):
-            async for part in parts:
-                yield part
-
-    async def _serve_own(
-        self,
-        number: int,
-        offset: int,
-        node_id: bytes,
-        tried: Sequence[bytes],
-        ticket: int,
-        *,
-        unreached: str | None,
-    ) -> AsyncGenerator[bytes, None]:
-        place = await self._place(number, node_id, tried)
-        try:
-            if place.parent != self._node_id:
-                head = node_pb2.ObjectHead(ask=place.parent, ticket=ticket)
-                yield head.SerializeToString()
-                await asyncio.Event().wait()  # until the other end hangs up
-            with self._mapped(self._store.get(number), node_id) as segment:
-                owner = Owner(segment.owner, self.node_of(segment.owner))
-                parts = self._parts(
-                    segment, owner, offset, node_id, ticket, None, unreached=unreached
-                )
-                async with contextlib.aclosing(parts):
-                    async for part in parts:
-                        yield part
-        finally:
-            self._leave(number, place)
-
-    async def _place(self, number: int, node_id: bytes, tried: Sequence[bytes]) -> Place:
-        """Wait until a node may copy a segment of this one, from here or from elsewhere."""
-        failed = tried[-1:]
-        while True:
-            segment = self._store.get(number)
-            if segment.freed:
-                raise ObjectLostError(f"segment {number}", "its owner has freed it")
-            spreading = self._spreads.get(number)
-            if spreading is None:
-                spreading = self._spreads[number] = _Spreading(self._node_id)
-            for holder in failed:
-                spreading.spread.failed(holder)
-            failed = ()
-            serves = self._relay.can_dial(node_id)
-            place = spreading.spread.place(node_id, tried, serves=serves)
-            if place is not None:
-                return place
-            spreading.room.clear()
-            await spreading.room.wait()
-
-    def _leave(self, number: int, place: Place) -> None:
-        spreading = self._spreads.get(number)
-        if spreading is not None:
-            spreading.spread.leave(place)
-            spreading.room.set()
 
     def _copied(self, node_id: bytes, message: Relayed) -> None:
         """Another node has copies of segments of this one; it may be one that came back."""
         freed = []
         for number in message.items:
+            self._end_offer(node_id, (self._node_id, number))
             spreading = self._spreads.get(number)
             if spreading is not None:
                 spreading.spread.has_copy(node_id, serves=self._relay.can_dial(node_id))
-                spreading.room.set()
+                self._place(number)
             else:
                 freed.append(number)
         if freed:
             self._relay.send(node_id, Relayed(notice=r.FREED_COPIES, items=tuple(freed)))
 
-    async def _pass_on(
-        self, key: Key, offset: int, node_id: bytes, *, unreached: str | None
-    ) -> AsyncGenerator[bytes, None]:
-        """A copy that is here, or as much of it as is."""
-        copy = self.copies.find(key)
-        arriving: Arriving | None = None
-        found: Segment | None = None
-        if copy is not None:
-            found = self._store.get(copy.number)
-            owner = copy.owner
+    def _fetch_ended(self, node_id: bytes, message: Relayed) -> None:
+        """Another node does not fetch a value from here any more."""
+        origin, number = message.items
+        self._end_offer(node_id, (origin, number))
+        if origin == self._node_id:
+            self._leave(number, node_id)
+
+    def _leave(self, number: int, node_id: bytes) -> None:
+        spreading = self._spreads.get(number)
+        if spreading is not None:
+            spreading.waiting.pop(node_id, None)
+            spreading.spread.leave(node_id)
+            self._place(number)
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """End what a node fetches here: messages to or from it were lost, and it asks again."""
+        for node, key in list(self._offers):
+            if node == node_id:
+                self._end_offer(node, key)
+        for number in list(self._spreads):
+            self._leave(number, node_id)
+
+    def node_died(self, node_id: bytes) -> None:
+        """Forget a node that is gone."""
+        for spreading in self._spreads.values():
+            spreading.spread.node_died(node_id)
+        self.node_unreachable(node_id)
+
+    # --- by mover ------------------------------------------------------------------
+    def _give(self, request: _Request, segment: Segment, owner: Owner | None = None) -> None:
+        """Say how a node gets a large value from here."""
+        owner = owner or self._owner(segment)
+        if request.by_mover and segment.in_memory:
+            self._offer_later(request, self._offer(request, segment, owner, 0))
         else:
-            arriving = self._arriving.get(key)
-            if arriving is not None:
-                found = await arriving.room()
-                owner = arriving.owner
-        if found is None:
-            raise ObjectLostError(f"segment {key[1]}", "there is no copy of it on this node")
-        with self._mapped(found, node_id) as segment:
-            parts = self._parts(segment, owner, offset, node_id, 0, arriving, unreached=unreached)
-            async with contextlib.aclosing(parts):
-                async for part in parts:
-                    yield part
+            self._answer(request.node, request.number, _head(segment, owner))
 
-    async def _parts(
-        self,
-        segment: Segment,
-        owner: Owner,
-        offset: int,
-        node_id: bytes,
-        ticket: int,
-        arriving: Arriving | None,
-        *,
-        unreached: str | None,
-    ) -> AsyncGenerator[bytes, None]:
-        """The first word of a segment, and its bytes unless they go from mover to mover."""
-        large = segment.in_memory and segment.size - offset > config().transfer_chunk
-        if unreached is not None and large and (arriving is None or arriving.job):
-            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            job = arriving.job if arriving is not None else 0
-            offer = await self._offer(segment, node_id, job, over, unreached)
-            if offer is not None:
-                try:
-                    yield _head(segment, owner, ticket, offer)
-                    await over
-                finally:
-                    self._mover.withdraw(offer.ticket)
-                return
-        yield _head(segment, owner, ticket)
-        turns = self._turns.get(node_id)
-        if turns is None:
-            turns = self._turns[node_id] = asyncio.Semaphore(_PIECES)
-        while offset < segment.size:
-            end = segment.size if arriving is None else await arriving.beyond(offset)
-            if end <= offset:
-                raise ObjectLostError(f"segment {segment.number}", "its transfer here ended")
-            async with turns:  # until the piece is taken
-                piece = await self._read(segment, offset, end)
-                offset += len(piece)
-                yield piece
+    def _offer_later(self, request: _Request, work: Coroutine[None, None, None]) -> None:
+        """Answer a request by a task that lasts as long as the node may fetch from the mover."""
+        name = (request.node, request.key)
+        self._end_offer(*name)
 
-    async def _offer(
-        self,
-        segment: Segment,
-        node_id: bytes,
-        job: int,
-        over: asyncio.Future[None],
-        unreached: str,
-    ) -> Offer | None:
-        """Let another node's mover read a segment, which stays mapped until that is ``over``."""
+        async def run() -> None:
+            try:
+                await work
+            except ObjectLostError as error:
+                self._refuse(request.node, request.number, error)
+            except Exception as error:
+                logger.exception("a value could not be sent to another node")
+                self._refuse(request.node, request.number, ObjectLostError("", repr(error)))
+
+        def forget(task: asyncio.Task[None]) -> None:
+            work.close()  # if it has not begun
+            if self._offers.get(name) is task:
+                del self._offers[name]
+
+        task = self._offers[name] = asyncio.ensure_future(run())
+        task.add_done_callback(forget)
+
+    def _end_offer(self, node_id: bytes, key: Key) -> None:
+        task = self._offers.pop((node_id, key), None)
+        if task is not None:
+            task.cancel()
+
+    async def _offer(self, request: _Request, segment: Segment, owner: Owner, job: int) -> None:
+        """Let another node's mover read a segment, which stays mapped until it has.
+
+        Args:
+            request: Of that node.
+            segment: Here, complete or filled by the mover.
+            owner: Of the value.
+            job: The number of the mover's work that fills it; 0 if it is complete.
+        """
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def released(*, clean: bool) -> None:
-            self._store.unmap([segment.number], node_id, left_open=not clean)
+            self._store.unmap([segment.number], request.node, left_open=not clean)
             if not over.done():
                 over.set_result(None)
 
-        self._store.map(segment.number, node_id)
-        return await self._mover.offer(segment.fd, segment.size, job, released, unreached)
+        self._store.map(segment.number, request.node)
+        head = _head(segment, owner)
+        offer = await self._mover.offer(segment.fd, segment.size, job, released)
+        if offer is None:
+            self._answer(request.node, request.number, head)
+            return
+        try:
+            head = head._replace(mover=offer.address, ticket=offer.ticket)
+            self._answer(request.node, request.number, head)
+            await over
+        finally:
+            self._mover.withdraw(offer.ticket)
 
-    async def _read(self, segment: Segment, offset: int, end: int) -> bytes:
-        length = min(config().transfer_chunk, end - offset)
+    # --- in pieces -----------------------------------------------------------------
+    def _read(self, node_id: bytes, message: Relayed) -> None:
+        """Another node wants bytes of a value that is here, or on its way here."""
+        number, origin, segment_there, offset, length = message.items
+        key = (origin, segment_there)
+        arriving = None
+        try:
+            if origin == self._node_id:
+                segment = self._store.get(segment_there)
+            elif (copy := self._copies.find(key)) is not None:
+                segment = self._store.get(copy.number)
+            else:
+                arriving = self._arriving.get(key)
+                if arriving is None or arriving.segment is None:
+                    raise _no_copy(key)
+                segment = arriving.segment
+        except ObjectLostError as error:
+            self._refuse(node_id, number, error)
+            return
+        if arriving is None or arriving.offset >= offset + length:
+            self._answer_with(node_id, number, segment, offset, length)
+        else:
+            arrived = arriving.reached(offset + length)
+            self._run(self._read_later(node_id, number, segment, offset, length, arrived))
+
+    def _answer_with(
+        self, node_id: bytes, number: int, segment: Segment, offset: int, length: int
+    ) -> None:
+        """Answer a request with bytes of a segment."""
         if segment.in_memory:
-            return os.pread(segment.fd, length, offset)
-        return await self._spilling.read(segment, offset, length)
+            piece = os.pread(segment.fd, length, offset)
+            self._answer(node_id, number, _head(segment, self._owner(segment)), piece)
+        else:
+            self._run(self._read_later(node_id, number, segment, offset, length))
 
-    @contextlib.contextmanager
-    def _mapped(self, segment: Segment, node_id: bytes) -> Iterator[Segment]:
-        """A segment that another node reads."""
+    async def _read_later(
+        self,
+        node_id: bytes,
+        number: int,
+        segment: Segment,
+        offset: int,
+        length: int,
+        arrived: Coroutine[None, None, bool] | None = None,
+    ) -> None:
+        """Answer a request with bytes that are on disk, or have yet to arrive here."""
         self._store.map(segment.number, node_id)
         try:
-            yield segment
+            if arrived is not None and not await arrived:
+                raise ObjectLostError("segment", "its transfer to the node that passes it on ended")
+            if segment.in_memory:
+                piece = os.pread(segment.fd, length, offset)
+            else:
+                piece = await self._spilling.read(segment, offset, length)
+            self._answer(node_id, number, _head(segment, self._owner(segment)), piece)
+        except ObjectLostError as error:
+            self._refuse(node_id, number, error)
+        except Exception as error:
+            logger.exception("a value could not be read for another node")
+            self._refuse(node_id, number, ObjectLostError("segment", repr(error)))
         finally:
             self._store.unmap([segment.number], node_id)
 
-    # --- pushing -----------------------------------------------------------------
-    def _wanted(self, node_id: bytes, message: Relayed) -> None:
-        """A node that cannot dial this one wants a segment."""
-        task = asyncio.ensure_future(self._push(node_id, *message.items))
-        pushes = self._pushes.setdefault(node_id, set())
-        pushes.add(task)
-        task.add_done_callback(pushes.discard)
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._reads.add(task)
+        task.add_done_callback(self._reads.discard)
 
-    async def _push(
-        self, node_id: bytes, ticket: int, number: int, offset: int, *tried: bytes
-    ) -> None:
-        channel = self._relay.channel(node_id)
-        try:
-            if channel is None:
-                raise ObjectLostError(
-                    f"segment {number}", "neither of the two nodes can dial the other"
-                )
-            served = self.serve(self._node_id, number, offset, node_id, tried, ticket)
-            async with contextlib.aclosing(served) as pieces:
-                # What a call's iterator raises is lost in gRPC, so this is found out before.
-                first = await anext(pieces)
-                await _send(channel, first, pieces)
-        except ObjectLostError as error:
-            self._refuse(node_id, ticket, error.reason, may_work=False)
-        except grpc.aio.AioRpcError as error:
-            self._refuse(node_id, ticket, str(error.details()), may_work=True)
-        except asyncio.CancelledError:  # by gRPC, unless the node is gone
-            self._refuse(node_id, ticket, "the connection broke", may_work=True)
-        except Exception as error:
-            logger.exception("segment %d could not be pushed to node %s", number, node_id.hex())
-            self._refuse(node_id, ticket, repr(error), may_work=True)
+    # --- answers -------------------------------------------------------------------
+    def _owner(self, segment: Segment) -> Owner:
+        return Owner(segment.owner, self._owner_nodes.get(segment.owner, self._node_id))
 
-    def _refuse(self, node_id: bytes, ticket: int, reason: str, *, may_work: bool) -> None:
-        items = (ticket, reason, may_work)
-        self._relay.send(node_id, Relayed(notice=r.REFUSED, items=items))
+    def _answer(self, node_id: bytes, number: int, answer: Answer, piece: bytes = b"") -> None:
+        bodies = [piece] if piece else []
+        self._relay.send(node_id, Relayed(notice=r.ANSWER, items=(number, *answer), bodies=bodies))
+
+    def _refuse(self, node_id: bytes, number: int, error: ObjectLostError) -> None:
+        self._answer(node_id, number, Answer(lost=error.reason))
 
 
-async def _send(channel: grpc.aio.Channel, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
-    """Push pieces; after the word whom to ask instead, until the other end hangs up."""
-    if not node_pb2.ObjectHead.FromString(first).ask:
-        await push(channel, _followed_by(first, rest))
-        return
-    over = asyncio.Event()
-    try:
-        await push(channel, _until(over, first))
-    finally:
-        over.set()
+def _head(segment: Segment, owner: Owner) -> Answer:
+    return Answer(size=segment.size, form=segment.form, owner=owner.process, owner_node=owner.node)
 
 
-async def _followed_by(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in rest:
-        yield piece
-
-
-async def _until(over: asyncio.Event, only: bytes) -> AsyncIterator[bytes]:
-    yield only
-    await over.wait()
-
-
-def _head(segment: Segment, owner: Owner, ticket: int, offer: Offer | None = None) -> bytes:
-    head = node_pb2.ObjectHead(
-        size=segment.size,
-        form=segment.form,
-        ticket=ticket,
-        owner=owner.process,
-        owner_node=owner.node,
-        mover=offer.address if offer is not None else "",
-        move=offer.ticket if offer is not None else b"",
-    )
-    return bytes(head.SerializeToString())
+def _no_copy(key: Key) -> ObjectLostError:
+    return ObjectLostError(f"segment {key[1]}", "there is no copy of it on this node")

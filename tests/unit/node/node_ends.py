@@ -17,9 +17,9 @@ from miniray.node.base.template_client import Helper, TemplateGoneError
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.spilling import Spilling
+from miniray.node.transfer.copies import Copies
 from miniray.node.transfer.mover import Mover
 from miniray.node.transfer.mover_client import MoverClient
-from miniray.node.transfer.services import add_services
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
 
@@ -102,9 +102,17 @@ class End:
         start = mover_in_thread if movers else no_mover
         (folder / name).mkdir()
         self.mover = MoverClient(start, MoverConfig("here", str(folder / name)))
+        self.copies = Copies()
         self.transfers = Transfers(self.id, self.store, self.spilling, self.hub, self.mover)
         self.serving = Serving(
-            self.id, self.store, self.spilling, self.hub, self.transfers, self.mover
+            self.id,
+            self.store,
+            self.spilling,
+            self.hub,
+            self.mover,
+            copies=self.copies,
+            arriving=self.transfers.arriving,
+            owner_nodes={},
         )
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
@@ -119,7 +127,7 @@ class End:
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        add_services(self._server, self.hub, self.serving, self.transfers)
+        self.hub.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self._path}")
         await self._server.start()
         self._proxy = await asyncio.start_unix_server(
@@ -127,7 +135,6 @@ class End:
         )
 
     async def stop(self) -> None:
-        await self.transfers.close()
         await self.hub.close()
         await self._server.stop(None)
         self._proxy.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from miniray.node.base.question import Question
 from miniray.node.base.tasks import ended, set_within, within
 
 if TYPE_CHECKING:
@@ -74,3 +75,20 @@ def test_what_the_work_raises_is_raised() -> None:
 
     with pytest.raises(ValueError, match="boom"):
         asyncio.run(within(work(), 10))
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_a_question_whose_answer_comes_just_when_it_is_cancelled_is_cancelled(later: int) -> None:
+    async def main() -> None:
+        question = Question([b"n1"])
+        asking = asyncio.ensure_future(question.wait(60))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        question.answered(b"n1", 1)
+        for _ in range(later):
+            await asyncio.sleep(0)
+        if asking.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+    asyncio.run(main())

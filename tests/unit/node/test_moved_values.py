@@ -22,6 +22,7 @@ from node_ends import End, no_mover, until
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress
 from miniray.node.base.node_config import MoverConfig
+from miniray.node.relay.relayed import FETCH, Relayed
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import transfers as transfers_module
 from miniray.node.transfer.mover_client import Move, MoverClient, Offer
@@ -46,7 +47,7 @@ def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copy, owner, _ = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, owner = await b.transfers.copy((a.id, number), Claim(SIZE))
         assert content(copy) == data
         assert owner == (OWNER, a.id)
         a.store.free(number)
@@ -56,29 +57,38 @@ def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) ->
     with_ends(tmp_path, test)
 
 
-@pytest.mark.usefixtures("no_pieces")
-@pytest.mark.parametrize("what", ["call", "mover that sends", "mover that receives"])
-def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["relay", "mover that sends", "mover that receives"])
+def test_what_breaks_on_the_way_goes_on_where_it_was(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(SIZE)
+    pieces: list[int] = []
+    write = transfers_module.write_all
+
+    def note(fd: int, piece: bytes, offset: int) -> None:
+        pieces.append(offset)
+        write(fd, piece, offset)
+
+    monkeypatch.setattr(transfers_module, "write_all", note)
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        offsets: list[int] = []
+        broken: list[int] = []
         fetch_by_mover = b.mover.fetch
 
         def fetch_and_break(*args: Any) -> Move:
-            *others, offset, size, came = args
-            offsets.append(offset)
+            *others, came = args
 
             def came_and_break(count: int) -> None:
                 came(count)
-                if len(offsets) == 1:
+                if not broken:
                     break_it()
+                broken.append(count)
 
-            return fetch_by_mover(*others, offset, size, came_and_break)
+            return fetch_by_mover(*others, came_and_break)
 
         def break_it() -> None:
-            if what == "call":
+            if what == "relay":
                 a.breaker.cut()
                 b.breaker.cut()
             else:
@@ -86,11 +96,12 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) 
                 end.mover._running()._control.shutdown(socket.SHUT_RDWR)
 
         b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
-        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
         assert content(copy) == data
-        assert len(offsets) <= 2
-        if len(offsets) > 1:
-            assert offsets[1] > 0
+        assert 0 not in pieces
+        assert pieces == sorted(set(pieces)), "a piece came twice"
+        if what == "relay":
+            assert not pieces
 
     with_ends(tmp_path, test)
 
@@ -110,7 +121,7 @@ def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
 
         b.mover.fetch = count  # type: ignore[method-assign]
         for _ in range(3):
-            copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
             assert content(copy) == data
         assert len(asked) == 1
 
@@ -133,16 +144,13 @@ def test_a_mover_that_sends_nothing_is_left(
             silent = str(DaemonAddress("here", str(tmp_path / "silent.sock")))
 
             async def offer(*args: Any) -> Offer | None:
-                offered = await offer_by_mover(*args[:-1])
+                offered = await offer_by_mover(*args)
                 assert offered is not None
-                if args[-1] != silent:
-                    return Offer(silent, offered.ticket)
-                a.mover.withdraw(offered.ticket)
-                return None
+                return Offer(silent, offered.ticket)
 
             a.mover.offer = offer  # type: ignore[method-assign]
             number = written(a, data)
-            copy, *_ = await b.transfers.copy(a.id, number, Claim(len(data)))
+            copy, _ = await b.transfers.copy((a.id, number), Claim(len(data)))
         assert content(copy) == data
         a.store.free(number)
         await until(lambda: not a.store.used)
@@ -159,7 +167,7 @@ def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: 
 
     async def test(a: End, b: End) -> None:
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy) == data
 
@@ -171,11 +179,28 @@ def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         a.mover = a.serving._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
-        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
         assert content(copy) == data
         b.mover = b.transfers._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
-        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
         assert content(copy) == data
+
+    with_ends(tmp_path, test)
+
+
+def test_nothing_is_kept_for_a_node_that_dies_while_a_value_is_offered_to_it(
+    tmp_path: Path,
+) -> None:
+    async def test(a: End, _b: End) -> None:
+        number = written(a, bytes(SIZE))
+        request = Relayed(notice=FETCH, items=(1, a.id, number, (), True))
+        a.hub.notices[FETCH](b"other", request)
+        await until(lambda: a.mover.table_sizes()["offered"])
+        a.store.free(number)
+        assert a.store.used
+        a.serving.node_died(b"other")
+        await until(lambda: not a.store.used)
+        assert not a.serving.table_sizes()["offers"]
 
     with_ends(tmp_path, test)
 
@@ -194,7 +219,7 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
             return move
 
         b.mover.fetch = fetch_and_tell  # type: ignore[method-assign]
-        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
+        copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -226,9 +251,9 @@ def test_memory_that_could_not_be_shown_comes_another_way(
     async def test(a: End, b: End) -> None:
         for way in (without, refuse):
             monkeypatch.setattr(socket, "send_fds", way)
-            b.transfers._unreached.clear()
-            copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            b.transfers._without_mover.clear()
+            copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
             assert content(copy) == data
-            assert a.id in b.transfers._unreached
+            assert a.id in b.transfers._without_mover
 
     with_ends(tmp_path, test)

@@ -14,7 +14,6 @@ from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.arriving import Arriving
 from miniray.node.transfer.copies import Copies, Owner
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from miniray.node.store.admission_queue import Claim
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.arriving import Key
+    from miniray.node.transfer.copies import Key
 
 HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
 OWNER, READER = b"owner000", b"reader00"
@@ -50,24 +49,22 @@ class Relay:
 
 
 class Transfers:
-    """Copies that come from ``FEEDER``, when the test says so."""
+    """Copies that come when the test says so."""
 
     def __init__(self, store: SegmentStore, owner: Owner) -> None:
         self._store = store
         self._owner = owner
-        self.feeder = FEEDER
-        self.begins = True
-        self.arriving: dict[Key, Arriving] = {}
         self.finish = asyncio.Event()
 
-    async def copy(self, node: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
-        arriving = self.arriving[node, number] = Arriving(self.feeder)
-        segment = arriving.segment = self._store.create(claim.size, 0, HERE, HERE)
-        if self.begins:
-            arriving.begin(self._owner)
-        await self.finish.wait()
-        del self.arriving[node, number]
-        return segment, self._owner, (node, number)
+    async def copy(self, key: Key, claim: Claim) -> tuple[Segment, Owner]:
+        segment = self._store.create(claim.size, 0, HERE, HERE)
+        try:
+            await self.finish.wait()
+        except asyncio.CancelledError:
+            self._store.seal(segment.number)
+            self._store.free(segment.number)
+            raise
+        return segment, self._owner
 
 
 class Node:
@@ -76,9 +73,9 @@ class Node:
         self.store = new_store(1 << 24)
         self.copies = Copies()
         self.transfers = Transfers(self.store, Owner(OWNER, FAR))
-        serving = types.SimpleNamespace(copies=self.copies, forget=lambda _number: set())
+        serving = types.SimpleNamespace(forget=lambda _number: set())
         spilling = types.SimpleNamespace(queue=types.SimpleNamespace(process_died=lambda _id: None))
-        parts: Any = (spilling, self.relay, self.transfers, serving)
+        parts: Any = (spilling, self.relay, self.transfers.copy, serving, self.copies, {})
         self.objects = NodeObjects(HERE, self.store, *parts)
         clients = types.SimpleNamespace(requests={}, push=lambda *_: True)
         adopted: Any = types.SimpleNamespace(moved=lambda *_: False)
@@ -109,7 +106,7 @@ def run(test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_copy_that_comes_from_elsewhere_outlives_a_node_that_left_something_here() -> None:
+def test_what_comes_of_a_node_that_dies_is_lost_and_so_is_what_it_left_here() -> None:
     async def test(node: Node) -> None:
         own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
         node.store.seal(own.number)
@@ -118,33 +115,9 @@ def test_a_copy_that_comes_from_elsewhere_outlives_a_node_that_left_something_he
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         node.dies(ORIGIN)
-        assert not node.store.has(own)
-        node.transfers.finish.set()
-        segment = await read
-        assert segment.mappers == {READER: 1}
-        assert segment.owner == FAR  # the daemon of the owner, who hears of it
-
-    run(test)
-
-
-def test_only_what_has_begun_to_come_from_a_node_that_dies_may_go_on_from_a_copy() -> None:
-    async def test(node: Node) -> None:
-        node.transfers.feeder = ORIGIN
-        for number, begins in ((7, True), (8, False)):
-            node.transfers.begins = begins
-            what = node.objects.map(ORIGIN, number, SIZE, READER, number)
-            read = asyncio.ensure_future(what)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            node.relay.living.add(ORIGIN)
-            node.dies(ORIGIN)
-            node.transfers.finish.set()
-            if begins:
-                assert (await read).owner == FAR  # the daemon of the owner, who hears of it
-            else:
-                with pytest.raises(ObjectLostError, match="is gone"):
-                    await read
-            node.transfers.finish.clear()
+        with pytest.raises(ObjectLostError, match="is gone"):
+            await read
+        assert not len(node.store)
 
     run(test)
 
@@ -160,23 +133,6 @@ def test_copies_are_dropped_when_the_nodes_of_value_and_owner_are_gone() -> None
             assert not len(node.store)
             assert not len(node.copies)
             assert not node.objects._remote_owners
-
-    run(test)
-
-
-def test_a_copy_that_arrives_after_both_nodes_have_died_serves_its_reader_only() -> None:
-    async def test(node: Node) -> None:
-        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        node.dies(FAR)
-        node.dies(ORIGIN)
-        node.transfers.finish.set()
-        segment = await read
-        assert segment.freed
-        node.store.unmap([segment.number], READER)
-        assert not len(node.store)
-        assert not len(node.copies)
 
     run(test)
 

@@ -10,7 +10,7 @@ from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
-from miniray.node.transfer.copies import Copies, Copy, Owner
+from miniray.node.transfer.copies import Copies, Owner
 from miniray.node.transfer.fetch_ahead import FetchAhead
 from miniray.node.transfer.pulls import Pulls
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.arriving import Key
+    from miniray.node.transfer.copies import Key
 
 SIZE = 100_000
 KEY = (b"node", 7)
@@ -49,15 +49,12 @@ class Transfers:
         self.begun: list[Key] = []
         self.ended: list[Key] = []
         self._open: dict[Key, asyncio.Future[None]] = {}
-        #: What a copy is a copy of, if not of what was asked for.
-        self.instead: dict[Key, Key] = {}
 
-    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
-        key = (node_id, number)
+    async def copy(self, key: Key, claim: Claim) -> tuple[Segment, Owner]:
         memory = await self._memory(claim)
         self.begun.append(key)
         self._open[key] = asyncio.get_running_loop().create_future()
-        segment = self._store.create(claim.size, 0, node_id, b"daemon", memory)
+        segment = self._store.create(claim.size, 0, key[0], b"daemon", memory)
         try:
             await self._open[key]
         except BaseException:
@@ -66,7 +63,7 @@ class Transfers:
             raise
         finally:
             self.ended.append(key)
-        return segment, OWNER, self.instead.get(key, key)
+        return segment, OWNER
 
     async def _memory(self, claim: Claim) -> Memory:
         """As of a node whose disk is full."""
@@ -224,39 +221,16 @@ def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
     run(test)
 
 
-def test_a_copy_whose_node_dies_while_it_comes_from_elsewhere_is_left_to_its_owner() -> None:
+def test_copies_of_a_node_that_dies_are_lost() -> None:
     async def test(node: Node) -> None:
-        left: list[Copy] = []
-        node.pulls.on_left = left.append
-        waiter = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        lost = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        other = node.pulls.wait((b"other", 7), SIZE, A, 2, maps=True)
         await settled()
-        node.pulls.origin_died(KEY)
-        node.transfers.finish(KEY)
-        segment = await waiter.segment
-        assert [copy.number for copy in left] == [segment.number] == [node.copy(KEY)]
-
-    run(test)
-
-
-def test_a_copy_of_what_took_the_place_of_a_value_is_known_as_that() -> None:
-    other = (b"node-two", 9)
-
-    async def test(node: Node) -> None:
-        left: list[Copy] = []
-        node.pulls.on_left = left.append
-        for _ in range(2):  # the second one finds that there is a copy of that already
-            waiter = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
-            await settled()
-            node.pulls.origin_died(KEY)
-            node.transfers.instead[KEY] = other
-            node.transfers.finish(KEY)
-            segment = await waiter.segment
-            assert segment.mappers == {A: 1}
-            assert node.copy(KEY) is None
-        assert node.copy(other) == segment.number - 1
-        assert not left
-        node.store.unmap([segment.number], A)
-        assert len(node.store) == 1
+        node.pulls.node_died(KEY[0])
+        with pytest.raises(ObjectLostError, match="is gone"):
+            await lost.segment
+        node.transfers.finish((b"other", 7))
+        await other.segment
 
     run(test)
 

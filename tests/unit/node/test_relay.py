@@ -11,15 +11,13 @@ import pytest
 from node_ends import dial, message, numbers, two_ends, until
 
 from miniray._proto import node_pb2
-from miniray._proto.node_pb2_grpc import add_NodeServicer_to_server
 from miniray.common.config import config
 from miniray.messages import plain
 from miniray.node.relay import relay as relay_module
 from miniray.node.relay import relay_box
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relay_box import Inbox, Outbox
-from miniray.node.relay.relayed import COPY_ASKED, COPY_TOLD, FREED, PUSH, Relayed
-from miniray.node.transfer.services import NodeServicer
+from miniray.node.relay.relayed import ANSWER, FREED, PUSH, READ, Relayed
 from miniray.security import channels
 
 if TYPE_CHECKING:
@@ -294,7 +292,7 @@ def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
                 name, lambda address: channels.channel(address, "secret"), heard[name]
             )
             server = channels.server("secret")
-            add_NodeServicer_to_server(NodeServicer(hub), server)
+            hub.add_to(server)
             channels.listen_unix(server, str(tmp_path / name.decode()))
             await server.start()
             servers.append(server)
@@ -437,11 +435,12 @@ def test_a_question_that_cannot_be_handled_is_answered_all_the_same(tmp_path: Pa
     async def run() -> None:
         async with two_ends(tmp_path) as (a, b):
             told: list[Relayed] = []
-            a.hub.notices[COPY_TOLD] = lambda _node, each: told.append(each)
-            a.hub.send(b.id, Relayed(notice=COPY_ASKED, items=(5,)))
+            a.hub.notices[ANSWER] = lambda _node, each: told.append(each)
+            a.hub.send(b.id, Relayed(notice=READ, items=(5,)))
             a.hub.send(b.id, message(1))
             await until(lambda: told and b.got.get(a.id))
-            assert told[0].items == (5, 0)
+            assert told[0].items[0] == 5
+            assert told[0].items[1]
 
     asyncio.run(run())
 

@@ -9,36 +9,67 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from node_ends import End, until
 
-from miniray._proto import node_pb2
-from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer import serving as serving_module
-from miniray.node.transfer.copies import Owner
-from miniray.node.transfer.transfers import Arriving
+from miniray.node.transfer.copies import Arriving, Owner
+from miniray.node.transfer.requests import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from miniray.node.store.segments import Segment
 
 SIZE = 3_000_000
+PIECE = 1_000_000
 OWNER = b"owner000"
 ORIGIN = b"origin"
 FAR_OWNER = Owner(b"owner", b"its node")
 
 
-def run(folder: Path, test: Callable[[End], Coroutine[Any, Any, None]]) -> None:
-    """Call the test with a node that never meets another."""
+class Node(End):
+    """A node that never meets another; what it would send is here."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "a")
+        self.sent: list[tuple[bytes, Relayed]] = []
+        self.hub.send = self._send  # type: ignore[method-assign]
+
+    def _send(self, node: bytes, message: Relayed) -> bool:
+        self.sent.append((node, message))
+        return True
+
+    def hear(self, node: bytes, notice: str, *items: Any) -> None:
+        self.hub.notices[notice](node, Relayed(notice=notice, items=items))
+
+    def fetch(self, node: bytes, number: int, *tried: bytes, origin: bytes = b"a") -> None:
+        self.hear(node, r.FETCH, 1, origin, number, tried, False)
+
+    def read(self, node: bytes, number: int, offset: int, *, origin: bytes = b"a") -> None:
+        self.hear(node, r.READ, 2, origin, number, offset, PIECE)
+
+    def ended(self, node: bytes, number: int) -> None:
+        self.hear(node, r.FETCH_ENDED, self.id, number)
+
+    def answers(self, node: bytes, number: int = 1) -> list[Answer]:
+        """To the requests of a number of a node."""
+        messages = (each for to, each in self.sent if to == node and each.notice == r.ANSWER)
+        return [Answer(*each.items[1:]) for each in messages if each.items[0] == number]
+
+    def pieces(self, node: bytes) -> bytes:
+        messages = (each for to, each in self.sent if to == node and each.bodies)
+        return b"".join(each.bodies[0] for each in messages)
+
+
+def run(folder: Path, test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        end = End(folder, "a")
+        node = Node(folder)
         try:
-            await asyncio.wait_for(test(end), 30)
+            await asyncio.wait_for(test(node), 30)
         finally:
-            await end.hub.close()
-            end.store.close()
+            await node.hub.close()
+            await node.spilling.close()
+            node.store.close()
 
     asyncio.run(main())
 
@@ -50,99 +81,89 @@ def written(end: End, data: bytes) -> Segment:
     return segment
 
 
-async def first_of(pieces: AsyncGenerator[bytes, None]) -> node_pb2.ObjectHead:
-    return node_pb2.ObjectHead.FromString(await anext(pieces))
+def two_served(node: Node) -> int:
+    """Two nodes that others cannot reach copy a segment; returns its number."""
+    number = written(node, bytes(SIZE)).number
+    for other in (b"one", b"two"):
+        node.fetch(other, number)
+        assert [answer.size for answer in node.answers(other)] == [SIZE]
+    return number
 
 
-async def two_served(end: End, number: int) -> list[AsyncGenerator[bytes, None]]:
-    """Two nodes that others cannot reach copy a segment and stand still."""
-    served = [end.serving.serve(end.id, number, 0, node) for node in (b"one", b"two")]
-    for pieces in served:
-        assert (await first_of(pieces)).size == SIZE
-    return served
-
-
-def third(end: End, number: int) -> tuple[AsyncGenerator[bytes, None], asyncio.Task[Any]]:
-    pieces = end.serving.serve(end.id, number, 0, b"three")
-    return pieces, asyncio.ensure_future(first_of(pieces))
-
-
-def test_a_third_waits_until_one_of_two_is_done(tmp_path: Path) -> None:
-    async def test(end: End) -> None:
-        number = written(end, bytes(SIZE)).number
-        served = await two_served(end, number)
-        _, waiting = third(end, number)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await served[0].aclose()
-        assert (await waiting).size == SIZE
+@pytest.mark.parametrize("how", ["ended", "copied", "died", "unreachable"])
+def test_a_third_waits_until_one_of_two_is_done(tmp_path: Path, how: str) -> None:
+    async def test(node: Node) -> None:
+        number = two_served(node)
+        node.fetch(b"three", number)
+        assert not node.answers(b"three")
+        if how == "ended":
+            node.ended(b"one", number)
+        elif how == "copied":
+            node.hear(b"one", r.COPIED, number)
+        elif how == "died":
+            node.serving.node_died(b"one")
+        else:
+            node.serving.node_unreachable(b"one")
+        assert [answer.size for answer in node.answers(b"three")] == [SIZE]
 
     run(tmp_path, test)
 
 
-def test_a_third_takes_the_place_of_one_whose_node_died(tmp_path: Path) -> None:
-    async def test(end: End) -> None:
-        number = written(end, bytes(SIZE)).number
-        served = await two_served(end, number)
-        _, waiting = third(end, number)
-        await asyncio.sleep(0)
-        end.serving.node_died(b"two")
-        assert (await waiting).size == SIZE
-        for pieces in served:
-            await pieces.aclose()
+@pytest.mark.parametrize("how", ["ended", "died"])
+def test_who_waits_no_more_takes_no_place(tmp_path: Path, how: str) -> None:
+    async def test(node: Node) -> None:
+        number = two_served(node)
+        node.fetch(b"three", number)
+        if how == "ended":
+            node.ended(b"three", number)
+        else:
+            node.serving.node_died(b"three")
+        node.fetch(b"four", number)
+        node.ended(b"one", number)
+        assert node.answers(b"four")
+        assert not node.answers(b"three")
 
     run(tmp_path, test)
 
 
 def test_who_waits_for_its_turn_hears_that_the_value_was_freed(tmp_path: Path) -> None:
-    async def test(end: End) -> None:
-        number = written(end, bytes(SIZE)).number
-        served = await two_served(end, number)
-        _, waiting = third(end, number)
-        await asyncio.sleep(0)
-        end.store.free(number)
-        assert end.serving.forget(number) == {b"one", b"two", b"three"}
-        with pytest.raises(ObjectLostError, match="freed"):
-            await waiting
-        for pieces in served:
-            await pieces.aclose()
-        assert not end.store.used
+    async def test(node: Node) -> None:
+        number = two_served(node)
+        node.fetch(b"three", number)
+        node.store.free(number)
+        assert node.serving.forget(number) == {b"one", b"two", b"three"}
+        assert "freed" in node.answers(b"three")[0].lost
+        assert not node.store.used
+        node.read(b"one", number, 0)
+        assert "freed" in node.answers(b"one", 2)[0].lost
 
     run(tmp_path, test)
 
 
 def test_a_freed_value_that_somebody_still_reads_is_served_to_nobody_else(tmp_path: Path) -> None:
-    async def test(end: End) -> None:
-        number = written(end, bytes(SIZE)).number
-        end.store.map(number, b"reader")
-        end.store.free(number)
-        with pytest.raises(ObjectLostError, match="freed"):
-            await first_of(end.serving.serve(end.id, number, 0, b"one"))
-        assert not end.serving._spreads
+    async def test(node: Node) -> None:
+        number = written(node, bytes(SIZE)).number
+        node.store.map(number, b"reader")
+        node.store.free(number)
+        node.fetch(b"one", number)
+        assert "freed" in node.answers(b"one")[0].lost
+        assert not node.serving.table_sizes()["spreads"]
 
     run(tmp_path, test)
 
 
 def test_a_node_that_comes_back_with_a_copy_is_told_when_it_is_freed(tmp_path: Path) -> None:
-    async def test(end: End) -> None:
-        kept, freed = (written(end, bytes(SIZE)).number for _ in range(2))
+    async def test(node: Node) -> None:
+        kept, freed = (written(node, bytes(SIZE)).number for _ in range(2))
         for number in (kept, freed):
-            pieces = end.serving.serve(end.id, number, 0, b"one")
-            await first_of(pieces)
-            await pieces.aclose()
-        end.serving.node_died(b"one")
-        end.store.free(freed)
-        assert not end.serving.forget(freed)
-        sent: list[tuple[bytes, Relayed]] = []
-
-        def send(node: bytes, message: Relayed) -> bool:
-            sent.append((node, message))
-            return True
-
-        end.hub.send = send  # type: ignore[method-assign]
-        end.serving._copied(b"one", Relayed(notice=r.COPIED, items=(kept, freed)))
-        assert sent == [(b"one", Relayed(notice=r.FREED_COPIES, items=(freed,)))]
-        assert end.serving.forget(kept) == {b"one"}
+            node.fetch(b"one", number)
+        node.serving.node_died(b"one")
+        node.store.free(freed)
+        assert not node.serving.forget(freed)
+        node.sent.clear()
+        node.hear(b"one", r.COPIED, kept, freed)
+        assert node.sent == [(b"one", Relayed(notice=r.FREED_COPIES, items=(freed,)))]
+        assert node.serving.forget(kept) == {b"one"}
 
     run(tmp_path, test)
 
@@ -150,19 +171,26 @@ def test_a_node_that_comes_back_with_a_copy_is_told_when_it_is_freed(tmp_path: P
 def test_when_the_source_is_busy_others_are_sent_to_who_is_still_getting_a_copy(
     tmp_path: Path,
 ) -> None:
-    async def test(end: End) -> None:
-        for node in (b"one", b"two", b"three"):
-            end.hub.joined(node, f"unix:{tmp_path}/{node.decode()}")
-        number = written(end, bytes(SIZE)).number
-        served = await two_served(end, number)
-        pieces, asked = third(end, number)
-        assert (await asked).ask == b"one"
-        more = asyncio.ensure_future(anext(pieces))  # nothing follows: the call stays open
-        await asyncio.sleep(0)
-        assert not more.done()
-        more.cancel()
-        for other in served:
-            await other.aclose()
+    async def test(node: Node) -> None:
+        for other in (b"one", b"two", b"three"):
+            node.hub.joined(other, f"unix:{tmp_path}/{other.decode()}")
+        number = two_served(node)
+        node.fetch(b"three", number)
+        assert [answer.ask for answer in node.answers(b"three")] == [b"one"]
+
+    run(tmp_path, test)
+
+
+def test_a_value_of_one_piece_goes_to_everybody_at_once(tmp_path: Path) -> None:
+    data = os.urandom(PIECE)
+
+    async def test(node: Node) -> None:
+        number = written(node, data).number
+        nodes = [b"node%d" % count for count in range(5)]
+        for other in nodes:
+            node.fetch(other, number)
+        assert [node.pieces(other) for other in nodes] == [data] * 5
+        assert node.serving.forget(number) == set(nodes)
 
     run(tmp_path, test)
 
@@ -171,30 +199,29 @@ def test_when_the_source_is_busy_others_are_sent_to_who_is_still_getting_a_copy(
 def test_what_has_arrived_is_passed_on_before_the_rest_is_here(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
 
-    async def test(end: End) -> None:
-        arriving = end.transfers.arriving[ORIGIN, 7] = Arriving(ORIGIN)
-        got = bytearray()
-
-        async def read() -> None:
-            pieces = end.serving.serve(ORIGIN, 7, 0, b"one")
-            assert (await first_of(pieces)).size == SIZE
-            async for piece in pieces:
-                got.extend(piece)
-
-        segment = arriving.segment = end.store.create(SIZE, 0, ORIGIN, end.id)
-        reading = asyncio.ensure_future(read())
+    async def test(node: Node) -> None:
+        arriving = node.transfers.arriving[ORIGIN, 7] = Arriving()
+        segment = arriving.segment = node.store.create(SIZE, 0, ORIGIN, node.id)
+        node.fetch(b"one", 7, origin=ORIGIN)
         await asyncio.sleep(0)
+        assert not node.answers(b"one")
         arriving.begin(FAR_OWNER)
-        for start in range(0, SIZE, 1_000_000):
-            os.pwrite(segment.fd, data[start : start + 1_000_000], start)
-            arriving.came(1_000_000)
-            await until(lambda: len(got) == arriving.offset)
-        end.store.seal(segment.number)
-        end.store.free(segment.number)
+        await until(lambda: node.answers(b"one"))
+        assert node.answers(b"one") == [
+            Answer(size=SIZE, owner=FAR_OWNER.process, owner_node=FAR_OWNER.node)
+        ]
+        for start in range(0, SIZE, PIECE):
+            node.read(b"one", 7, start, origin=ORIGIN)
+        for start in range(0, SIZE, PIECE):
+            os.pwrite(segment.fd, data[start : start + PIECE], start)
+            arriving.came(PIECE)
+            await until(lambda: len(node.pieces(b"one")) == arriving.offset)
+        node.store.seal(segment.number)
+        node.store.free(segment.number)
         arriving.end()
-        await reading
-        assert got == data
-        assert not end.store.used
+        assert node.pieces(b"one") == data
+        assert not node.store.used
+        await until(lambda: not node.serving.table_sizes()["reads"])
 
     run(tmp_path, test)
 
@@ -203,88 +230,51 @@ def test_what_has_arrived_is_passed_on_before_the_rest_is_here(tmp_path: Path) -
 def test_what_ends_on_its_way_here_ends_where_it_is_passed_on_to(
     tmp_path: Path, begun: bool
 ) -> None:
-    async def test(end: End) -> None:
-        arriving = end.transfers.arriving[ORIGIN, 7] = Arriving(ORIGIN)
-
-        async def read() -> None:
-            async for _ in end.serving.serve(ORIGIN, 7, 0, b"one"):
-                pass
-
-        segment = arriving.segment = end.store.create(SIZE, 0, ORIGIN, end.id)
-        reading = asyncio.ensure_future(read())
-        await asyncio.sleep(0)
+    async def test(node: Node) -> None:
+        arriving = node.transfers.arriving[ORIGIN, 7] = Arriving()
+        segment = arriving.segment = node.store.create(SIZE, 0, ORIGIN, node.id)
         if begun:
             arriving.begin(FAR_OWNER)
             arriving.came(1000)
-            await asyncio.sleep(0)
-        end.store.seal(segment.number)
-        end.store.free(segment.number)
+            node.read(b"one", 7, 0, origin=ORIGIN)
+        else:
+            node.fetch(b"one", 7, origin=ORIGIN)
+        await asyncio.sleep(0)
+        node.store.seal(segment.number)
+        node.store.free(segment.number)
         arriving.end()
-        with pytest.raises(ObjectLostError):
-            await reading
-        assert not end.store.used
+        number = 2 if begun else 1
+        await until(lambda: node.answers(b"one", number))
+        assert node.answers(b"one", number)[0].lost
+        await until(lambda: not node.store.used)
 
     run(tmp_path, test)
 
 
 def test_who_is_sent_to_a_node_that_waits_for_room_goes_elsewhere_at_once(tmp_path: Path) -> None:
-    async def test(end: End) -> None:
-        end.transfers.arriving[ORIGIN, 7] = Arriving(ORIGIN)
-        with pytest.raises(ObjectLostError, match="no copy"):
-            await first_of(end.serving.serve(ORIGIN, 7, 0, b"one"))
+    async def test(node: Node) -> None:
+        node.transfers.arriving[ORIGIN, 7] = Arriving()
+        node.fetch(b"one", 7, origin=ORIGIN)
+        await until(lambda: node.answers(b"one"))
+        assert "no copy" in node.answers(b"one")[0].lost
 
     run(tmp_path, test)
 
 
-def test_a_copy_is_passed_on_from_where_it_is_wanted_and_cannot_go_meanwhile(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_is_passed_on_until_it_goes(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
 
-    async def test(end: End) -> None:
-        copy = written(end, data)
-        end.serving.copies.add((ORIGIN, 7), copy.number, FAR_OWNER)
-        pieces = end.serving.serve(ORIGIN, 7, 1_000_000, b"one")
-        assert (await first_of(pieces)).size == SIZE
-        end.serving.copies.remove(copy.number)
-        end.store.free(copy.number)
-        assert b"".join([piece async for piece in pieces]) == data[1_000_000:]
-        assert not end.store.used
-        with pytest.raises(ObjectLostError, match="no copy"):
-            await first_of(end.serving.serve(ORIGIN, 7, 0, b"two"))
-
-    run(tmp_path, test)
-
-
-def test_what_a_node_does_not_take_is_not_read_ahead_and_keeps_no_other_node_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(end: End) -> None:
-        numbers = [written(end, bytes(SIZE)).number for _ in range(20)]
-        reads = 0
-        read = end.serving._read
-
-        async def counted(*args: Any) -> bytes:
-            nonlocal reads
-            reads += 1
-            return await read(*args)
-
-        monkeypatch.setattr(end.serving, "_read", counted)
-        slow = [end.serving.serve(end.id, number, 0, b"slow") for number in numbers]
-        for pieces in slow:
-            await anext(pieces)
-        taken = [asyncio.ensure_future(anext(pieces)) for pieces in slow]
-        await until(lambda: reads == serving_module._PIECES)
-        quick = [piece async for piece in end.serving.serve(end.id, numbers[0], 0, b"quick")]
-        assert sum(map(len, quick[1:])) == SIZE
-        assert sum(piece.done() for piece in taken) == serving_module._PIECES
-        left = [pieces for pieces, piece in zip(slow, taken, strict=True) if piece.done()]
-        for pieces in left:
-            await pieces.aclose()
-        await until(lambda: sum(piece.done() for piece in taken) == 2 * serving_module._PIECES)
-        for piece, pieces in zip(taken, slow, strict=True):
-            piece.cancel()
-            await asyncio.gather(piece, return_exceptions=True)
-            await pieces.aclose()
+    async def test(node: Node) -> None:
+        copy = written(node, data)
+        node.copies.add((ORIGIN, 7), copy.number, FAR_OWNER)
+        node.fetch(b"one", 7, origin=ORIGIN)
+        assert node.answers(b"one")[0].owner == FAR_OWNER.process
+        node.read(b"one", 7, PIECE, origin=ORIGIN)
+        assert node.pieces(b"one") == data[PIECE : 2 * PIECE]
+        node.copies.remove(copy.number)
+        node.store.free(copy.number)
+        node.read(b"one", 7, 2 * PIECE, origin=ORIGIN)
+        assert "no copy" in node.answers(b"one", 2)[-1].lost
+        assert not node.store.used
 
     run(tmp_path, test)

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from miniray.node.transfer.spread import FANOUT, Place, Spread
+from miniray.node.transfer.spread import FANOUT, Spread
 
 SOURCE = b"source"
 
 
-def place(spread: Spread, node: bytes, *tried: bytes) -> Place:
+def place(spread: Spread, node: bytes, *tried: bytes) -> bytes:
     for other in tried:
         spread.failed(other)
     found = spread.place(node, tried, serves=True)
@@ -26,11 +26,10 @@ def names(count: int) -> list[bytes]:
 
 def test_nodes_that_ask_at_once_make_a_tree_in_which_nobody_serves_more_than_two() -> None:
     spread = Spread(SOURCE)
-    places = [place(spread, node) for node in names(100)]
-    served = collections.Counter(p.parent for p in places)
+    parents = {node: place(spread, node) for node in names(100)}
+    served = collections.Counter(parents.values())
     assert served[SOURCE] == 2
     assert max(served.values()) == 2
-    parents = {p.node: p.parent for p in places}
 
     def depth(node: bytes) -> int:
         return 0 if node == SOURCE else 1 + depth(parents[node])
@@ -40,61 +39,61 @@ def test_nodes_that_ask_at_once_make_a_tree_in_which_nobody_serves_more_than_two
 
 def test_who_has_a_copy_serves_when_the_source_is_busy() -> None:
     spread = Spread(SOURCE)
-    first = place(spread, b"a")
+    place(spread, b"a")
     spread.has_copy(b"a", serves=True)
-    spread.leave(first)
-    parents = [place(spread, node).parent for node in names(4)]
+    parents = [place(spread, node) for node in names(4)]
     assert sorted(parents) == [b"a", b"a", SOURCE, SOURCE]
 
 
 def test_a_word_of_a_copy_that_comes_after_its_transfer_ended_counts() -> None:
     spread = Spread(SOURCE)
-    spread.leave(place(spread, b"a"))
+    place(spread, b"a")
+    spread.leave(b"a")
     spread.has_copy(b"a", serves=True)
-    assert {place(spread, node).parent for node in names(4)} == {b"a", SOURCE}
+    assert {place(spread, node) for node in names(4)} == {b"a", SOURCE}
 
 
 def test_who_gave_up_is_named_to_nobody() -> None:
     spread = Spread(SOURCE)
-    spread.leave(place(spread, b"a"))
-    parents = [place(spread, node).parent for node in names(6)]
+    place(spread, b"a")
+    spread.leave(b"a")
+    parents = [place(spread, node) for node in names(6)]
     assert b"a" not in parents
 
 
 def test_nobody_is_sent_again_to_who_did_not_serve() -> None:
     spread = Spread(SOURCE)
     a, b, c = (place(spread, node) for node in (b"a", b"b", b"c"))
-    assert (a.parent, b.parent) == (SOURCE, SOURCE)
-    again = place(spread, b"c", c.parent)
-    assert again.parent not in (c.parent, SOURCE)
+    assert (a, b) == (SOURCE, SOURCE)
+    again = place(spread, b"c", c)
+    assert again not in (c, SOURCE)
     assert spread.place(b"c", (b"a", b"b"), serves=True) is None  # only the source is left
-    spread.leave(a)
+    spread.leave(b"a")
     left = spread.place(b"c", (b"a", b"b"), serves=True)
     assert left is not None
-    assert left.parent == SOURCE
+    assert left == SOURCE
 
 
 def test_nobody_copies_from_who_copies_from_it() -> None:
     spread = Spread(SOURCE)
     place(spread, b"a")
     place(spread, b"b")
-    assert place(spread, b"c").parent == b"a"
-    assert place(spread, b"a").parent in (SOURCE, b"b")
+    assert place(spread, b"c") == b"a"
+    assert place(spread, b"a") in (SOURCE, b"b")
     spread.node_died(b"b")
-    assert place(spread, b"a", b"b").parent == SOURCE
+    assert place(spread, b"a", b"b") == SOURCE
 
 
 def test_who_dropped_its_copy_and_wants_another_is_no_source_for_whom_it_waits() -> None:
     spread = Spread(SOURCE)
-    first = place(spread, b"a")
+    place(spread, b"a")
     spread.has_copy(b"a", serves=True)
-    spread.leave(first)
     place(spread, b"b")
     place(spread, b"c")
-    above = place(spread, b"a").parent
+    above = place(spread, b"a")
     assert above != SOURCE
     again = spread.place(above, (), serves=True)
-    assert again is None or again.parent != b"a"
+    assert again is None or again != b"a"
 
 
 def test_who_cannot_be_reached_is_not_named() -> None:
@@ -109,7 +108,7 @@ def test_a_node_that_died_is_not_named_and_its_place_is_free() -> None:
     place(spread, b"a")
     place(spread, b"b")
     spread.node_died(b"a")
-    parents = [place(spread, node).parent for node in (b"c", b"d", b"e")]
+    parents = [place(spread, node) for node in (b"c", b"d", b"e")]
     assert SOURCE in parents
     assert b"a" not in parents
     assert b"a" not in spread.nodes
@@ -120,7 +119,7 @@ def test_whatever_happens_the_tree_has_no_circle_and_all_get_a_copy(seed: int) -
     rng = random.Random(seed)
     spread = Spread(SOURCE)
     waiting, dead = set(names(30)), set()
-    copying: dict[bytes, Place] = {}
+    copying: dict[bytes, bytes] = {}
     whole = {SOURCE}
     for _ in range(3000):
         step = rng.random()
@@ -130,17 +129,15 @@ def test_whatever_happens_the_tree_has_no_circle_and_all_get_a_copy(seed: int) -
             if found is not None:
                 waiting.discard(node)
                 copying[node] = found
-                assert found.parent not in dead
-                assert found.parent in whole or found.parent in copying
+                assert found not in dead
+                assert found in whole or found in copying
         elif step < 0.8 and copying:
-            ready = [n for n, p in copying.items() if p.parent in whole]
+            ready = [n for n, p in copying.items() if p in whole]
             node = rng.choice(sorted(ready))  # there is one, or they wait for each other
+            del copying[node]
             if rng.random() < 0.5:
-                spread.leave(copying.pop(node))
-                spread.has_copy(node, serves=True)
-            else:
-                spread.has_copy(node, serves=True)
-                spread.leave(copying.pop(node))
+                spread.leave(node)
+            spread.has_copy(node, serves=True)
             whole.add(node)
         elif step < 0.85 and len(dead) < 10:
             node = rng.choice(names(30))
@@ -149,14 +146,14 @@ def test_whatever_happens_the_tree_has_no_circle_and_all_get_a_copy(seed: int) -
             whole.discard(node)
             copying.pop(node, None)
             spread.node_died(node)
-            for child in [n for n, p in copying.items() if p.parent == node]:
+            for child in [n for n, p in copying.items() if p == node]:
                 again = spread.place(child, [node], serves=True)
                 if again is None:
                     del copying[child]
                     waiting.add(child)
                 else:
                     copying[child] = again
-        served = collections.Counter(p.parent for p in copying.values())
+        served = collections.Counter(p for p in copying.values())
         assert not served or max(served.values()) <= FANOUT
     assert whole == {SOURCE, *names(30)} - dead
     assert not copying

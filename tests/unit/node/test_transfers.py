@@ -1,4 +1,4 @@
-"""Objects between nodes: fetched from those that can be dialled, pushed by those that cannot."""
+"""Objects between nodes, in pieces over the relay: from those that can be dialled, and others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.relay.relay_box import Inbox, Outbox
+from miniray.node.relay.relayed import ANSWER, Relayed
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import serving as serving_module
 from miniray.node.transfer import transfers as transfers_module
+from miniray.node.transfer.requests import IN_FLIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -61,14 +64,14 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
     async def test(a: End, b: End) -> None:
         number = written(a, data)
         found = await asyncio.gather(
-            *(b.transfers.copy(a.id, number, Claim(SIZE)) for _ in range(3))
+            *(b.transfers.copy((a.id, number), Claim(SIZE)) for _ in range(3))
         )
         copies = [copy for copy, *_ in found]
         assert [content(copy, SIZE) for copy in copies] == [data] * 3
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
         assert a.serving.forget(number) == {b.id}
-        assert not len(b.transfers.pushes)
+        assert not any(b.transfers.table_sizes().values())
 
     run(tmp_path, dialable, test)
 
@@ -77,7 +80,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 def test_an_object_that_is_not_there_is_lost(tmp_path: Path, dialable: bool) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy(a.id, 7, Claim(SIZE))
+            await b.transfers.copy((a.id, 7), Claim(SIZE))
         assert not b.store.used
 
     run(tmp_path, dialable, test)
@@ -102,7 +105,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
                 b.breaker.cut()
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
-        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
         assert content(copy, SIZE) == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
 
@@ -117,7 +120,7 @@ def test_who_stops_waiting_stops_the_transfer(
         number = written(a, bytes(SIZE))
         began = asyncio.Event()
         monkeypatch.setattr(transfers_module, "write_all", lambda *_: began.set())
-        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
+        copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -125,7 +128,7 @@ def test_who_stops_waiting_stops_the_transfer(
         a.store.free(number)
         await until(lambda: not a.store.used)
         assert not b.store.used
-        assert not len(b.transfers.pushes)
+        assert not any(b.transfers.table_sizes().values())
 
     run(tmp_path, dialable, test)
 
@@ -133,46 +136,95 @@ def test_who_stops_waiting_stops_the_transfer(
 def test_a_node_that_is_gone_has_no_objects(tmp_path: Path) -> None:
     async def test(_a: End, b: End) -> None:
         with pytest.raises(ObjectLostError, match="is gone"):
-            await b.transfers.copy(b"nobody", 1, Claim(SIZE))
+            await b.transfers.copy((b"nobody", 1), Claim(SIZE))
 
     run(tmp_path, True, test)
 
 
-def test_a_push_that_fails_in_an_unknown_way_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@both_ways
+def test_a_value_that_cannot_be_read_is_refused(
+    tmp_path: Path, dialable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: Any) -> None:
+    async def fail(*_: Any) -> bytes:
         raise OSError("the disk is on fire")
 
     async def test(a: End, b: End) -> None:
-        monkeypatch.setattr(serving_module, "push", fail)
+        place = a.store.files.reserve(SIZE)
+        number = a.store.create_on_disk(place, 0, OWNER, OWNER).number
+        a.store.seal(number)
+        monkeypatch.setattr(a.spilling, "read", fail)
         with pytest.raises(ObjectLostError, match="on fire"):
-            await b.transfers.copy(a.id, written(a, bytes(SIZE)), Claim(SIZE))
+            await b.transfers.copy((a.id, number), Claim(SIZE))
 
-    run(tmp_path, False, test)
+    run(tmp_path, dialable, test)
 
 
-def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[bool] = []
-
-    async def never(*_: Any) -> None:
-        begun.append(True)
-        await asyncio.Event().wait()
+def test_a_second_transfer_of_a_value_begins_when_the_first_has_ended(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
 
     async def test(a: End, b: End) -> None:
-        monkeypatch.setattr(serving_module, "push", never)
-        number = written(a, bytes(SIZE))
-        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
-        await until(lambda: begun)  # from then on what is sent is held
-        copying.cancel()
-        a.store.free(number)
-        assert a.store.used
-        a.serving.node_died(b.id)
-        await until(lambda: not a.store.used)
+        number = written(a, data)
+        first = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
+        await until(lambda: b.transfers.arriving)
+        second = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
+        await asyncio.sleep(0)
+        first.cancel()
+        copy, _ = await second
+        assert content(copy, SIZE) == data
+        assert not b.transfers.arriving
 
-    run(tmp_path, False, test)
+    run(tmp_path, True, test)
+
+
+@both_ways
+def test_a_value_whose_node_dies_on_the_way_is_lost_and_leaves_nothing(
+    tmp_path: Path, dialable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(a: End, b: End) -> None:
+        write = transfers_module.write_all
+
+        def write_and_die(fd: int, piece: bytes, offset: int) -> None:
+            write(fd, piece, offset)
+            if offset > 2_000_000 and b.hub.knows(a.id):
+                b.hub.died(a.id)
+                b.transfers.node_unreachable(a.id)
+
+        monkeypatch.setattr(transfers_module, "write_all", write_and_die)
+        with pytest.raises(ObjectLostError, match=f"node {a.id.hex()} is gone"):
+            await b.transfers.copy((a.id, written(a, bytes(SIZE))), Claim(SIZE))
+        assert not b.store.used
+        assert not any(b.transfers.table_sizes().values())
+
+    run(tmp_path, dialable, test)
+
+
+def test_calls_do_not_wait_behind_values() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    for _ in range(3):
+        outbox.put(Relayed(notice=ANSWER, items=(1,), bodies=[bytes(1 << 20)]))
+    outbox.put(message(7))
+    first, *rest = inbox.accept(outbox.take())
+    assert first == message(7)
+    assert [each.notice for each in rest] == [ANSWER]
+
+
+def test_only_so_much_is_on_its_way_from_a_node_at_a_time(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        size = 1_000_000
+        numbers = [written(a, bytes(size)) for _ in range(20)]
+        most = 0
+        answer = a.serving._answer_with
+
+        def counted(*args: Any) -> None:
+            nonlocal most
+            most = max(most, b.transfers._requests._peers[a.id]._in_flight)
+            answer(*args)
+
+        a.serving._answer_with = counted  # type: ignore[method-assign]
+        await asyncio.gather(*(b.transfers.copy((a.id, number), Claim(size)) for number in numbers))
+        assert size < most <= IN_FLIGHT
+
+    run(tmp_path, True, test)
 
 
 @both_ways
@@ -184,7 +236,7 @@ def test_a_copy_for_which_there_is_no_memory_arrives_on_disk(
     async def test(a: End, b: End) -> None:
         number = written(a, data)
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy, SIZE) == data
         b.store.seal(copy.number)
@@ -199,7 +251,7 @@ def test_a_copy_that_is_larger_than_the_store_arrives_on_disk(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         b.store.memories.capacity = b.store.capacity = SIZE // 2
-        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy, SIZE) == data
 
@@ -217,12 +269,12 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
         full = b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE, OWNER)))
-        other = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE, b"other")))
+        copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE, OWNER)))
+        other = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE, b"other")))
         with pytest.raises(ObjectStoreFullError):
             await copying
         assert not other.done()
-        assert number not in a.serving._spreads  # nothing was asked for yet
+        assert not a.serving.table_sizes()["spreads"]  # nothing was asked for yet
         b.store.seal(full.number)
         b.store.free(full.number)
         segment, *_ = await other
@@ -234,7 +286,7 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
 def test_a_copy_whose_node_refuses_it_gives_its_room_back(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy(a.id, 7, Claim(SIZE))
+            await b.transfers.copy((a.id, 7), Claim(SIZE))
         assert not b.store.used
         assert not b.transfers.arriving
 
@@ -248,18 +300,18 @@ def test_a_node_that_sends_what_nobody_made_room_for_is_not_believed(
 ) -> None:
     """Even if it does so again and again."""
 
-    async def read_more(_self: object, _segment: object, _offset: int, _end: int) -> bytes:
-        return bytes(1 << 20)  # also behind the last whole piece
+    def read_more(_fd: int, length: int, _offset: int) -> bytes:
+        return bytes(length + 1)
 
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
         if what == "more bytes":
-            monkeypatch.setattr(serving_module.Serving, "_read", read_more)
+            monkeypatch.setattr(serving_module.os, "pread", read_more)
             claim = Claim(SIZE)
         else:
             claim = Claim(SIZE - 1)
-        with pytest.raises(ObjectLostError, match=f"{SIZE}.* bytes"):
-            await b.transfers.copy(a.id, number, claim)
+        with pytest.raises(ObjectLostError, match="bytes"):
+            await b.transfers.copy((a.id, number), claim)
         assert not b.store.used
         a.store.free(number)
         await until(lambda: not a.store.used)

@@ -1,0 +1,206 @@
+"""Requests to other daemons for values: which node gives one, and bytes of it.
+
+They travel over the relay, behind calls. Only so many bytes are on their way from one node at a
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.exceptions import ObjectLostError
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+from miniray.node.transfer.copies import BrokenTransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.transfer.copies import Key
+
+#: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
+IN_FLIGHT = 4 << 20
+
+
+class Answer(NamedTuple):
+    """What another daemon says to a request; bytes of the value go beside it."""
+
+    #: Why it does not have the value; empty if it has.
+    lost: str = ""
+    #: The node to ask instead, if it sends its copy elsewhere.
+    ask: bytes = b""
+    #: Of the whole value.
+    size: int = 0
+    form: int = 0
+    #: The process that owns the value, and its node.
+    owner: bytes = b""
+    owner_node: bytes = b""
+    #: Where the other node's mover listens, and the ticket to show there; empty if the value is to
+    #: be read in pieces.
+    mover: str = ""
+    ticket: bytes = b""
+
+
+#: An answer, and the bytes that came with it.
+_Answered = tuple[Answer, bytes]
+
+
+class _Peer:
+    """Requests to one node."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, asyncio.Future[_Answered]] = {}
+        self._in_flight = 0
+        #: Requests that wait until fewer bytes are on their way, first in, first out.
+        self._turns: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.open or self._turns or self._in_flight)
+
+    async def begin(self, size: int) -> None:
+        """Wait until as many bytes more may be on their way; they count until ``end``."""
+        if not self._turns and self._fits(size):
+            self._in_flight += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append((turn, size))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.end(size)
+            raise
+
+    def _fits(self, size: int) -> bool:
+        return not (size and self._in_flight) or self._in_flight + size <= IN_FLIGHT
+
+    def end(self, size: int) -> None:
+        """Count bytes off: they have come, or nobody waits for them."""
+        self._in_flight -= size
+        while self._turns and (self._turns[0][0].done() or self._fits(self._turns[0][1])):
+            turn, waiting = self._turns.popleft()
+            if not turn.done():
+                self._in_flight += waiting
+                turn.set_result(None)
+
+
+class ValueRequests:
+    """All requests of this daemon.
+
+    Args:
+        relay: The way to other daemons.
+    """
+
+    def __init__(self, relay: RelayHub) -> None:
+        self._relay = relay
+        self._numbers = itertools.count(1).__next__
+        self._peers: dict[bytes, _Peer] = {}
+        relay.notices[r.ANSWER] = self._answered
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    async def fetch(
+        self,
+        node_id: bytes,
+        key: Key,
+        size: int,
+        tried: Sequence[bytes] = (),
+        *,
+        by_mover: bool = True,
+        limit: float | None = None,
+    ) -> _Answered:
+        """Ask a node for a value that it has, or has a copy of.
+
+        Args:
+            node_id: The node.
+            key: The value.
+            size: Bytes that may come with the answer.
+            tried: Nodes that this one named, and that did not serve.
+            by_mover: Whether the value may come from the mover there.
+            limit: Seconds within which the answer has to come.
+
+        Raises:
+            ObjectLostError: It is not there.
+            BrokenTransferError: The node was out of reach, or did not answer in time.
+        """
+        items = (*key, tuple(tried), by_mover)
+        return await self._ask(node_id, r.FETCH, items, size, limit)
+
+    async def read(
+        self, node_id: bytes, key: Key, offset: int, length: int, limit: float | None = None
+    ) -> bytes:
+        """Ask a node for bytes of a value; raises as ``fetch``."""
+        items = (*key, offset, length)
+        piece = (await self._ask(node_id, r.READ, items, length, limit))[1]
+        if len(piece) != length:
+            raise BrokenTransferError(f"{len(piece)} bytes came in place of {length}")
+        return piece
+
+    async def _ask(
+        self, node_id: bytes, notice: str, items: tuple[object, ...], size: int, limit: float | None
+    ) -> _Answered:
+        peer = self._peers.setdefault(node_id, _Peer())
+        number = self._numbers()
+        try:
+            await peer.begin(size)
+            try:
+                return await self._await_answer(peer, number, node_id, notice, items, limit)
+            finally:
+                peer.end(size)
+        finally:
+            if not peer and self._peers.get(node_id) is peer:
+                del self._peers[node_id]
+
+    async def _await_answer(
+        self,
+        peer: _Peer,
+        number: int,
+        node_id: bytes,
+        notice: str,
+        items: tuple[object, ...],
+        limit: float | None,
+    ) -> _Answered:
+        loop = asyncio.get_running_loop()
+        came: asyncio.Future[_Answered] = loop.create_future()
+        peer.open[number] = came
+        timer = None if limit is None else loop.call_later(limit, _fail, came, limit)
+        try:
+            if not self._relay.send(node_id, Relayed(notice=notice, items=(number, *items))):
+                reason = (
+                    "neither of the two nodes can dial the other"
+                    if self._relay.knows(node_id)
+                    else f"node {node_id.hex()} is gone"
+                )
+                raise ObjectLostError("segment", reason)
+            answered = await came
+        finally:
+            del peer.open[number]
+            if timer is not None:
+                timer.cancel()
+        if answered[0].lost:
+            raise ObjectLostError("segment", answered[0].lost)
+        return answered
+
+    def _answered(self, node_id: bytes, message: Relayed) -> None:
+        number, *fields = message.items
+        peer = self._peers.get(node_id)
+        came = peer.open.get(number) if peer is not None else None
+        if came is not None and not came.done():
+            came.set_result((Answer(*fields), message.bodies[0] if message.bodies else b""))
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Fail the requests to a node that is gone, or to or from which messages were lost."""
+        peer = self._peers.get(node_id)
+        for came in () if peer is None else peer.open.values():
+            if not came.done():
+                came.set_exception(BrokenTransferError("the node could not be reached"))
+
+
+def _fail(came: asyncio.Future[_Answered], limit: float) -> None:
+    if not came.done():
+        came.set_exception(BrokenTransferError(f"nothing came for {limit} s"))
