@@ -29,6 +29,7 @@ from miniray.cluster_utils import Cluster
 from miniray.common.specs import ActorSpec, LeaseSpec
 from miniray.messages import plain
 from miniray.messages import protocol as p
+from miniray.node.relay import relayed as r
 from miniray.options import ACTOR_OPTIONS, METHOD_OPTIONS, TASK_OPTIONS, checked
 from miniray.security import channels
 from miniray.security.token import JoinToken, TokenError, parse_token, read_token_file
@@ -282,7 +283,7 @@ async def rpcs(fuzzer: Fuzzer, record: ClusterRecord, count: int) -> None:
 
 def _services(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     head = ["Head/Session"]
-    node = ["Node/Relay", "Objects/FetchMany", "Objects/Push"]
+    node = ["Node/Relay"]
     for path in folder.glob("*.sock"):
         if path.name.startswith("head"):
             yield path, head
@@ -339,13 +340,16 @@ def _rpc_message(fuzzer: Fuzzer, method: str) -> bytes:
         )
         kinds = [{"request": request}, {"attached": attached}]
         message = head_pb2.FromNode(**rng.choice(kinds))
-    elif method == "Node/Relay":
-        told = [(rng.randbytes(8), rng.randbytes(8), [b"x"], "", ()), fuzzer.arguments()]
+    else:
+        notice = rng.choice([r.FETCH, r.READ, r.ANSWER, r.FETCH_ENDED, r.COPIED])
+        told = [
+            (rng.randbytes(8), rng.randbytes(8), [b"x"], "", ()),
+            (b"", b"", [], notice, fuzzer.arguments()),
+            fuzzer.arguments(),
+        ]
         message = node_pb2.RelayBatch(
             messages=fuzzer.body(told), first=rng.randrange(100), outbox=1
         )
-    else:
-        return fuzzer.body([(rng.randrange(9), rng.randbytes(30)), fuzzer.arguments()])
     data: bytes = message.SerializeToString()
     return fuzzer.changed(data) if rng.random() < 0.3 else data
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from miniray.node.transfer.copies import Key
 
 #: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
-IN_FLIGHT = 4 << 20
+IN_FLIGHT = 2 << 20
 
 
 class Answer(NamedTuple):

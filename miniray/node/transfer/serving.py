@@ -18,7 +18,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.transfer.copies import Owner
-from miniray.node.transfer.requests import Answer
+from miniray.node.transfer.requests import IN_FLIGHT, Answer
 from miniray.node.transfer.spread import Spread
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class Serving:
     # --- who is served -----------------------------------------------------------
     def _fetch(self, node_id: bytes, message: Relayed) -> None:
         """Another node wants a value."""
-        request = _Request(node_id, *message.items)
+        number, origin, segment, tried, by_mover = message.items
+        request = _Request(node_id, number, origin, segment, tuple(tried), bool(by_mover))
         try:
             if request.origin == self._node_id:
                 self._serve_own(request)
@@ -301,6 +302,8 @@ class Serving:
         key = (origin, segment_there)
         arriving = None
         try:
+            if not 0 < length <= IN_FLIGHT:
+                raise ObjectLostError("segment", f"{length} bytes cannot be had at once")
             if origin == self._node_id:
                 segment = self._store.get(segment_there)
             elif (copy := self._copies.find(key)) is not None:

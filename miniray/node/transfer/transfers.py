@@ -38,7 +38,7 @@ _RESUMES = 5
 #: Seconds for which a mover that was out of reach is not tried again.
 _WITHOUT_MOVER = 60.0
 #: Pieces of one value that are asked for ahead of what has come.
-_AHEAD = 4
+_AHEAD = 2
 
 
 class Transfers:
@@ -57,8 +57,8 @@ class Transfers:
         self._spilling = spilling
         self._relay = relay
         self._mover = mover
-        #: Nodes whose movers were out of reach a moment ago.
-        self._without_mover: set[bytes] = set()
+        #: Addresses of movers that were out of reach a moment ago.
+        self._unreached: set[str] = set()
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
         self._requests = ValueRequests(relay)
@@ -131,7 +131,7 @@ class Transfers:
                     key,
                     segment.size if segment.size <= config().transfer_chunk else 0,
                     tried,
-                    by_mover=self._meets_mover(origin),
+                    by_mover=self._relay.can_dial(origin),
                 )
                 if not answer.ask:
                     await self._take(origin, answer, beginning, segment, key, arriving)
@@ -157,7 +157,7 @@ class Transfers:
         limit = config().transfer_stall
         try:
             answer, beginning = await self._requests.fetch(
-                holder, key, 0, by_mover=self._meets_mover(holder), limit=limit
+                holder, key, 0, by_mover=self._relay.can_dial(holder), limit=limit
             )
             await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
         except (BrokenTransferError, ObjectLostError):
@@ -165,9 +165,6 @@ class Transfers:
         finally:
             self._end(holder, key)
         return True
-
-    def _meets_mover(self, node_id: bytes) -> bool:
-        return self._relay.can_dial(node_id) and node_id not in self._without_mover
 
     async def _take(
         self,
@@ -186,8 +183,8 @@ class Transfers:
             raise BrokenTransferError(f"it has {answer.size} bytes there, and not {size}")
         segment.form = answer.form
         owner = Owner(answer.owner, answer.owner_node)
-        if answer.mover:
-            await self._take_from_mover(source, answer, owner, segment, arriving)
+        if answer.mover and answer.mover not in self._unreached:
+            await self._take_from_mover(answer, owner, segment, arriving)
         if not arriving.offset:
             arriving.begin(owner)
         if len(beginning) > size - arriving.offset:  # nobody made room for that
@@ -225,7 +222,7 @@ class Transfers:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _take_from_mover(
-        self, source: bytes, answer: Answer, owner: Owner, segment: Segment, arriving: Arriving
+        self, answer: Answer, owner: Owner, segment: Segment, arriving: Arriving
     ) -> None:
         """Let the movers of the two nodes carry it, as far as they do."""
         before = arriving.offset
@@ -238,9 +235,9 @@ class Transfers:
             await self._watch(move, arriving)
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, MoverDiedError):
-                self._without_mover.add(source)
-                again = self._without_mover.discard
-                asyncio.get_running_loop().call_later(_WITHOUT_MOVER, again, source)
+                self._unreached.add(answer.mover)
+                again = self._unreached.discard
+                asyncio.get_running_loop().call_later(_WITHOUT_MOVER, again, answer.mover)
         finally:
             arriving.job = 0
             if move is not None:

@@ -251,9 +251,9 @@ def test_memory_that_could_not_be_shown_comes_another_way(
     async def test(a: End, b: End) -> None:
         for way in (without, refuse):
             monkeypatch.setattr(socket, "send_fds", way)
-            b.transfers._without_mover.clear()
+            b.transfers._unreached.clear()
             copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
             assert content(copy) == data
-            assert a.id in b.transfers._without_mover
+            assert await a.mover._running().address in b.transfers._unreached
 
     with_ends(tmp_path, test)
