@@ -56,12 +56,15 @@ class Breaker:
             writer.close()
             return
         there_reader, there_writer = await asyncio.open_unix_connection(self._target)
-        self._open |= {writer, there_writer}
+        both = {writer, there_writer}
+        self._open |= both
         await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+        self._open -= both
 
     def cut(self) -> None:
         for writer in self._open:
-            writer.transport.abort()
+            if not writer.transport.is_closing():
+                writer.transport.abort()
         self._open.clear()
 
 
