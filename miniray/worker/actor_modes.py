@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.specs import ActorSpec
     from miniray.wire.io_loop import IOLoop
     from miniray.worker.call_loop import Loaded
     from miniray.worker.work import Work
@@ -41,12 +42,11 @@ class ThreadedExecutor(Executor):
         self,
         runtime: ClusterRuntime,
         end: Callable[[BaseException | None], None],
-        max_concurrency: int,
-        groups: Mapping[str, int],
+        actor: ActorSpec,
     ) -> None:
-        super().__init__(runtime, end)
+        super().__init__(runtime, end, actor)
         self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
-        self._sizes = {DEFAULT_GROUP: max_concurrency, **groups}
+        self._sizes = {DEFAULT_GROUP: actor.max_concurrency or 1, **actor.concurrency_groups}
         self._group_of: dict[str, str] = {}
         #: Calls that no thread has taken: whoever takes one out of here answers it.
         self._unbegun: dict[tuple[bytes, int], Work] = {}
@@ -55,8 +55,8 @@ class ThreadedExecutor(Executor):
         self._unbegun[work.key] = work
         self._queue.put(work)
 
-    def begin(self, group_of: Mapping[str, str]) -> None:
-        """Start the threads, once the actor's instance exists."""
+    def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
+        super().begin(instance, group_of)
         self._group_of = dict(group_of)
         for name, size in self._sizes.items():
             self._queues[name] = queue.SimpleQueue()
@@ -79,7 +79,7 @@ class ThreadedExecutor(Executor):
             if target is not None:
                 target.put(work)
             elif self._unbegun.pop(work.key, None) is not None:
-                self.answer_error(work, unknown_group(work, self._sizes))
+                self.replies.answer_error(work, unknown_group(work, self._sizes))
 
     def _serve(self, mine: queue.SimpleQueue[Work | None]) -> None:
         while True:
@@ -91,17 +91,17 @@ class ThreadedExecutor(Executor):
 
     def execute_in_thread(self, work: Work) -> None:
         if work.execution.cancelled:
-            self.answer_error(work, TaskCancelledError(work.name))
+            self.replies.answer_error(work, TaskCancelledError(work.name))
             return
         token = context.execution.set(work.execution)
         work.started = time.perf_counter()
         try:
             result = self._invoke(work)
-            self.answer(work, self.read(work, result))
+            self.replies.answer(work, self.read(work, result))
         except (ActorExit, SystemExit) as error:
             self.leave(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
-            self.answer_error(work, error)
+            self.replies.answer_error(work, error)
             self.replies.cancel_children(work)
         finally:
             self._runtime.loop.flush_posted()
@@ -117,7 +117,7 @@ class ThreadedExecutor(Executor):
         What it has started is cancelled, so if it waits for that, its ``get`` raises.
         """
         if self._unbegun.pop(work.key, None) is not None:
-            self.answer_error(work, TaskCancelledError(work.name))
+            self.replies.answer_error(work, TaskCancelledError(work.name))
         else:
             self.replies.cancel_children(work)
 
@@ -161,18 +161,18 @@ class AsyncExecutor(Executor):
         self,
         runtime: ClusterRuntime,
         end: Callable[[BaseException | None], None],
-        max_concurrency: int,
-        groups: Mapping[str, int],
+        actor: ActorSpec,
     ) -> None:
-        super().__init__(runtime, end)
+        super().__init__(runtime, end, actor)
+        limit = ASYNC_CONCURRENCY if actor.max_concurrency is None else actor.max_concurrency
         #: Arguments are waited for in threads of their own: those of user code may be what gives
         #: back the memory that they wait for.
         loaders = concurrent.futures.ThreadPoolExecutor(
             _LOADERS, thread_name_prefix="miniray-arguments"
         )
         self._calls = {
-            name: CallLoop(runtime, self._execute, self.answer_error, room, loaders)
-            for name, room in {DEFAULT_GROUP: max_concurrency, **groups}.items()
+            name: CallLoop(runtime, self._execute, self.replies.answer_error, room, loaders)
+            for name, room in {DEFAULT_GROUP: limit, **actor.concurrency_groups}.items()
         }
         self._group_of: dict[str, str] = {}
         #: Calls that came before the groups of methods were known.
@@ -195,7 +195,7 @@ class AsyncExecutor(Executor):
     def _pass_on(self, work: Work) -> None:
         calls = self._calls_of(work)
         if calls is None:
-            self.answer_error(work, unknown_group(work, self._calls))
+            self.replies.answer_error(work, unknown_group(work, self._calls))
         else:
             calls.put(work)
 
@@ -208,8 +208,7 @@ class AsyncExecutor(Executor):
             calls.cancel(work)
 
     # --- in the main thread ------------------------------------------------------------
-    def run_loop(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-        """Make the instance inside a running loop, then serve calls until the end."""
+    def serve(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         run_in_loop(self._main(create), lambda: serving_loop(self._runtime.loop))
 
     async def _main(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
@@ -228,8 +227,8 @@ class AsyncExecutor(Executor):
         for calls in self._calls.values():
             calls.end()
 
-    def begin(self, group_of: Mapping[str, str]) -> None:
-        """Note the groups of methods, and pass on what came before they were known."""
+    def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
+        super().begin(instance, group_of)
         self._group_of = dict(group_of)
         with self._lock:
             for work in self._early:
@@ -247,7 +246,7 @@ class AsyncExecutor(Executor):
         if self.is_ending():
             return
         if work.execution.cancelled:
-            self.answer_error(work, TaskCancelledError(work.name))
+            self.replies.answer_error(work, TaskCancelledError(work.name))
             return
         context.execution.set(work.execution)
         work.started = time.perf_counter()
@@ -261,7 +260,7 @@ class AsyncExecutor(Executor):
                 result = None
             else:
                 result = self.read(work, result)
-            self.answer(work, result)
+            self.replies.answer(work, result)
         except (ActorExit, SystemExit) as error:
             self.leave(error)
         except asyncio.CancelledError as error:
@@ -269,10 +268,10 @@ class AsyncExecutor(Executor):
                 work.execution.cancelled or not self.is_ending()
             ):  # else the loop ends with the actor
                 where = error.__traceback__
-                self.answer_error(work, TaskCancelledError(work.name).with_traceback(where))
+                self.replies.answer_error(work, TaskCancelledError(work.name).with_traceback(where))
                 self.replies.cancel_children(work)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
-            self.answer_error(work, error)
+            self.replies.answer_error(work, error)
             self.replies.cancel_children(work)
 
     def _invoke(self, work: Work, arguments: Loaded | None = None) -> Any:
@@ -331,3 +330,14 @@ class _LoopEvent:
     async def wait(self) -> None:
         await self._event.wait()
         self._event.clear()
+
+
+def executor_of(
+    actor: ActorSpec, runtime: ClusterRuntime, end: Callable[[BaseException | None], None]
+) -> Executor:
+    """Make the executor of an actor's mode; ``end`` ends this process."""
+    if actor.is_async:
+        return AsyncExecutor(runtime, end, actor)
+    if (actor.max_concurrency or 1) > 1 or actor.concurrency_groups:
+        return ThreadedExecutor(runtime, end, actor)
+    return Executor(runtime, end, actor)

@@ -33,23 +33,34 @@ from miniray.worker.results import Results, items_of
 from miniray.worker.work import NOT_ERRORS, Work, WorkQueue, raise_as_error, unknown_group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
+    from miniray.common.specs import ActorSpec
     from miniray.wire.peers import Peer
 
 logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """Takes calls, and runs them from the main thread's queue."""
+    """Takes calls, and runs them from the main thread's queue.
+
+    Args:
+        runtime: Of this process.
+        end: Ends this process, and is called with why.
+        actor: What is to be run; None: tasks.
+    """
 
     def __init__(
-        self, runtime: ClusterRuntime, end: Callable[[BaseException | None], None]
+        self,
+        runtime: ClusterRuntime,
+        end: Callable[[BaseException | None], None],
+        actor: ActorSpec | None,
     ) -> None:
         self._runtime = runtime
         self._end = end
+        self._class_name = "" if actor is None else actor.class_name
         self._results = Results(runtime)
         self._queue = WorkQueue(runtime.loop)
         self._leases = Leases(self._queue.put)
@@ -60,12 +71,9 @@ class Executor:
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         self.replies = Replies(runtime, self._results, self._open, self._queue, self.leave)
-        self.answer: Callable[[Work, Any], None] = self.replies.answer
-        self.answer_error: Callable[[Work, BaseException], None] = self.replies.answer_error
         self._recall = Recall(runtime, self._queue, self._open, lambda: self.interruption.running)
+        #: The actor.
         self.instance: Any = None
-        #: Of the actor, for messages.
-        self.class_name = ""
         #: Tasks run by this process, for max_calls; 0 in `limit` is no limit.
         self.limit = 0
         self._done = 0
@@ -121,7 +129,7 @@ class Executor:
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """Take a method call of this worker's actor (PEER_CALL)."""
         _, number, _actor, _epoch, method, arguments, refs, return_ids, how, stream = message
-        own = f"{self.class_name}.{method}"
+        own = f"{self._class_name}.{method}"
         group, given = how or (None, None)
         name = own if given is None else given
         execution = context.Execution(_id_of(peer, number, return_ids), name, own)
@@ -135,7 +143,7 @@ class Executor:
         if work.group is None:
             self._queue.put(work)
         else:
-            self.answer_error(work, unknown_group(work, ()))
+            self.replies.answer_error(work, unknown_group(work, ()))
 
     def on_cancel(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """Stop a call, or do not begin it (PEER_CANCEL)."""
@@ -154,7 +162,7 @@ class Executor:
         A method that has begun runs on, and may ask whether it was cancelled.
         """
         if self._queue.remove(work):  # its turn may be long in coming
-            self.answer_error(work, TaskCancelledError(work.name))
+            self.replies.answer_error(work, TaskCancelledError(work.name))
         elif self.interruption.running is work:
             if not work.is_task:
                 self.replies.cancel_children(work)  # if it waits for them, its `get` raises
@@ -202,6 +210,29 @@ class Executor:
         yield from self._results.holds()
 
     # --- running -------------------------------------------------------------------
+    def serve(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        """Make the actor, and run its calls until the end.
+
+        Args:
+            create: Calls ``begin``; returns whether there is an actor to run.
+        """
+        made = False
+        try:
+            create().send(None)  # the constructor is no coroutine: nothing is waited for
+        except StopIteration as end:
+            made = end.value
+        if made:
+            self.run()
+
+    def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
+        """Let calls begin.
+
+        Args:
+            instance: The actor.
+            group_of: The concurrency groups of methods that have one.
+        """
+        self.instance = instance
+
     def run(self) -> None:
         take = self._queue.get
         while True:
@@ -245,7 +276,7 @@ class Executor:
     def execute(self, work: Work) -> None:
         """Run one piece of work in this thread and answer."""
         if work.execution.cancelled:
-            self.answer_error(work, TaskCancelledError(work.name))
+            self.replies.answer_error(work, TaskCancelledError(work.name))
             return
         self.replies.write_before(work)
         interruption = self.interruption
@@ -256,7 +287,7 @@ class Executor:
             result = self._invoke(work)
             result = self.read(work, result)
             interruption.allowed = False
-            self.answer(work, result)
+            self.replies.answer(work, result)
         except ActorExit:
             interruption.allowed = False
             self.leave(ActorExit())
@@ -266,7 +297,7 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             interruption.allowed = False
             self._spoiled = interruption.cut_off_import(error)
-            self.answer_error(work, error)
+            self.replies.answer_error(work, error)
             self.replies.cancel_children(work)
         finally:
             interruption.end()

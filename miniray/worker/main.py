@@ -19,7 +19,7 @@ import pickle
 import signal
 import sys
 import types
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from miniray.calls import context
 from miniray.client import forks
@@ -36,7 +36,7 @@ from miniray.objects.ignored_signals import finish
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
 from miniray.worker import stdio, worker_file
-from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
+from miniray.worker.actor_modes import executor_of
 from miniray.worker.arguments import load_for_constructor
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
@@ -48,12 +48,7 @@ from miniray.worker.interruption import (
 )
 from miniray.worker.work import carried
 
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class WorkerProcess:
@@ -145,7 +140,7 @@ class WorkerProcess:
     # --- tasks -------------------------------------------------------------------
     def run_tasks(self) -> None:
         """Run the tasks of a lease, and of the next ones."""
-        self.executor = executor = Executor(self.runtime, self.end)
+        self.executor = executor = Executor(self.runtime, self.end, None)
         executor.begin_lease(self.lease.number, self.lease.max_calls)
         self._listen()
         executor.run()
@@ -176,23 +171,9 @@ class WorkerProcess:
         facts.actor_info = actor.info
         facts.was_restarted = self.lease.restarts > 0
         stdio.set_name(actor.class_name)
-        concurrency = actor.max_concurrency
-        groups = actor.concurrency_groups
-        if actor.is_async:
-            limit = concurrency if concurrency is not None else ASYNC_CONCURRENCY
-            self.executor = AsyncExecutor(self.runtime, self.end, limit, groups)
-        elif (concurrency or 1) > 1 or groups:
-            self.executor = ThreadedExecutor(self.runtime, self.end, concurrency or 1, groups)
-        else:
-            self.executor = Executor(self.runtime, self.end)
-        self.executor.class_name = actor.class_name
+        self.executor = executor_of(actor, self.runtime, self.end)
         self._listen()
-        executor = self.executor
-
-        if isinstance(executor, AsyncExecutor):
-            executor.run_loop(lambda: self._create(actor))
-        elif _result_of(self._create(actor)):
-            executor.run()
+        self.executor.serve(lambda: self._create(actor))
 
     async def _create(self, actor: ActorSpec) -> bool:
         """Run the constructor and tell how it went; waits only for one that is a coroutine."""
@@ -200,7 +181,7 @@ class WorkerProcess:
         execution = context.Execution(self.lease.actor_id or b"", name, method=name)
         token = context.execution.set(execution)
         try:
-            self.executor.instance = await self._construct(actor)
+            instance = await self._construct(actor)
             execution.answered = True
             if execution.exits:  # and the constructor has caught that
                 raise ActorExit
@@ -212,15 +193,10 @@ class WorkerProcess:
             return False
         finally:
             context.execution.reset(token)
-        self._name_output(actor)
-        if isinstance(self.executor, (ThreadedExecutor, AsyncExecutor)):
-            info: ActorClassInfo = pickle.loads(actor.info)
-            groups = {
-                method: options.concurrency_group
-                for method, options in info.methods.items()
-                if options.concurrency_group
-            }
-            self.executor.begin(groups)
+        self._name_output(actor, instance)
+        info: ActorClassInfo = pickle.loads(actor.info)
+        groups = {name: method.concurrency_group for name, method in info.methods.items()}
+        self.executor.begin(instance, {name: group for name, group in groups.items() if group})
         self.runtime.borrowing.defer(lambda: self.runtime.link.node_notice("actor_ready"))
         return True
 
@@ -252,9 +228,8 @@ class WorkerProcess:
         self._ending = True
         self.runtime.link.node_notice("actor_failed", pickled)
 
-    def _name_output(self, actor: ActorSpec) -> None:
+    def _name_output(self, actor: ActorSpec, instance: Any) -> None:
         """Print under the ``__repr__`` of an actor's class, if it has its own, as in Ray."""
-        instance = self.executor.instance
         if "__repr__" in _own_names(type(instance)):
             try:
                 name = repr(instance)
@@ -290,7 +265,7 @@ class WorkerProcess:
                 try:
                     getattr(instance, name)()
                 except BaseException:
-                    logger.exception("%s.%s failed", self.executor.class_name, name)
+                    logger.exception("%s.%s failed", type(instance).__name__, name)
                 return
 
     def close(self) -> None:
@@ -304,15 +279,6 @@ class WorkerProcess:
         # The rest is the kernel's; it may not get done with it if a driver hangs.
         self.runtime.link.node_notice("leaving")
         self.runtime.link.flush()
-
-
-def _result_of(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing; return its result."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise RuntimeError("a coroutine waits outside of an event loop")
 
 
 def _own_names(cls: type) -> set[str]:
