@@ -158,7 +158,15 @@ class Connection:
         Raises:
             ValueError: The message is too large. The connection goes on.
         """
-        return self.send_bytes(encode(message))
+        data = encode(message)
+        with self._lock:
+            if self._closed:
+                return False
+            if self._batch:
+                self._batch.append(data)
+                data = self._take_batch()
+            self._write(data)
+        return True
 
     def post(self, message: tuple[Any, ...]) -> None:
         """Send one frame, perhaps together with those that follow it closely.
@@ -199,17 +207,6 @@ class Connection:
     def _take_batch(self) -> bytes:
         batch, self._batch = self._batch, []
         return b"".join(batch)
-
-    def send_bytes(self, data: bytes) -> bool:
-        """Send encoded frames; False if the connection is closed."""
-        with self._lock:
-            if self._closed:
-                return False
-            if self._batch:
-                self._batch.append(data)
-                data = self._take_batch()
-            self._write(data)
-        return True
 
     def _write(self, data: bytes) -> None:
         """Write, or queue what the socket does not take. Needs the lock."""

@@ -54,9 +54,6 @@ class Gate:
             if sleeping.locked():
                 sleeping.release()
 
-    def is_open(self) -> bool:
-        return self.opened
-
     def wait(self, timeout: float | None, *, idle: bool = False) -> bool:
         """Wait until it is open, at most ``timeout`` seconds; return whether it is.
 
@@ -85,7 +82,7 @@ class Gate:
         sleeping.acquire()
         self._sleeping = sleeping
         try:
-            if self.is_open():  # whoever opened it may have looked for a sleeper just before
+            if self.opened:  # whoever opened it may have looked for a sleeper just before
                 return True
             while True:
                 left = max(0.0, deadline - time.monotonic())
