@@ -49,7 +49,7 @@ class Screen:
 
         Args:
             printed: Lines, and whether each is for stderr.
-            bars: The bars from now on. Those that find no room are not shown.
+            bars: The bars from now on. Those beyond the terminal's height are not shown.
         """
         with self._lock:
             if self._displays and self._show_in(self._displays[-1], printed, bars):
@@ -113,8 +113,8 @@ def draw(bars: Sequence[str], width: int, height: int) -> str:
         width: Columns of the terminal; longer bars are cut, since a wrapped line takes two.
         height: Rows of the terminal.
     """
-    room = max(1, min(SHOWN_BARS, height - 1))
-    lines = [f"{_NEXT_LINE}{_cut(bar, width - 1)}" for bar in bars[:room]]
+    most = max(1, min(SHOWN_BARS, height - 1))
+    lines = [f"{_NEXT_LINE}{_cut(bar, width - 1)}" for bar in bars[:most]]
     return f"{_DOWN * len(lines)}\x1b[{len(lines)}A{_SAVE}{''.join(lines)}{_RESTORE}"
 
 

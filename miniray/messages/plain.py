@@ -1,6 +1,6 @@
 """Plain data as bytes: how messages are written, and how bytes of others are read.
 
-``marshal`` makes room for as many items as five bytes claim, so what comes from a process that may
+``marshal`` allocates as many items as five bytes claim, so what comes from a process that may
 mean harm is looked through before it is loaded: each claim has to be borne out by the bytes that
 follow. Of what marshal knows, only plain data is taken.
 """
@@ -67,10 +67,10 @@ def check(data: bytes | memoryview) -> None:
         raise ValueError(f"{len(data)} bytes are no plain data: they end too soon, or too late")
 
 
-def _skip(data: bytes | memoryview, at: int, count: int, depth: int, room: int) -> tuple[int, int]:
+def _skip(data: bytes | memoryview, at: int, count: int, depth: int, left: int) -> tuple[int, int]:
     """Return where so many items end, and how many more there may be in the message."""
-    room -= count
-    if room < 0 or depth > MAX_DEPTH:
+    left -= count
+    if left < 0 or depth > MAX_DEPTH:
         raise ValueError(
             f"{len(data)} bytes are no plain data that is taken: they claim more than {MAX_ITEMS} "
             f"items, or are nested deeper than {MAX_DEPTH}"
@@ -84,16 +84,16 @@ def _skip(data: bytes | memoryview, at: int, count: int, depth: int, room: int) 
         elif code in _STRINGS:
             at += 5 + _length(data, at + 1)[0]
         elif code in _SEQUENCES:
-            at, room = _skip(data, at + 5, _length(data, at + 1)[0], depth + 1, room)
+            at, left = _skip(data, at + 5, _length(data, at + 1)[0], depth + 1, left)
         elif code == _DICT:
             at += 1
             while data[at] != _END:
                 if data[at] not in _STRINGS:  # numbers can be chosen such that all collide
                     raise ValueError("a key of a dict is neither text nor bytes")
-                at, room = _skip(data, at, 2, depth + 1, room)
+                at, left = _skip(data, at, 2, depth + 1, left)
             at += 1
         elif code == _LONG and abs(digits := _digits(data, at + 1)[0]) <= _MAX_DIGITS:
             at += 5 + 2 * abs(digits)
         else:
             raise ValueError(f"an item begins with the byte {code}, as no plain data does")
-    return at, room
+    return at, left

@@ -21,7 +21,7 @@ VALUE_PACKED = 1  # payload: pickle and its out-of-band buffers in one block (se
 VALUE_SHARED = 2  # payload: (node_id, segment, size): a packed block in that node's shared memory
 VALUE_ERROR = 3  # payload: pickle of the exception that `get` raises
 VALUE_BYTES = 4  # payload: the bytes of a `bytes` object themselves
-VALUE_TENSORS = 5  # as VALUE_PACKED, with tensors in it: who reads it maps it for itself alone
+VALUE_TENSORS = 5  # as VALUE_PACKED, with tensors in it: each reader maps it for itself alone
 
 # --- a process and its daemon ------------------------------------------------------
 #: process → daemon, first: (kind, process_id, role, pid, job_id, {details})

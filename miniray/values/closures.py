@@ -52,9 +52,9 @@ def check_large(target: Any, name: str, size: int, largest: int) -> None:
 def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> None:
     """Warn that a call carries much data, and name it; once for each place that calls.
 
-    Data may be meant to be large. A function, a method or an object of the user's is more likely
-    to have dragged it in: of those, less is told. A place is looked at again when its calls carry
-    twice as much, since a look takes as long as pickling what they carry.
+    Data may be meant to be large. A function, a method or an object of the user's is more likely to
+    have dragged it in: for those, the limit is lower. A place is looked at again when its calls
+    carry twice as much, since a look takes as long as pickling what they carry.
 
     Args:
         args: Positional arguments of the call.
@@ -116,9 +116,9 @@ def _is_data(value: Any, levels: int = _LEVELS) -> bool:
 
 #: Those that hold nothing but their items.
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset, collections.deque))
-#: Share of the whole that a part has at least, so that it alone is told.
+#: Share of the whole from which on a part alone is named.
 _MOST = 0.8
-#: Containers of more items than that are told as a whole.
+#: Containers of more items than that are named as a whole.
 _FEW = 20
 #: How deep the largest part is looked for.
 _DEPTH = 10

@@ -227,7 +227,7 @@ def bytes_of(source: memoryview) -> bytes:
     target = address_of(made)
     if size >= _OWN_MAPPING:
         begin, end = -(-target // _PAGE) * _PAGE, (target + size) // _PAGE * _PAGE
-        _libc().madvise(begin, end - begin, _MADV_HUGEPAGE)  # in vain where that is turned off
+        _libc().madvise(begin, end - begin, _MADV_HUGEPAGE)  # no effect where that is turned off
     _libc().memcpy(target, address_of(source), size)
     return made
 

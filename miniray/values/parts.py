@@ -1,6 +1,6 @@
 """The parts of a value, for messages that name the one at fault.
 
-Each part is what pickling the value pickles too. Who asks decides what is wrong with it.
+Each part is what pickling the value pickles too. The caller decides what is wrong with it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parts_of(value: Any) -> list[Part]:
     """Return the parts of a value, or none where they are not known."""
     try:
         return [part for part, _ in zip(_parts(value), range(_MOST), strict=False)]
-    except Exception:  # noqa: BLE001 - user code runs in it; another error is being told
+    except Exception:  # noqa: BLE001 - user code runs in it; another error is being described
         return []
 
 

@@ -131,7 +131,7 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
         return Serialized(VALUE_PICKLE, (pickle.dumps(value, 5),))
     try:
         return pickled(value)
-    except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
+    except Exception as error:  # noqa: BLE001 - explained, with its text
         _pass_interruption(value, error)
         name = f"what {returned_by} returned" * bool(returned_by)
         raise explain(value, error, name) from _cause_to_show(error)
@@ -152,7 +152,7 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
             return Serialized(VALUE_PICKLE, (pickle.dumps((args, kwargs), 5),))
     try:
         return pickled((args, kwargs))
-    except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
+    except Exception as error:  # noqa: BLE001 - explained, with its text
         _pass_interruption((args, kwargs), error)
         raise _explain_arguments(args, kwargs, error) from _cause_to_show(error)
 
@@ -221,7 +221,7 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
         code = io.BytesIO()
         pickler_for()(code, protocol=5).dump(target)
         return code.getvalue(), refs
-    except Exception as error:  # noqa: BLE001 - what fails in it is told
+    except Exception as error:  # noqa: BLE001 - explained, with its text
         _pass_interruption(target, error)
         reference = reference_to(target)
         if reference is None:

@@ -119,7 +119,7 @@ class Connection:
         self._sock = sock
         self._endpoint = endpoint
         self._poller = poller = endpoint.poller
-        #: Free for the user of the connection: who is at the other end.
+        #: For the user of the connection: what it knows of the other end.
         self.peer: Any = None
         # Reentrant, as is `_write`: a garbage collection may run user code anywhere, and
         # that may send on this very connection.
@@ -433,15 +433,15 @@ class Connection:
                     return False
                 if not self._out.size:
                     return True
-                room = select.poll()  # unlike select, at home with high descriptors
-                room.register(self._sock.fileno(), select.POLLOUT)
+                writable = select.poll()  # select() takes no descriptors above 1023
+                writable.register(self._sock.fileno(), select.POLLOUT)
             if deadline is None:
-                room.poll()
+                writable.poll()
                 continue
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            room.poll(left * 1000)
+            writable.poll(left * 1000)
 
     def end_writing(self) -> None:
         """Tell the other end that nothing more comes; what it sends is still handled."""

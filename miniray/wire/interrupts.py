@@ -2,9 +2,9 @@
 
 Python runs signal handlers in the main thread, between any two instructions, and many of them
 raise: that of Ctrl-C, that which cancels a task, a time limit of the user's. Cut off there, a
-message would be lost, or a call sent of which nobody knows. So for the time of a *step* the main
+message would be lost, or a call be sent that has no owner. So for the time of a *step* the main
 thread's handlers are replaced by one that remembers the signal, and passes it on when the step is
-over. A wait within a step may be cut off: who waits there knows what to undo.
+over. A wait within a step may be cut off: the waiting code undoes what it began.
 """
 
 from __future__ import annotations

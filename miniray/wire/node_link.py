@@ -78,7 +78,7 @@ class _Answer:
         with self._lock:
             self._error, self._result, self._fd = error, result, fd
             self._here = True
-            if error is not None:  # its descriptor found no room, here or there
+            if error is not None:  # here or there, too many files were open for its descriptor
                 self._undo_result()
             if self._abandoned:
                 self._discard()
@@ -310,8 +310,8 @@ class NodeLink:
             answer = self._answers.pop(number, None)
             try:
                 fd = conn.take_fd() if has_fd else -1
-            except OSError as no_room:  # this process has no descriptor left for it
-                error, fd = no_room, -1
+            except OSError as too_many_open:
+                error, fd = too_many_open, -1
             if answer is not None:
                 answer(error, result, fd)
             elif fd >= 0:

@@ -73,7 +73,7 @@ class Peer:
         self.lost = False
         #: It is lost because its node cannot be reached; its process may live.
         self.unreachable = False
-        #: What it was, once its daemon has told that it ended.
+        #: What it was, as its daemon described it when it ended.
         self.was = ""
 
     @property
@@ -159,7 +159,7 @@ class PeerTable:
         try:
             sock = connect(socket_path(self._link.folder, process_id))
         except (FileNotFoundError, ConnectionRefusedError):
-            # It ended; by rule perhaps, and then the daemon answers for what it owned.
+            # It ended; after a planned exit, the daemon answers for what it owned.
             return self._relayed_peer(node_id, process_id)
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:
@@ -169,7 +169,7 @@ class PeerTable:
         conn = self._wrap(sock, server=False)
         peer = Peer(node_id, process_id, conn)
         conn.peer = peer
-        if conn.closed:  # it ended before anybody was told to listen for that
+        if conn.closed:  # it ended before `conn.peer` was there to be lost
             self._loop.call_soon(lambda: self._lose(peer))
         conn.send((p.PEER_HELLO, self._node_id, self._link.process_id))
         return peer
@@ -279,7 +279,7 @@ class PeerTable:
     def hang_up(self) -> None:
         """End all connections without losing what the other ends have sent.
 
-        They are told that nothing more comes, and what they send is handled until they hang up
+        Their ends read that nothing more comes, and what they send is handled until they hang up
         too, or end.
         """
         gate = Gate(self._loop)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from miniray.wire.node_link import NodeLink
 
-#: Messages within this many seconds of each other travel together, up to so many.
+#: Messages within this many seconds of each other travel together, and how many at most.
 _CLOSE_BY = 50e-6
 _BATCH = 64
 _now = time.perf_counter
@@ -40,10 +40,10 @@ class RelaySender:
         "_on_written",
         "_pending",
         "_process_id",
-        "_room",
         "_sent",
         "_taken",
         "_waiting",
+        "_window",
     )
 
     def __init__(self, link: NodeLink, node_id: bytes, process_id: bytes) -> None:
@@ -56,9 +56,9 @@ class RelaySender:
         #: Bytes of these.
         self._waiting = 0
         #: Bytes that the receiver may still get before it has taken some.
-        self._room = config().relay_window
+        self._window = config().relay_window
         self._sent = 0.0
-        #: Bytes that came from it, of which it was not told yet.
+        #: Bytes that came from it, and for which it got no credit yet.
         self._taken = 0
         #: The receiver is gone.
         self._gone = False
@@ -79,7 +79,7 @@ class RelaySender:
             pending = self._pending
             pending.append(body)
             self._waiting += size
-            if self._room <= 0:
+            if self._window <= 0:
                 return True
             if len(pending) == 1:
                 now = _now()
@@ -98,40 +98,43 @@ class RelaySender:
         """Count bytes that came from the process, and now and then send it credits for them."""
         self._taken += size
         if self._taken >= config().relay_window // 8:
-            # Without regard to room: credits of both sides would wait for each other.
+            # Whatever the window: credits of both sides would wait for each other.
             credit = plain.dumps((p.PEER_CREDIT, self._taken))
             self._link.relay(self._node_id, self._process_id, [credit])
             self._taken = 0
 
     def flush_posted(self) -> None:
         with self._lock:
-            if self._pending and self._room > 0:
+            if self._pending and self._window > 0:
                 self._write()
 
     def credit(self, taken: int) -> None:
-        """Make room: the receiver has taken so many bytes."""
+        """Widen the window: the receiver has taken so many bytes."""
         with self._lock:
-            self._room += taken
-            if self._pending and self._room > 0:
+            self._window += taken
+            if self._pending and self._window > 0:
                 self._write()
 
     def _write(self) -> None:
-        """Needs the lock and some room: a message may overdraw it, so that any size passes."""
+        """Write what the window allows; a message may overdraw it, so that any size passes.
+
+        Needs the lock, and a window that is open.
+        """
         batch: list[bytes] = []
         for body in self._pending:
-            if self._room <= 0:
+            if self._window <= 0:
                 break
-            self._room -= len(body)
+            self._window -= len(body)
             self._waiting -= len(body)
             batch.append(body)
         del self._pending[: len(batch)]
         self._link.relay(self._node_id, self._process_id, batch)
         self._sent = _now()  # not before: a slow write would make the next message look alone
         if not self._pending:
-            self._tell_written()
+            self._report_written()
 
     def flush_blocking(self, timeout: float | None) -> bool:
-        """Wait until the receiver has room for all that waits, or is gone; False on timeout."""
+        """Wait until all that waits is written, or the receiver is gone; False on timeout."""
         gate = Gate(self._link.loop)
         self.flush_posted()
         self.when_drained(gate.arrived)
@@ -155,9 +158,9 @@ class RelaySender:
             self._gone = True
             self._pending.clear()
             self._waiting = 0
-            self._tell_written()
+            self._report_written()
 
-    def _tell_written(self) -> None:
-        told, self._on_written = self._on_written, None
-        if told is not None:
-            told()
+    def _report_written(self) -> None:
+        callback, self._on_written = self._on_written, None
+        if callback is not None:
+            callback()

@@ -225,7 +225,7 @@ class LastWords:
         except BlockingIOError:
             return
         except OSError as error:
-            logger.debug("a process was not told why its connection was closed: %s", error)
+            logger.debug("could not tell a process why its connection was closed: %s", error)
             self._data = memoryview(b"")
         if not self._data:
             self._poller.remove(self._sock.fileno())

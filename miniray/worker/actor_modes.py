@@ -171,8 +171,8 @@ class AsyncExecutor(Executor):
             _LOADERS, thread_name_prefix="miniray-arguments"
         )
         self._calls = {
-            name: CallLoop(runtime, self._execute, self.replies.answer_error, room, loaders)
-            for name, room in {DEFAULT_GROUP: limit, **actor.concurrency_groups}.items()
+            name: CallLoop(runtime, self._execute, self.replies.answer_error, size, loaders)
+            for name, size in {DEFAULT_GROUP: limit, **actor.concurrency_groups}.items()
         }
         self._group_of: dict[str, str] = {}
         #: Calls that came before the groups of methods were known.

@@ -22,7 +22,7 @@ def _call(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
     return function(instance, *args, **kwargs)
 
 
-#: Methods of the user's class that run before an actor ends by rule; Ray's name is an alias.
+#: Methods of the user's class that run at the planned exit of an actor; Ray's name is an alias.
 SHUTDOWN = ("__miniray_shutdown__", "__ray_shutdown__")
 
 #: What is called with the actor's instance, by name; Ray's names are aliases.

@@ -1,6 +1,6 @@
 """The calls of one concurrency group of an asyncio actor, as tasks of one event loop.
 
-Says which call begins when: at most so many at once, those of one caller in the order sent.
+At most `limit` calls run at once, and those of one caller begin in the order sent.
 What a call does is the executor's business.
 """
 
@@ -48,7 +48,7 @@ class CallLoop:
         execute: Runs a call, with its arguments if these have been loaded, and answers it, also
             if loading them has failed.
         answer_error: Answers a call with an error.
-        room: How many calls run at once.
+        limit: How many calls run at once.
         loaders: Threads in which arguments are waited for.
     """
 
@@ -57,19 +57,19 @@ class CallLoop:
         runtime: ClusterRuntime,
         execute: Callable[[Work, Loaded | None], Coroutine[Any, Any, None]],
         answer_error: Callable[[Work, BaseException], None],
-        room: int,
+        limit: int,
         loaders: concurrent.futures.Executor,
     ) -> None:
         self._runtime = runtime
         self._execute = execute
         self._answer_error = answer_error
-        self._room = room
+        self._free = limit
         self._loaders = loaders
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._inbox: collections.deque[Work] = collections.deque()
         self._woken = False
-        #: Calls for which there is no room yet, in order.
+        #: Calls beyond the limit, in order.
         self._waiting: collections.OrderedDict[tuple[bytes, int], Work] = collections.OrderedDict()
         self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         #: By caller: resolved when the last of its calls has begun, if that waits for arguments.
@@ -121,13 +121,13 @@ class CallLoop:
         inbox = self._inbox
         while inbox and not self._ended:
             work = inbox.popleft()
-            if self._room > 0 and not self._waiting:
+            if self._free > 0 and not self._waiting:
                 self._start(work)
             else:
                 self._waiting[work.key] = work
 
     def _start(self, work: Work) -> None:
-        self._room -= 1
+        self._free -= 1
         turn = None
         if work.caller.process_id in self._behind or reads_shared_memory(work):
             turn = self._turn_of(work)
@@ -149,8 +149,8 @@ class CallLoop:
             if not self._flushing:
                 self._flush_soon()
             self._tasks.pop(key, None)
-            self._room += 1
-            if self._waiting and self._room > 0 and not self._ended:
+            self._free += 1
+            if self._waiting and self._free > 0 and not self._ended:
                 self._start(self._waiting.popitem(last=False)[1])
 
     def _flush_soon(self) -> None:

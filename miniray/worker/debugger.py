@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: A waiting breakpoint listens on a socket of this prefix in the session's socket folder.
 SOCKET_PREFIX = "debug-"
-#: What a terminal says, after it was told where the breakpoint is, to get the debugger.
+#: What a terminal that knows where the breakpoint is sends to get the debugger.
 ATTACH = b"attach\n"
 
 _numbers = itertools.count(1)
@@ -70,7 +70,7 @@ def _describe(frame: types.FrameType) -> bytes:
 
 
 def _await_terminal(folder: str, name: str, key: bytes, description: bytes) -> socket.socket:
-    """Listen until a terminal attaches; others are told what waits here."""
+    """Listen until a terminal attaches; those that only list breakpoints get the description."""
     path = os.path.join(folder, name)
     unready = os.path.join(folder, f"new-{name}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

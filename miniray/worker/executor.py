@@ -267,7 +267,7 @@ class Executor:
 
         Tasks that are queued still run, as they would have to be sent elsewhere.
         """
-        self._ending = self._runtime.facts.actor_id is not None  # before another thread is told
+        self._ending = self._runtime.facts.actor_id is not None
         self._end(why)
 
     def is_ending(self) -> bool:

@@ -84,8 +84,8 @@ class Interruption:
         """Return whether an exception that Python ignored was to end a task; send it again.
 
         What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
-        a signal's handler that raised in the middle of it. Who asks is in the hook for that, and
-        clears ``in_hook`` last.
+        a signal's handler that raised in the middle of it. The caller is in the hook for that,
+        and clears ``in_hook`` last.
         """
         work = self.running
         if work is None or error is None or error is not self._raised:

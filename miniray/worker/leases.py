@@ -1,9 +1,9 @@
 """The leases that this worker runs tasks of, one after another, and tasks that go back.
 
-Which lease it has comes from the daemon, and its tasks come straight from its owner, who may be
-sooner: a task waits here until this process knows what its lease is for. Tasks that have not begun
-go back to their owners when the running one blocks or turns out long, and others could run them,
-or when the head wants the lease back.
+The daemon says which lease this process has, but its tasks come straight from the owner of the
+lease, perhaps sooner: a task waits here until this process knows what its lease is for. Tasks that
+have not begun go back to their owners when the running one blocks or turns out long, and others
+could run them, or when the head wants the lease back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from miniray.wire.peers import Peer
     from miniray.worker.work import Work, WorkQueue
 
-#: Leases that are remembered once they are over: an owner who has not heard of that may still
-#: send a task, which nobody else would answer.
+#: Leases that are remembered once they are over: an owner that does not know so yet may still send
+#: a task, which nobody else would answer.
 _REMEMBERED = 10_000
 
 

@@ -1,8 +1,8 @@
 """A worker process from its first line to its exit.
 
 It attaches to its daemon, learns what it is for (tasks of a lease, or one actor),
-runs that in the main thread, and ends by rule: flushing output, running atexit
-functions, handing over what it owns.
+runs that in the main thread, and makes a planned exit: it flushes output, runs atexit
+functions, and hands over what it owns.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class WorkerProcess:
         except BaseException as problem:  # noqa: BLE001 - the error's class is user code
             failure = TaskError.untold(name, error, problem)
             text, pickled = str(failure), pickle.dumps(failure, 5)
-        # For who calls no method, and so never gets it.
+        # For a user who calls no method, and so never gets the error.
         sys.stderr.write(f"{text}\n")
         self._exit_code = 1
         self._ending = True
@@ -248,9 +248,9 @@ class WorkerProcess:
         self.executor.instance = None
         stdio.flush_all()
         self.executor.wait_counted()
-        told = Gate(self.runtime.loop)
-        self.runtime.borrowing.defer(told.arrived)  # after the replies that were deferred
-        await_others(self.runtime, told)
+        sent = Gate(self.runtime.loop)
+        self.runtime.borrowing.defer(sent.arrived)  # after the replies that were deferred
+        await_others(self.runtime, sent)
         self._left_something = hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code

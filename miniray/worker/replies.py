@@ -111,7 +111,7 @@ class Replies:
         if self._exits(work):
             return
         forget_arguments(self._runtime, work)  # it may have failed before it loaded them
-        status, values = self._told(work, error)
+        status, values = self._failure(work, error)
         forget_traceback(error)  # its frames hold the arguments
         forget_traceback(carried(error))
         seconds = time.perf_counter() - work.started if work.started else 0.0
@@ -136,7 +136,7 @@ class Replies:
     def _reply(
         self, work: Work, status: int, values: Sequence[Any], seconds: float, pin: int
     ) -> None:
-        if self._queue.empty():  # who has the answer may end this process
+        if self._queue.empty():  # a caller that has the answer may end this process
             stdio.flush_all()
         self._open.pop(work.key, None)
         held = self._still_held(work)
@@ -148,14 +148,14 @@ class Replies:
             # registered by itself must be counted before that ends.
             self._runtime.borrowing.defer(lambda: work.caller.post(message))
 
-    def _told(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
+    def _failure(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
         """Make status and values of an error."""
         try:
             if work.execution.cancelled and not work.started:
                 return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
-            told = work.stream is None or isinstance(error, TaskCancelledError)
-            # A KeyboardInterrupt that user code has raised by itself means the same, as in Ray.
-            if (work.execution.cancelled and told) or isinstance(error, KeyboardInterrupt):
+            ends = work.stream is None or isinstance(error, TaskCancelledError)
+            # A KeyboardInterrupt that user code has raised by itself is a cancel too, as in Ray.
+            if (work.execution.cancelled and ends) or isinstance(error, KeyboardInterrupt):
                 return p.STATUS_ERROR, (self._results.cancelled(error, work.name),)
             if isinstance(error, ArgumentLostError) and not work.execution.cancelled:
                 return p.STATUS_LOST, ((error.id, error.payload),)
@@ -178,7 +178,7 @@ _UNREAD = 16 * 1024 * 1024
 
 
 class Streams:
-    """Sends what the generators of calls yield, as far as their callers read on.
+    """Sends what the generators of calls yield, no further ahead than their callers read.
 
     Args:
         results: Makes values of items.

@@ -182,7 +182,7 @@ class Results:
     def _pin(self, caller: Peer, refs: list[ObjectRef[Any]]) -> int:
         """Keep refs until the caller has counted them, or is gone."""
         with self._lock:
-            if caller.lost:  # it will not tell, and that it is gone was told before
+            if caller.lost:  # it will not release them, and its loss was reported before
                 return 0
             pin = self._numbers()
             self._pins.setdefault(caller.process_id, {})[pin] = refs

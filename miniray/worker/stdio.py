@@ -151,7 +151,7 @@ def _flush(stream: TextIO) -> None:
         stream.flush()
     except Exception:  # noqa: BLE001 - a stream of user code's
         # It is None or closed, fails by itself, or nobody reads any more.
-        # Nothing can be told to anyone then, so there is nothing to do.
+        # Nobody would see a message about it either.
         return
 
 

@@ -2,7 +2,7 @@
 
 Its first page says under which name the worker writes to its standard streams: the worker
 changes that as often as it likes, and the daemon looks when something was written, so neither
-wakes the other. What the worker is told when it starts comes behind it.
+wakes the other. The spec of the worker comes behind it.
 """
 
 from __future__ import annotations
