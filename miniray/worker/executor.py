@@ -216,11 +216,13 @@ class Executor:
         Args:
             create: Calls ``begin``; returns whether there is an actor to run.
         """
-        made = False
+        making = create()
         try:
-            create().send(None)  # the constructor is no coroutine: nothing is waited for
+            making.send(None)
         except StopIteration as end:
             made = end.value
+        else:
+            raise RuntimeError("a coroutine waits outside of an event loop")
         if made:
             self.run()
 
