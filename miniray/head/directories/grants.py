@@ -330,11 +330,11 @@ class GrantTable:
                 _tell(request, request.requester.granted, allocation)
         if decisions.grants and self.waiting:
             self._tell_contention()
-        for placed in decisions.placed:
-            self.waiting_groups.pop(placed.group_id, None)
-            requester = self._group_requesters.get(placed.group_id)
+        for group_id in decisions.placed:
+            self.waiting_groups.pop(group_id, None)
+            requester = self._group_requesters.get(group_id)
             if requester is not None:  # else it was removed by what was told before
-                requester.placed(placed.group_id)
+                requester.placed(group_id)
         for id, reason in decisions.infeasible:
             self._tell(lease_number(id), reason)
 

@@ -103,26 +103,11 @@ class Grant(NamedTuple):
     allocation: Allocation
 
 
-class Unschedulable(NamedTuple):
-    """A request that can never be granted: the caller fails it."""
+class Refusal(NamedTuple):
+    """Why a request is not granted."""
 
     lease_id: bytes
     reason: Reason
-
-
-class Waiting(NamedTuple):
-    """A request that no node could serve as the cluster is now: it waits for one to join."""
-
-    lease_id: bytes
-    reason: Reason
-
-
-class PlacedBundles(NamedTuple):
-    """Bundles of a group got their nodes; ``created`` when the group is complete with them."""
-
-    group_id: bytes
-    #: What each newly placed bundle reserved, by bundle index.
-    bundles: dict[int, Allocation]
 
 
 @dataclasses.dataclass(slots=True)
@@ -130,11 +115,12 @@ class Decisions:
     """All that a call to the scheduler decided."""
 
     grants: list[Grant] = dataclasses.field(default_factory=list)
-    failures: list[Unschedulable] = dataclasses.field(default_factory=list)
-    #: Newly found infeasible; they wait on.
-    infeasible: list[Waiting] = dataclasses.field(default_factory=list)
-    #: Groups of which all bundles are placed now.
-    placed: list[PlacedBundles] = dataclasses.field(default_factory=list)
+    #: Requests that can never be granted: the caller fails them.
+    failures: list[Refusal] = dataclasses.field(default_factory=list)
+    #: Requests that no node could serve as the cluster is now; they wait for one to join.
+    infeasible: list[Refusal] = dataclasses.field(default_factory=list)
+    #: Ids of the groups of which all bundles are placed now.
+    placed: list[bytes] = dataclasses.field(default_factory=list)
     #: Leases that are gone, because their node is.
     lost: list[bytes] = dataclasses.field(default_factory=list)
     #: Leases that must be ended, because their group was removed; then ``release`` them.

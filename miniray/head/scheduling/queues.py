@@ -42,6 +42,7 @@ class ShapeQueue:
         "_index",
         "_topology",
         "_why",
+        "anywhere",
         "bound",
         "demand",
         "domain",
@@ -66,6 +67,8 @@ class ShapeQueue:
                 self.bound = placement.node_id
         elif isinstance(placement, BundleAffinity) and placement.bundle_index >= 0:
             self.bound = (placement.placement_group_id, placement.bundle_index)
+        #: It names no pool.
+        self.anywhere = self.bound is None and self.preferred is None
         self.waiting: collections.OrderedDict[bytes, Pending] = collections.OrderedDict()
         #: Of the request that waits longest; of the last one if none waits.
         self.number = 0
@@ -112,9 +115,11 @@ class ShapeQueue:
         able = not pool.closed and pool.could_fit(self.demand.placing) and self._could_use(pool)
         return pool if able else None
 
-    def target(self) -> Hashable:
-        """Key of the only pool that may be used as things are; None if any may."""
-        return self.bound if self._target() is None else self.bound or self.preferred
+    def may_wait_for(self, key: Hashable) -> bool:
+        """Whether a request of this shape may use the pool under this key as things are."""
+        if self.bound is not None:
+            return self.bound == key
+        return self.preferred in (None, key) or self._target() is None
 
     def find(self, near: str | None, *, fill: bool = False) -> ResourcePool | None:
         """The best pool for a request of this shape now, or None.
@@ -175,13 +180,8 @@ class Domain:
         self._queues: dict[Demand, ShapeQueue] = {}
         #: Queues that are not empty.
         self.waiting: dict[ShapeQueue, None] = {}
-        #: The same by the key of the only pool that they may use (None: any), then by the names of
-        #: the resources that they need, with the amounts.
-        self._by_target: dict[Hashable, dict[tuple[str, ...], dict[ShapeQueue, Units]]] = {}
-        #: Where in there each of them is.
-        self._target_of: dict[ShapeQueue, Hashable] = {}
-        #: Those of them that prefer a pool, by its key.
-        self._preferring: dict[Hashable, dict[ShapeQueue, None]] = {}
+        #: The same by the names of the resources that they need, with the amounts.
+        self._by_names: dict[tuple[str, ...], dict[ShapeQueue, Units]] = {}
 
     def queue(self, demand: Demand) -> ShapeQueue:
         """The queue of a shape."""
@@ -198,9 +198,8 @@ class Domain:
         if len(queue.waiting) > 1:
             return
         self.waiting[queue] = None
-        if queue.preferred is not None:
-            self._preferring.setdefault(queue.preferred, {})[queue] = None
-        self._enter(queue)
+        names, amounts = _apart(queue.demand.placing)
+        self._by_names.setdefault(names, {})[queue] = amounts
 
     def take(self, queue: ShapeQueue, lease_id: bytes) -> Pending:
         """Take a request out of its queue."""
@@ -208,35 +207,12 @@ class Domain:
         if queue.waiting:
             return pending
         del self.waiting[queue]
-        if queue.preferred is not None:
-            alike = self._preferring[queue.preferred]
-            del alike[queue]
-            if not alike:
-                del self._preferring[queue.preferred]
-        self._leave(queue)
-        return pending
-
-    def _enter(self, queue: ShapeQueue) -> None:
-        key = self._target_of[queue] = queue.target()
-        names, amounts = _apart(queue.demand.placing)
-        self._by_target.setdefault(key, {}).setdefault(names, {})[queue] = amounts
-
-    def _leave(self, queue: ShapeQueue) -> None:
-        key = self._target_of.pop(queue)
         names, _ = _apart(queue.demand.placing)
-        by_names = self._by_target[key]
-        del by_names[names][queue]
-        if not by_names[names]:
-            del by_names[names]
-        if not by_names:
-            del self._by_target[key]
-
-    def reconsider(self, key: Hashable) -> None:
-        """A pool came, went, or serves more or less: those that prefer it may have to use it."""
-        for queue in self._preferring.get(key, ()):
-            if queue.target() != self._target_of[queue]:
-                self._leave(queue)
-                self._enter(queue)
+        alike = self._by_names[names]
+        del alike[queue]
+        if not alike:
+            del self._by_names[names]
+        return pending
 
     def that_may_use(self, key: Hashable, pool: ResourcePool) -> dict[int, ShapeQueue]:
         """The waiting queues that a pool may have room for now, by the number of their heads.
@@ -249,15 +225,14 @@ class Domain:
         have = {name: most for name in names_here if (most := pool.most(name)) > 0}
         some = set(have)
         found: list[ShapeQueue] = []
-        for target in (None, key):
-            for names, queues in self._by_target.get(target, {}).items():
-                if not some.issuperset(names):
-                    continue
-                shapes: Iterable[tuple[ShapeQueue, Units]] = queues.items()
-                for at, name in enumerate(names):
-                    most = have[name]
-                    shapes = [shape for shape in shapes if shape[1][at] <= most]
-                found += [queue for queue, _ in shapes]
+        for names, queues in self._by_names.items():
+            if not some.issuperset(names):
+                continue
+            shapes: Iterable[tuple[ShapeQueue, Units]] = queues.items()
+            for at, name in enumerate(names):
+                most = have[name]
+                shapes = [shape for shape in shapes if shape[1][at] <= most]
+            found += [queue for queue, _ in shapes if queue.anywhere or queue.may_wait_for(key)]
         owner = None if pool.reservation is None else pool.reservation.owner
         if isinstance(owner, ShapeQueue) and owner.waiting:
             found.append(owner)
@@ -269,7 +244,7 @@ class Domain:
 
     def preferring(self, key: Hashable) -> list[ShapeQueue]:
         """Waiting queues that use this pool as long as it could serve them."""
-        return list(self._preferring.get(key, ()))
+        return [queue for queue in self.waiting if queue.preferred == key]
 
 
 def _apart(needs: Needs) -> tuple[tuple[str, ...], Units]:

@@ -13,7 +13,7 @@ from miniray.common.amounts import sum_amounts
 from miniray.common.ids import short_id
 from miniray.common.labels import describe_all
 from miniray.common.specs import BundleAffinity, NodeAffinity
-from miniray.head.scheduling.demands import Decisions, Unschedulable, Waiting
+from miniray.head.scheduling.demands import Decisions, Refusal
 from miniray.head.scheduling.reasons import Reason, ReasonKind, no_bundle, too_small
 from miniray.head.scheduling.reservations import choose_revocations
 from miniray.head.scheduling.table import ResourceLease, ResourceTable
@@ -79,7 +79,6 @@ class ClusterScheduler:
             raise
         table.groups.await_no_more(node.node_id, table.next_arrival, now)
         table.domain.pools.add(node.node_id, node)
-        table.domain.reconsider(node.node_id)
         for pool in (node, *table.groups.on_node(node.node_id)):
             table.grow(pool)
         return table.settle(Decisions(), now)
@@ -109,7 +108,6 @@ class ClusterScheduler:
         lost = table.groups.lose_node(node_id, table.next_arrival, now)
         if node_id in table.nodes:
             lost.append(table.domain.pools.remove(node_id))
-            table.domain.reconsider(node_id)
         out.lost = self._drop(lost)
         reason = Reason(ReasonKind.NODE_GONE, node_id=node_id)
         for queue in table.domain.bound_to(node_id):
@@ -133,7 +131,6 @@ class ClusterScheduler:
                 table.forget(pool)
             else:
                 table.grow(pool)
-        table.domain.reconsider(node_id)
         out = Decisions()
         table.leave(node_id, out)
         return table.settle(out, now)
@@ -169,7 +166,6 @@ class ClusterScheduler:
                 else:
                     table.forget(pool)
         table.domain.pools.topology += 1
-        table.domain.reconsider(node_id)
         table.leave(node_id, out)
         table.report_infeasible(out)
         return table.settle(out, now)
@@ -188,7 +184,7 @@ class ClusterScheduler:
             raise ValueError(f"lease {lease_id.hex()} exists already")
         why = self._impossible(demand)
         if why is not None:
-            out.failures.append(Unschedulable(lease_id, why))
+            out.failures.append(Refusal(lease_id, why))
             return out
         domain = table.domain_for(demand)
         queue = domain.queue(demand)
@@ -199,7 +195,7 @@ class ClusterScheduler:
         table.enqueue(queue, request, now)
         reason = queue.infeasible() if domain is table.domain else None
         if reason is not None:
-            out.infeasible.append(Waiting(lease_id, reason))
+            out.infeasible.append(Refusal(lease_id, reason))
         return out
 
     def cancel(self, lease_id: bytes, now: float) -> Decisions:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
 from miniray.common.specs import BundleAffinity
-from miniray.head.scheduling.demands import Decisions, Grant, PlacedBundles, Unschedulable, Waiting
+from miniray.head.scheduling.demands import Decisions, Grant, Refusal
 from miniray.head.scheduling.groups import Group, GroupTable
 from miniray.head.scheduling.queues import Domain, Pending, ShapeQueue
 from miniray.head.scheduling.reservations import lift, reserve_for_group, reserve_for_queue
@@ -141,7 +141,7 @@ class ResourceTable:
         """Fail every request of a queue."""
         for lease_id in tuple(queue.waiting):
             self.dequeue(lease_id)
-            out.failures.append(Unschedulable(lease_id, reason))
+            out.failures.append(Refusal(lease_id, reason))
         self.lift(queue)
 
     def head_changed(self, queue: ShapeQueue) -> None:
@@ -168,7 +168,7 @@ class ResourceTable:
                 continue
             reason = queue.infeasible()
             if reason is not None:
-                out.infeasible.extend(Waiting(lease_id, reason) for lease_id in queue.waiting)
+                out.infeasible.extend(Refusal(lease_id, reason) for lease_id in queue.waiting)
 
     # --- groups --------------------------------------------------------------------
     def place_group(self, group: Group, out: Decisions) -> bool:
@@ -177,12 +177,11 @@ class ResourceTable:
         if bundles is None:
             return False
         self.lift(group)
-        allocations = {}
         for index, pool in bundles.items():
-            allocations[index] = group.state.allocations[index]
-            self._note_sharing(self.domain, self.nodes[pool.node_id], allocations[index])
+            held = group.state.allocations[index]
+            self._note_sharing(self.domain, self.nodes[pool.node_id], held)
             self.grow(pool)
-        out.placed.append(PlacedBundles(group.state.group_id, allocations))
+        out.placed.append(group.state.group_id)
         return True
 
     def place_groups(self, out: Decisions, node: ResourcePool | None = None) -> None:
