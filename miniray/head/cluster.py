@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def latest_return() -> float:
-    """Seconds after which nothing comes back of a node whose session broke: its daemon gave up."""
+    """Return the seconds after which a node whose session broke does not come back."""
     return config().node_timeout + config().head_grace
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadIdentity:
-    """Which head this is."""
+    """Which head of which cluster this is."""
 
     cluster_id: str
     #: Counts the starts of the cluster's head.
@@ -82,11 +82,11 @@ class ClusterDirectories:
         self.quarantines = Quarantines(grants, clients, jobs)
 
     def silence_of(self, node: ClusterNode) -> float:
-        """How many seconds ago a node was last heard of."""
+        """Return how many seconds ago a node was last heard of."""
         return self._timers.time() - node.heard
 
     def driver_ended(self, process_id: bytes) -> None:
-        """A process is gone; if it was a driver, its job is over."""
+        """End the job of a process that is gone, if it was a driver."""
         job = self.jobs.driver_ended(process_id)
         if job is not None:
             self._storage.job(job)
@@ -105,7 +105,7 @@ class ClusterDirectories:
             self.jobs.release(process_id)
 
     def _job_over(self, job_id: bytes) -> None:
-        """Nothing of a job runs or will: what was kept for it goes."""
+        """Drop what was kept for a job of which nothing runs or will."""
         self.code.job_over(job_id)
         self._tell_job_ended(job_id)
 
@@ -115,7 +115,7 @@ class ClusterDirectories:
             node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
 
     def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
-        """A node whose session was broken may have missed that some of these jobs ended."""
+        """Tell a node which of these jobs ended: it may have missed that."""
         node = self.nodes.get(node_id)
         for job_id in job_ids:
             job = self.jobs.get(job_id)

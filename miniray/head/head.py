@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Head:
-    """One head, without its connections."""
+    """A head without its connections."""
 
     def __init__(self, identity: HeadIdentity, timers: Timers, storage: Storage) -> None:
         self.cluster = cluster = ClusterDirectories(identity, timers, storage)
@@ -67,12 +67,12 @@ class Head:
         }
 
     def restore(self, saved: Saved) -> None:
-        """Go on from what earlier heads of this cluster kept; before any node joins."""
+        """Continue from what earlier heads kept; before any node joins."""
         self.recovery.restore(saved)
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: NodeOutbox) -> ClusterNode | None:
-        """A daemon introduces itself; it is answered, and None is returned if refused."""
+        """Take in the node of a daemon's hello; None if it is refused, which the outbox is told."""
         refusal = _version_error(hello)
         node = None
         if refusal is None:
@@ -101,7 +101,7 @@ class Head:
         return node
 
     def _welcome(self, node: ClusterNode) -> None:
-        """The welcome goes out before anything that the new node's room leads to."""
+        """Add a node, and queue its welcome before anything that its capacity leads to."""
         known = self.cluster.nodes.get(node.id)
         if known is not None:
             self.lose(known, "it opened a new session")
@@ -118,7 +118,7 @@ class Head:
         self.cluster.nodes.add(node)
 
     def lose(self, node: ClusterNode, reason: str, *, planned: bool = False) -> None:
-        """A node is gone, with everything that ran there; ``planned``: it was asked to end."""
+        """Remove a node with everything that ran there; ``planned``: it was asked to end."""
         if self.cluster.nodes.get(node.id) is not node:
             return
         if planned or self._stopping:
@@ -134,7 +134,7 @@ class Head:
         node.outbox.close()
 
     def check_liveness(self) -> None:
-        """Give up the nodes that have been silent for too long; once per heartbeat interval."""
+        """Remove the nodes that were silent for too long; once per heartbeat interval."""
         timeout = config().node_timeout
         every = config().heartbeat_interval
         for node in self.cluster.nodes.silent(self._timers.time(), timeout, every):
@@ -153,14 +153,14 @@ class Head:
 
     # --- messages --------------------------------------------------------------------
     def on_message(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
-        """A message of a node's daemon; one that cannot be handled ends nothing else."""
+        """Handle a message of a daemon."""
         if not node.alive:
             return
         node.heard = self._timers.time()
         self.handle(node, message)
 
     def handle(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
-        """Do what a message says."""
+        """Handle a message; log a failure, which ends nothing else."""
         kind = message.WhichOneof("kind")
         handler = self._handlers.get(kind or "")
         if handler is None:
@@ -206,7 +206,7 @@ class Head:
 
 
 def _version_error(hello: head_pb2.NodeHello) -> tuple[str, str] | None:
-    """(name of an exception, its text) for a node that cannot be of this cluster."""
+    """Return (name of an exception, its text) for a node of another version."""
     ours = platform.python_version()
     if hello.version != VERSION:
         what, theirs, wanted = "miniray", hello.version, VERSION

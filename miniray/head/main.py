@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions:
-    """Facts about one head."""
+    """What a head is started with."""
 
     #: Socket for the daemons of this machine; its folder is 0700.
     unix_path: str
@@ -65,7 +65,7 @@ _PORT_AGAIN_AFTER = 0.2
 
 
 def run_head(options: HeadOptions) -> None:
-    """Be the head until a signal, or the end of the process that it belongs to.
+    """Be the head until a signal, or until the process that it belongs to is gone.
 
     Never raises for what a user can cause: ``options.ready`` hears of it.
     """
@@ -121,14 +121,14 @@ def _stop_on_request(options: HeadOptions, stop: asyncio.Future[str]) -> None:
 
 
 def _node_ended(loop: asyncio.AbstractEventLoop, fd: int, end: Callable[[str], None]) -> None:
-    """The daemon of the head's node is gone, without having ended the head first."""
+    """End the head: the daemon of its node is gone without having ended it."""
     loop.remove_reader(fd)
     logger.warning("the daemon of the head's node ended unexpectedly")
     end("its node is gone")
 
 
 def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStorage | None:
-    """Where state is kept; None for an embedded cluster, which ends with its head."""
+    """Return where state is kept; None for an embedded cluster, which ends with its head."""
     if options.tcp_host is None:
         return None
     from miniray.head.sqlite_storage import SqliteStorage
@@ -137,7 +137,7 @@ def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStora
 
 
 def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> Head:
-    """A new head, or one that goes on where an earlier one of the cluster ended."""
+    """Make a new head, or one that continues where an earlier one of the cluster ended."""
     loop = asyncio.get_running_loop()
     if storage is None:
         return Head(HeadIdentity(options.cluster_id, 1, address), loop, Storage())
@@ -148,7 +148,7 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
 
 
 def _identity(options: HeadOptions) -> certificates.Identity | None:
-    """What the head shows on the network: what is kept in the session's folder, or a new one."""
+    """Load or make the certificate that the head shows on the network."""
     if options.tcp_host is None:
         return None
     try:
@@ -166,7 +166,7 @@ async def _listen_tcp(
     token: JoinToken,
     stop: asyncio.Future[str],
 ) -> str:
-    """Listen on the network, if there is to be one; what the head is known by.
+    """Listen on the network, if there is one; return the head's address.
 
     Raises:
         AddressInUseError: Another process has the port, and kept it for ``port_patience``.

@@ -40,7 +40,7 @@ _HELD = tuple[str, Needs, tuple[tuple[str, Needs], ...], tuple[bytes, int] | Non
 
 
 class HeadRecovery:
-    """What is kept of before, until the nodes have reported."""
+    """Merges what earlier heads kept with what nodes report."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class HeadRecovery:
             cluster.actors.restore(actor, node_id)
 
     def _restore_job(self, job: Job) -> None:
-        """Enter a job; it is not over while processes of it may come back with their nodes."""
+        """Enter a job, which is not over while processes of it may come back with their nodes."""
         jobs, holder = self._cluster.jobs, b"restored" + job.id
         jobs.restore(job)
         jobs.hold(holder, job.id)
@@ -102,7 +102,7 @@ class HeadRecovery:
         reports: Iterable[head_pb2.RunningLease],
         lately: Iterable[head_pb2.FromNode] = (),
     ) -> None:
-        """A node joins with what runs there: what is known is taken over, the rest is ended.
+        """Add a node with what runs there: known leases are taken over, others ended.
 
         Args:
             node: which one.
@@ -143,11 +143,11 @@ class HeadRecovery:
         self._reported.add(node.name)
 
     def lost(self, node: ClusterNode) -> None:
-        """A node is gone: the next head does not wait for it."""
+        """Do not let the next head wait for a node."""
         self._cluster.kv.delete(_NODES, node.name)
 
     def _is_of_before(self, report: head_pb2.RunningLease, node: ClusterNode) -> bool:
-        """Whether a lease is of an earlier head, and this one has not ended it already.
+        """Return whether a lease is of an earlier head, and this one has not ended it already.
 
         A session that broke ended all leases of its node for everybody else.
         """
@@ -159,7 +159,7 @@ class HeadRecovery:
             self._timers.call_later(config().node_timeout, self._cluster.leases.end_orphans)
 
     def _end_of_wait(self) -> None:
-        """Who has not come back by now is gone."""
+        """Give up the nodes and processes that have not come back."""
         cluster = self._cluster
         self.over = True
         # What ends with a process that is gone ends first, else it would be begun anew elsewhere.
@@ -182,7 +182,7 @@ class HeadRecovery:
 
 
 def _held(node: ClusterNode, report: head_pb2.RunningLease) -> Allocation:
-    """What a lease holds on a node that runs it; ValueError if that is malformed."""
+    """Return what a reported lease holds; ValueError if that is malformed."""
     told = plain.loads(report.allocation)
     if not validation.fits(told, _HELD):
         raise ValueError(f"node {node.name} reports that lease {report.lease} holds {told!r:.80}")

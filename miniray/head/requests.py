@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Requests:
-    """Handlers by name; arguments that are not what a handler is annotated with are refused."""
+    """Handlers by name. Arguments that do not match a handler's annotations are refused."""
 
     def __init__(self, cluster: ClusterDirectories, state: ClusterState) -> None:
         self._clients = cluster.clients
@@ -41,7 +41,7 @@ class Requests:
         self._failing_arguments = {name: Arguments(fail, 2) for name, fail in self._failing.items()}
 
     def handle(self, request: common_pb2.ClientRequest) -> None:
-        """Do what is asked; errors go to who asked."""
+        """Answer a request; its sender gets the error if it fails."""
         who, number, method = request.process_id, request.request, request.method
         arguments: tuple[Any, ...] = ()
         try:
@@ -88,7 +88,7 @@ class Requests:
 
 
 def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
-    """Requests whose handlers are called with the asking process and the arguments."""
+    """Return requests whose handlers are called with the asking process and the arguments."""
     actors, leases = cluster.actors, cluster.leases
     return {
         "create_actor": actors.create,
@@ -105,7 +105,7 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
 
 
 def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
-    """Requests whose handlers are called with the arguments alone."""
+    """Return requests whose handlers are called with the arguments alone."""
     actors, groups, kv = cluster.actors, cluster.placement_groups, cluster.kv
     return {
         "start_actor": actors.start,
@@ -145,7 +145,7 @@ def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
 
 
 def _on_refused_notice(cluster: ClusterDirectories) -> Handlers:
-    """What fails those who wait for the effect of a notice that is refused.
+    """Return what fails those who wait for the effect of a notice that is refused.
 
     Called with the process that sent the notice, why it was refused, and its arguments.
     """

@@ -31,7 +31,7 @@ _BATCH_BYTES = 4 * 1024 * 1024
 
 
 class SessionOutbox:
-    """Messages for one daemon, written as fast as it takes them."""
+    """Messages for one daemon, written as fast as it reads."""
 
     def __init__(self) -> None:
         self._waiting: list[head_pb2.ToNode] = []
@@ -39,12 +39,11 @@ class SessionOutbox:
         self._closed = False
 
     def put(self, message: head_pb2.ToNode) -> None:
-        """Queue a message."""
         self._waiting.append(message)
         self._wake.set()
 
     def close(self) -> None:
-        """End the session after what is queued."""
+        """Close the session once the queue is written."""
         self._closed = True
         self._wake.set()
 
@@ -63,7 +62,7 @@ class SessionOutbox:
 
 
 def _in_batches(messages: list[head_pb2.ToNode]) -> list[head_pb2.ToNode]:
-    """The messages in order, in as few as the size of a batch allows."""
+    """Return the messages in order, in as few as the size of a batch allows."""
     if len(messages) == 1:
         return messages
     if messages[0].HasField("welcome"):  # the daemon reads it by itself, as answer to its hello
@@ -95,7 +94,7 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
     async def Session(  # noqa: N802 - gRPC's name
         self, _incoming: Any, context: SessionContext
     ) -> None:
-        """A daemon's stream."""
+        """Serve a daemon's stream."""
         first: Any = await context.read()
         if first is _EOF or first.WhichOneof("kind") != "hello":
             await context.abort(
@@ -134,7 +133,7 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
 
 
 async def watch_liveness(head: Head) -> None:
-    """Give up nodes that fall silent; never returns."""
+    """Check for silent nodes, forever."""
     while True:
         await asyncio.sleep(config().heartbeat_interval)
         head.check_liveness()

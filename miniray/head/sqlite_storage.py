@@ -72,7 +72,7 @@ _REMEMBERED = 10_000
 
 
 class _Change(NamedTuple):
-    """How something is to be kept from now on."""
+    """What is to be written of one thing."""
 
     #: None: it is removed.
     record: bytes | None
@@ -111,7 +111,7 @@ class SqliteStorage(Storage):
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, cluster_id: str) -> Saved:
-        """Count this start of the head and read what was kept.
+        """Count this start of the head, and read what was kept.
 
         Args:
             cluster_id: of a new cluster; an older one keeps its own.
@@ -141,7 +141,7 @@ class SqliteStorage(Storage):
         )
 
     def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:
-        """(key, record) of what ended lately, the latest last."""
+        """Return (key, record) of what ended lately, the latest last."""
         rows = self._database.execute(
             "SELECT key, record FROM ended WHERE kind = ? ORDER BY at DESC LIMIT ?",
             (kind, _REMEMBERED),
@@ -150,29 +150,24 @@ class SqliteStorage(Storage):
 
     # --- hearing of changes ----------------------------------------------------------
     def actor(self, actor: Actor) -> None:
-        """An actor can start, moved, or died."""
         if actor.state == DEAD:
             self._end(_ACTOR, actor.id, dead_actor_record(actor))
         else:
             self._change(_ACTOR, actor.id, actor_record(actor))
 
     def placement_group(self, group: PlacementGroupEntry) -> None:
-        """A group was asked for, placed, or removed."""
         if group.removed or group.state is None:
             self._end(_GROUP, group.id, b"")
         else:
             self._change(_GROUP, group.id, group_record(group))
 
     def job(self, job: Job) -> None:
-        """A job began or ended."""
         self._change(_JOB, job.id, job_record(job))
 
     def job_forgotten(self, job_id: bytes) -> None:
-        """A job that is over is remembered no longer."""
         self._change(_JOB, job_id, None)
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
-        """A value was set, or removed."""
         self._note((_VALUE, namespace, key), _Change(value))
 
     def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
@@ -188,7 +183,7 @@ class SqliteStorage(Storage):
 
     # --- writing -----------------------------------------------------------------
     async def _write_all(self) -> None:
-        """Write until nothing is left. While nothing can be written, only the latest stays of each.
+        """Write until nothing is left; meanwhile keep only the latest of each thing.
 
         So what waits takes no more than the head's own state, and a key for all that has ended.
         """
@@ -210,7 +205,7 @@ class SqliteStorage(Storage):
                 pause = min(2 * pause, _RETRY_AT_MOST_AFTER)
 
     async def _write_each(self, changes: dict[_What, _Change]) -> Exception | None:
-        """Write one by one, and drop those that can never be written; what is left stays in."""
+        """Write one by one, and drop those that can never be written."""
         for what, change in list(changes.items()):
             trouble = await self._write({what: change})
             if isinstance(trouble, sqlite3.OperationalError):
@@ -225,7 +220,7 @@ class SqliteStorage(Storage):
         return None
 
     async def _write(self, changes: dict[_What, _Change]) -> Exception | None:
-        """Write all or nothing; what went wrong."""
+        """Write all or nothing; return what failed."""
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._writer, self._transact, changes)
@@ -234,7 +229,7 @@ class SqliteStorage(Storage):
         return None
 
     def _tell(self, trouble: Exception | None) -> None:
-        """Tell once that the disk takes nothing, and once that it does again."""
+        """Warn once that the disk takes nothing, and log once that it does again."""
         if trouble is not None and not self._in_trouble:
             text = (
                 f"The head cannot write its state to {self._path} ({trouble}). The cluster goes on "

@@ -51,7 +51,7 @@ _MAX_DEAD = 10
 
 
 class ClusterState:
-    """Views of a cluster."""
+    """Read-only views of a cluster."""
 
     def __init__(self, cluster: ClusterDirectories, recovery: HeadRecovery) -> None:
         self._cluster = cluster
@@ -69,20 +69,20 @@ class ClusterState:
 
     # --- Ray's tables ----------------------------------------------------------------
     def ray_nodes(self) -> list[dict[str, Any]]:
-        """Nodes as ``ray.nodes()`` lists them, lost ones included."""
+        """Return nodes as ``ray.nodes()`` lists them, lost ones included."""
         return [_ray_node(node) for node in self._all_nodes()]
 
     def total_resources(self) -> dict[str, float]:
-        """Totals of the living nodes, without zeros; memory in bytes."""
+        """Return the totals of the living nodes, without zeros; memory in bytes."""
         return _positive(self._cluster.scheduler.total_resources())
 
     def available_resources(self) -> dict[str, float]:
-        """What of them is free, without zeros."""
+        """Return what of them is free, without zeros."""
         return _positive(self._cluster.scheduler.available_resources())
 
     # --- listings ----------------------------------------------------------------
     def listing(self, what: str) -> list[dict[str, Any]]:
-        """One kind of thing as plain dicts; ValueError if there is no such kind."""
+        """Return one kind of thing as plain dicts; ValueError if there is no such kind."""
         listing = self._listings.get(what)
         if listing is None:
             raise ValueError(
@@ -123,7 +123,7 @@ class ClusterState:
         return [*living, *dead]
 
     def _lately_dead(self) -> list[DeadActorStatus]:
-        """Actors that died otherwise than programs end theirs, the latest first."""
+        """Return actors that did not end as programs end theirs, the latest first."""
         dead = reversed(self._cluster.actors.dead())
         unusual = ((id, each) for id, each in dead if DeathCause[each.death.cause] not in ORDINARY)
         return [
@@ -148,7 +148,7 @@ class ClusterState:
         return found
 
     def _job_of(self, group_id: bytes) -> str:
-        """Hex id of the job of a placement group; empty if its creator is gone."""
+        """Return the hex id of a placement group's job; empty if its creator is gone."""
         creator = self._cluster.clients.get(owner_of(group_id))
         return creator.job_id.hex() if creator is not None else ""
 
@@ -197,7 +197,7 @@ class ClusterState:
 
     # --- the status --------------------------------------------------------------
     def status(self) -> ClusterStatus:
-        """Everything that ``miniray status`` shows."""
+        """Return everything that ``miniray status`` shows."""
         nodes = [self._node(node) for node in self._all_nodes()]
         total = self._cluster.scheduler.total_resources()
         # Not from what is available: nothing is on a draining node, though little may be used.
@@ -235,7 +235,7 @@ class ClusterState:
         )
 
     def _all_nodes(self) -> tuple[ClusterNode, ...]:
-        """Nodes that have, or had, something to offer: not those that drivers outside bring."""
+        """Return living and lost nodes, without those that drivers outside bring."""
         nodes = self._cluster.nodes
         return tuple(node for node in (*nodes, *nodes.lost()) if not node.drivers_only)
 
@@ -287,7 +287,7 @@ class ClusterState:
         return lease.allocation.resources() if lease is not None else {}
 
     def waiting_of_job(self, process_id: bytes) -> list[dict[str, Any]]:
-        """What waits of the job of a process, as ``_pending``, with for how many seconds."""
+        """Return the waiting requests of a process's job, each with its seconds of waiting."""
         client = self._cluster.clients.get(process_id)
         if client is None:
             return []
@@ -296,7 +296,7 @@ class ClusterState:
         return [{**each, "seconds": now - each["since"]} for each in pending]
 
     def why_waits(self, process_id: bytes, kind: str, id: Any) -> str:
-        """Why an actor, a placement group or a process's tasks of one shape wait, if they do."""
+        """Say why an actor, a placement group or a process's tasks wait; empty if not."""
         cluster = self._cluster
         if kind == "placement_group":
             reason = cluster.scheduler.explain_group(id)
@@ -311,7 +311,7 @@ class ClusterState:
         return reason.sentence() if reason is not None else ""
 
     def _pending(self, job_id: bytes | None = None) -> list[PendingDemand]:
-        """Requests that wait, those of one shape together, then placement groups."""
+        """Return the waiting requests, those of one shape together, then placement groups."""
         shapes: dict[Any, list[Request]] = {}
         for request in self._cluster.grants.waiting.values():
             asker = request.requester.describe(request.token)

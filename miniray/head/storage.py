@@ -86,33 +86,33 @@ _GROUP_FIELDS = (
 
 
 def actor_record(actor: Actor) -> bytes:
-    """An actor as it is kept."""
+    """Encode an actor."""
     fields = {name: getattr(actor, name) for name in _ACTOR_FIELDS}
     fields["spec"] = actor.spec.to_wire()
     return marshal.dumps((fields, actor.node.id if actor.node is not None else b""))
 
 
 def read_actor(record: bytes) -> tuple[Actor, bytes]:
-    """An actor without its job, and the node that it was on (empty: none)."""
+    """Decode an actor, without its job, and the id of its node (empty: none)."""
     fields, node_id = marshal.loads(record)
     fields["spec"] = ActorSpec.from_wire(fields["spec"])
     return Actor(job=None, **fields), node_id
 
 
 def dead_actor_record(actor: Actor) -> bytes:
-    """An actor that is dead as it is remembered."""
+    """Encode what is remembered of an actor that died."""
     dead = remembered(actor)
     return marshal.dumps((actor.id, tuple(dead.death), *dead[1:]))
 
 
 def read_dead_actor(record: bytes) -> tuple[bytes, DeadActor]:
-    """Id and fate of an actor that is dead."""
+    """Decode id and fate of a dead actor."""
     id, death, *others = marshal.loads(record)
     return id, DeadActor(Death(*death), *others)
 
 
 def group_record(group: PlacementGroupEntry) -> bytes:
-    """A placement group as it is kept, with what its bundles hold."""
+    """Encode a placement group with what its bundles hold."""
     fields = {name: getattr(group, name) for name in _GROUP_FIELDS}
     state = group.state
     # What this head still awaits the next one has to await too.
@@ -122,7 +122,7 @@ def group_record(group: PlacementGroupEntry) -> bytes:
 
 
 def read_group(record: bytes) -> PlacementGroupEntry:
-    """A group whose bundles await their nodes."""
+    """Decode a group, whose bundles await their nodes."""
     fields, bundles = marshal.loads(record)
     group = PlacementGroupEntry(**fields)
     group.state = GroupPlacement.of(group.id, group.bundles, group.strategy, group.selectors)
@@ -131,12 +131,12 @@ def read_group(record: bytes) -> PlacementGroupEntry:
 
 
 def job_record(job: Job) -> bytes:
-    """A job as it is kept."""
+    """Encode a job."""
     fields = {name: getattr(job, name) for name in field_names(Job)}
     return marshal.dumps({**fields, "spec": job.spec.to_wire()})
 
 
 def read_job(record: bytes) -> Job:
-    """The inverse of ``job_record``."""
+    """Decode a job."""
     fields = marshal.loads(record)
     return Job(**{**fields, "spec": JobSpec.from_wire(fields["spec"])})

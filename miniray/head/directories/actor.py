@@ -26,7 +26,7 @@ DEAD = "DEAD"
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Actor:
-    """One actor that is not dead."""
+    """An actor that is not dead."""
 
     id: bytes
     spec: ActorSpec
@@ -55,23 +55,21 @@ class Actor:
 
     @property
     def owner(self) -> bytes:
-        """The process that created it."""
         return owner_of(self.id)
 
     @property
     def class_name(self) -> str:
-        """Its class."""
         return self.spec.class_name
 
     @property
     def name(self) -> tuple[str, str] | None:
-        """(namespace, name), if it has a name."""
+        """(namespace, name), or None."""
         name = self.spec.name
         return None if name is None else (self.spec.namespace, name)
 
     @property
     def location(self) -> tuple[bytes, bytes, bool, bytes]:
-        """What a process needs to make a handle of it."""
+        """What a process needs to make a handle of this actor."""
         spec = self.spec
         return self.id, spec.owner_node, spec.detached, spec.info
 
@@ -86,7 +84,7 @@ REQUESTED = frozenset({DeathCause.KILLED, DeathCause.GROUP_REMOVED})
 
 
 class DeadActor(NamedTuple):
-    """What is remembered of an actor that is dead."""
+    """What is remembered of a dead actor."""
 
     death: Death
     name: str = ""
@@ -110,7 +108,7 @@ class Circumstances:
 
 
 def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None:
-    """Why an actor whose process ended is dead; None if it is to be restarted.
+    """Return why an actor whose process ended is dead; None if it is to be restarted.
 
     A process that ends by rule with code 0 (``sys.exit()`` in a method) means it, so the
     actor stays dead, as in Ray.
@@ -124,14 +122,14 @@ def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None
 
 
 def how_it_ended(exit: ProcessExit, actor: Circumstances) -> DeathCause:
-    """What has ended the process of an actor that had not asked for it."""
+    """Return what ended the process of an actor that had not asked for it."""
     if exit.with_node:
         return DeathCause.NODE_LOST
     return DeathCause.KILLED if actor.killed else DeathCause.EXITED
 
 
 def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes | None) -> Death:
-    """What callers of an actor hear of its death."""
+    """Describe an actor's death for its callers."""
     node_id = actor.node.name if actor.node is not None else ""
     detail = how.detail if cause in (DeathCause.EXITED, DeathCause.OWNER_DIED) else ""
     if cause is DeathCause.NODE_LOST and actor.node is not None and actor.node.reason:
@@ -150,7 +148,7 @@ def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes 
 
 
 def remembered(actor: Actor) -> DeadActor:
-    """What is remembered of an actor that is dead."""
+    """Return what to remember of an actor that just died."""
     assert actor.death is not None
     return DeadActor(
         actor.death,

@@ -22,7 +22,7 @@ _REMEMBERED = 10_000
 
 
 class ActorTable:
-    """Those that are not dead by id, name, lease, process and owner; and the dead by id."""
+    """Living actors by id, name, lease, process and owner; dead ones by id."""
 
     def __init__(self) -> None:
         self._actors: dict[bytes, Actor] = {}
@@ -35,49 +35,44 @@ class ActorTable:
 
     # --- looking up ------------------------------------------------------------------
     def get(self, id: bytes) -> Actor | None:
-        """The actor of this id, unless it is dead."""
         return self._actors.get(id)
 
     def dead(self, id: bytes) -> DeadActor | None:
-        """What is remembered of a dead actor."""
         return self._dead.get(id)
 
     def named(self, name: tuple[str, str]) -> Actor | None:
-        """The actor of this (namespace, name)."""
         return self._names.get(name)
 
     def of_process(self, process_id: bytes) -> Actor | None:
-        """The actor that runs in this process."""
         return self._by_process.get(process_id)
 
     def of_lease(self, number: int) -> Actor | None:
-        """The actor that has this lease, or has asked for it."""
+        """Return the actor that has this lease, or has asked for it."""
         return self._by_lease.get(number)
 
     def owners(self) -> list[bytes]:
-        """Processes with which actors end."""
+        """Return the processes with which actors end."""
         return list(self._owned)
 
     def take_owned(self, owner: bytes) -> list[Actor]:
-        """The actors that end with a process, which is forgotten."""
+        """Forget an owner and return the actors that end with it."""
         ids = self._owned.pop(owner, {})
         return [self._actors[id] for id in ids if id in self._actors]
 
     def names(self) -> Iterable[tuple[str, str]]:
-        """Every (namespace, name)."""
+        """Return every (namespace, name)."""
         return self._names.keys()
 
     def all(self) -> list[Actor]:
-        """Every actor that is not dead."""
         return list(self._actors.values())
 
     def all_dead(self) -> list[tuple[bytes, DeadActor]]:
-        """Actors that died, the latest last; so many as are remembered."""
+        """Return the remembered dead, the latest last."""
         return list(self._dead.items())
 
     # --- changes -----------------------------------------------------------------------
     def enter(self, actor: Actor) -> None:
-        """A new actor, which has no place yet."""
+        """Add a new actor, which has no lease yet."""
         self._actors[actor.id] = actor
         if actor.name is not None:
             self._names[actor.name] = actor
@@ -86,7 +81,7 @@ class ActorTable:
             self._owned.setdefault(actor.owner, {})[actor.id] = None
 
     def leased(self, actor: Actor, number: int) -> None:
-        """An actor has a lease, or asks for it."""
+        """Note the lease that an actor has, or asks for."""
         actor.lease = number
         self._by_lease[number] = actor
 
@@ -97,13 +92,13 @@ class ActorTable:
         self._by_process[process_id] = actor
 
     def leave_place(self, actor: Actor) -> None:
-        """An actor has neither lease nor process any more."""
+        """Forget the lease and process of an actor."""
         self._by_lease.pop(actor.lease, None)
         self._by_process.pop(actor.process_id, None)
         actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
 
     def died(self, actor: Actor) -> None:
-        """An actor is dead for good, and its name is free."""
+        """Move an actor to the dead, and free its name."""
         del self._actors[actor.id]
         if actor.name is not None:
             del self._names[actor.name]
@@ -111,13 +106,13 @@ class ActorTable:
         self.enter_dead(actor.id, remembered(actor))
 
     def enter_dead(self, id: bytes, dead: DeadActor) -> None:
-        """An actor is dead, of which nothing else may be known."""
+        """Remember a dead actor; it need not have been known alive."""
         self._dead[id] = dead
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
 
     def disown(self, actor: Actor) -> None:
-        """An actor does not end with its creator."""
+        """Let an actor outlive its creator."""
         owned = self._owned.get(actor.owner)
         if owned is not None:
             owned.pop(actor.id, None)
@@ -136,7 +131,7 @@ UNKNOWN = Death(
 
 
 class ActorSubscribers:
-    """Subscriptions of attached processes."""
+    """The processes that are told where each actor is."""
 
     def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
         self._clients = clients
@@ -148,7 +143,7 @@ class ActorSubscribers:
         self._awaited: set[bytes] = set()
 
     def add(self, process_id: bytes, actor_id: bytes) -> None:
-        """A process, or a daemon, wants to know; one that is not attached cannot."""
+        """Subscribe a process, or a daemon; one that is not attached is ignored."""
         if self._clients.node_of(process_id) is not None:
             self._of_actor.setdefault(actor_id, {})[process_id] = None
             self._of_process.setdefault(process_id, set()).add(actor_id)
@@ -160,18 +155,18 @@ class ActorSubscribers:
             self._of_actor.pop(actor_id, None)
 
     def process_ended(self, process_id: bytes) -> None:
-        """A process is gone."""
+        """Drop the subscriptions of a process."""
         for actor_id in self._of_process.pop(process_id, set()):
             self._leave(process_id, actor_id)
 
     def wait_for(self, actor_id: bytes) -> None:
-        """An actor is not known yet: it comes soon, or its subscribers hear that it does not."""
+        """Tell the subscribers of an unknown actor so, unless it is registered soon."""
         if actor_id not in self._awaited:
             self._awaited.add(actor_id)
             self._timers.call_later(_EARLY_WAIT, lambda: self._stop_waiting(actor_id))
 
     def came(self, actor_id: bytes) -> None:
-        """An actor is known now."""
+        """Stop waiting for an actor that was registered."""
         self._awaited.discard(actor_id)
 
     def _stop_waiting(self, actor_id: bytes) -> None:
@@ -204,7 +199,7 @@ class ActorSubscribers:
         self._clients.push(process_id, "actor", actor_id, DEAD, b"", b"", 0, tuple(death))
 
     def tell_death(self, actor_id: bytes, death: Death) -> None:
-        """Tell all subscribers why an actor is dead; it is the last they hear of it."""
+        """Tell all subscribers why an actor is dead, and drop them."""
         for process_id in self._of_actor.pop(actor_id, {}):
             self._of_process.get(process_id, set()).discard(actor_id)
             self.tell_dead(process_id, actor_id, death)

@@ -134,7 +134,7 @@ class ActorRegistry:
     def start(
         self, id: bytes, arguments: Any, refs: Any, error: tuple[int, bytes, Any] | None
     ) -> None:
-        """The constructor's arguments have values, or one of them failed: then nothing starts."""
+        """Ask for an actor's lease, as its arguments have values; fail it if one of them failed."""
         actor = self._table.get(id)
         if actor is None or actor.arguments is not None:
             return
@@ -149,7 +149,7 @@ class ActorRegistry:
         self._submit(actor)
 
     def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
-        """An actor could not be registered or started: it is dead for all who ask."""
+        """Let an actor that could not be registered or started be dead."""
         actor = self._table.get(id)
         if actor is not None:
             self._die_unschedulable(actor, why)
@@ -188,13 +188,13 @@ class ActorRegistry:
             self._end(actor, kill=True)
 
     def out_of_scope(self, process_id: bytes, id: bytes) -> None:
-        """The owner's last handle went away."""
+        """End an actor whose owner dropped the last handle."""
         actor = self._table.get(id)
         if actor is not None and actor.owner == process_id and not actor.spec.detached:
             self._die(actor, DeathCause.OUT_OF_SCOPE)
 
     def find(self, name: str, namespace: str) -> tuple[bytes, bytes, bool, bytes]:
-        """How to make a handle of a named actor; ValueError if there is none."""
+        """Return how to make a handle of a named actor; ValueError if there is none."""
         actor = self._table.named((namespace, name))
         if actor is None:
             raise ValueError(
@@ -204,7 +204,7 @@ class ActorRegistry:
         return actor.location
 
     def named(self, namespace: str | None) -> list[dict[str, str]]:
-        """Names and namespaces of living named actors, of one namespace or of all."""
+        """Return names and namespaces of living named actors, of one namespace or of all."""
         return [
             {"name": name, "namespace": where}
             for where, name in self._table.names()
@@ -223,7 +223,7 @@ class ActorRegistry:
         self._grants.submit(number, self, actor, actor.demand, actor.near)
 
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
-        """There is room: the daemon starts it."""
+        """Have the node's daemon start the actor."""
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         token.node = node
@@ -246,24 +246,24 @@ class ActorRegistry:
         )
 
     def refused(self, token: Actor, number: int, reason: Reason) -> None:
-        """It can never be placed."""
+        """Let an actor that can never be placed be dead."""
         if reason.kind is ReasonKind.GROUP_GONE:
             self._die(token, DeathCause.GROUP_REMOVED, ended=True)
         else:
             self._die_unschedulable(token, reason.sentence())
 
     def lost(self, token: Actor, number: int) -> None:
-        """Its node is gone."""
+        """Restart an actor whose node is gone, or mark it dead."""
         if token.lease == number:  # else it was dead already, and only its process was left
             self._ended(token, ProcessExit(pid=token.pid, with_node=True))
 
     def must_end(self, token: Actor, number: int) -> None:
-        """Its placement group was removed."""
+        """End an actor whose placement group was removed."""
         if token.lease == number and token.state != DEAD:
             self._die(token, DeathCause.GROUP_REMOVED)
 
     def waits(self, token: Actor, number: int, reason: Reason) -> None:
-        """Tell the driver why it waits."""
+        """Tell the driver why its actor waits."""
         if token.job is not None:
             self._notices.tell(
                 token.job.driver,
@@ -273,12 +273,11 @@ class ActorRegistry:
             )
 
     def waiting(self, id: bytes) -> int:
-        """The number of an actor's request that waits; 0 if none does."""
+        """Return the number of an actor's waiting request; 0 if none waits."""
         actor = self._table.get(id)
         return actor.lease if actor is not None and actor.node is None else 0
 
     def describe(self, token: Actor) -> Asker:
-        """Who waits."""
         return Asker("actor", token.class_name, token.job_id, token.owner)
 
     def _die_unschedulable(self, actor: Actor, why: str) -> None:
@@ -287,7 +286,7 @@ class ActorRegistry:
 
     # --- what daemons say --------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
-        """An actor's constructor ended, or it ends itself."""
+        """Note that an actor's constructor ended, or that the actor ends itself."""
         actor = self._table.of_lease(report.lease)
         if actor is None or actor.id != report.actor_id:
             return  # it is dead or elsewhere already
@@ -303,13 +302,13 @@ class ActorRegistry:
             self._subscribers.tell_all(actor)
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
-        """A daemon says which process a lease had; it may be told nowhere else."""
+        """Note the process of a lease, which a daemon may name nowhere else."""
         actor = self._table.of_lease(number)
         if actor is not None and process_id:
             self._table.lives_in(actor, process_id)
 
     def lease_failed(self, number: int, error: bytes, tries: int) -> bool:
-        """A daemon cannot start a process; False if it is no actor's.
+        """Handle a process that a daemon could not start; False if the lease is no actor's.
 
         If it may be tried more than once, the place was no good, and there may be another one.
         """
@@ -324,7 +323,7 @@ class ActorRegistry:
         return True
 
     def lease_over(self, number: int) -> None:
-        """A lease is over; if its actor was not heard to end, it has."""
+        """Note the end of a lease, and so of its actor, if that was not reported."""
         actor = self._table.of_lease(number)
         if actor is not None:
             self._ended(actor, ProcessExit(pid=actor.pid))
@@ -343,7 +342,7 @@ class ActorRegistry:
                 self._die(owned, DeathCause.OWNER_DIED, how=ProcessExit(detail=detail))
 
     def _ended(self, actor: Actor, how: ProcessExit) -> None:
-        """The actor's process is gone: it starts again, or is dead."""
+        """Restart an actor whose process is gone, or mark it dead."""
         known = Circumstances(actor.restarts_left, actor.exiting, actor.killed)
         cause = cause_of_death(how, known)
         if cause is not None:
@@ -374,7 +373,7 @@ class ActorRegistry:
         how: ProcessExit | None = None,
         ended: bool = False,
     ) -> None:
-        """The actor is dead for all who ask; its process may be on its way out.
+        """Let an actor be dead for all who ask; its process may still be ending.
 
         Args:
             actor: which one.
@@ -401,7 +400,7 @@ class ActorRegistry:
 
     # --- restarts of the head ------------------------------------------------------------
     def restore(self, actor: Actor, node_id: bytes) -> None:
-        """Enter an actor of before; it is placed, or its node is to report it."""
+        """Enter an actor kept by an earlier head; place it, or await its node's report."""
         actor.job = self._jobs.get(actor.job_id)
         self._enter(actor)
         if node_id:
@@ -415,13 +414,12 @@ class ActorRegistry:
             self._submit(actor)
 
     def restore_dead(self, id: bytes, dead: DeadActor) -> None:
-        """Remember an actor that died under an earlier head."""
         self._table.enter_dead(id, dead)
 
     def node_reports(
         self, node: ClusterNode, processes: Mapping[int, bytes], homeless: Container[int]
     ) -> None:
-        """A node says which leases it runs; what it lacks has ended.
+        """Take over the actors that a node reports; those that it lacks have ended.
 
         Args:
             node: that was to report.
@@ -448,7 +446,7 @@ class ActorRegistry:
                 self._subscribers.tell_all(actor)
 
     def _not_there(self, actor: Actor) -> None:
-        """The node that was to have an actor does not: it has ended, or was never begun."""
+        """Restart or mark dead an actor that is not on the node that was to report it."""
         if actor.state == ALIVE:
             self._ended(actor, ProcessExit(pid=actor.pid))
             return
@@ -465,7 +463,7 @@ class ActorRegistry:
             self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
 
     def node_never_came(self, node_id: bytes) -> None:
-        """A node did not come back, or was of no use."""
+        """Restart or mark dead the actors of a node that did not report."""
         for actor, lease in self._awaited.pop(node_id, ()):
             if actor.lease == lease:
                 self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
@@ -476,28 +474,27 @@ class ActorRegistry:
             self._end_owned(owner)
 
     def has_lease(self, number: int) -> bool:
-        """Whether a lease is that of an actor which is not dead."""
+        """Return whether a lease is that of a living actor."""
         return self._table.of_lease(number) is not None
 
     # --- listings ------------------------------------------------------------------------
     def all(self) -> list[Actor]:
-        """Every actor that is not dead."""
         return self._table.all()
 
     def dead(self) -> list[tuple[bytes, DeadActor]]:
-        """Actors that died, the latest last; so many as are remembered."""
+        """Return the remembered dead, the latest last."""
         return self._table.all_dead()
 
 
 def _unschedulable(actor: str, why: str) -> bytes:
-    """The pickled error of an actor that cannot be placed."""
+    """Return the pickled error of an actor that cannot be placed."""
     return pickle.dumps(
         ActorUnschedulableError(f"The actor {actor} cannot be scheduled: {why}."), 5
     )
 
 
 def demand_of(actor: Actor) -> Demand:
-    """What an actor asks for; ValueError if that is malformed."""
+    """Return an actor's demand; ValueError if its spec is malformed."""
     spec = actor.spec
     return Demand.of(
         spec.resources,

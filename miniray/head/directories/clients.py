@@ -41,8 +41,6 @@ class ProcessExit(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class AttachedProcess:
-    """A driver or worker."""
-
     id: bytes
     node: ClusterNode
     pid: int
@@ -61,25 +59,22 @@ class ClientDirectory:
         self.on_ended: list[Callable[[bytes, ProcessExit], None]] = []
 
     def attach(self, client: AttachedProcess) -> None:
-        """A process attached to its daemon."""
         self._clients[client.id] = client
         self._on_node.setdefault(client.node.id, {})[client.id] = client
 
     def get(self, process_id: bytes) -> AttachedProcess | None:
-        """An attached process."""
         return self._clients.get(process_id)
 
     def node_of(self, process_id: bytes) -> ClusterNode | None:
-        """Where a process is attached; a daemon's own id is that of its node."""
+        """Return where a process is attached; a daemon's own id is that of its node."""
         client = self._clients.get(process_id)
         return client.node if client is not None else self._nodes.get(process_id)
 
     def all(self) -> list[AttachedProcess]:
-        """Every attached process."""
         return list(self._clients.values())
 
     def ended(self, process_id: bytes, how: ProcessExit) -> None:
-        """A process is gone; those that did not attach may have ended too."""
+        """Remove a process, which may never have attached, and tell the observers."""
         client = self._clients.pop(process_id, None)
         if client is not None:
             self._on_node[client.node.id].pop(process_id, None)
@@ -87,7 +82,7 @@ class ClientDirectory:
             hook(process_id, how)
 
     def node_lost(self, node: ClusterNode) -> None:
-        """All processes of a node are gone with it."""
+        """Remove the processes of a node, and tell the observers of them and of its daemon."""
         why = f"Node {node.name} is gone: {node.reason}."
         for client in self._on_node.pop(node.id, {}).values():
             if self._clients.get(client.id) is client:
@@ -98,7 +93,7 @@ class ClientDirectory:
             hook(node.id, ProcessExit(with_node=True, detail=why))
 
     def push(self, process_id: bytes, topic: str, *body: Any) -> bool:
-        """Tell a process, or a daemon under its node's id, something; False if it is not there."""
+        """Push to a process, or to a daemon under its node's id; False if it is not there."""
         node = self.node_of(process_id)
         if node is None:
             return False
@@ -123,7 +118,7 @@ class ClientDirectory:
         self._reply(process_id, request, b"", body)
 
     def refuse(self, process_id: bytes, request: int, error: BaseException) -> None:
-        """Answer a request with what its caller is to raise."""
+        """Answer a request with the error that its caller is to raise."""
         self._reply(process_id, request, encode_error(error), b"")
 
     def _reply(self, process_id: bytes, request: int, error: bytes, body: bytes) -> None:
@@ -144,7 +139,7 @@ UNTIL_UNKNOWN = 10.0
 
 
 class ProcessEnds:
-    """The ends of late, and who waits to hear of others."""
+    """How processes ended lately, for those who saw a process's socket close."""
 
     def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
         self._clients = clients
@@ -156,7 +151,7 @@ class ProcessEnds:
         clients.on_ended.append(self._ended)
 
     def wait(self, waiter: Waiter, process_id: bytes) -> None:
-        """Answer a request when it is known how a process ended.
+        """Answer a request once it is known how a process ended.
 
         The answer is (exit code or None, pid or 0, whether its node was lost, what else is known).
         """
@@ -171,7 +166,7 @@ class ProcessEnds:
             self._timers.call_later(UNTIL_UNKNOWN, lambda: self._tell(process_id, unknown))
 
     def explain(self, process_id: bytes, reason: str) -> None:
-        """A process is about to be ended, and why, as a sentence."""
+        """Note why a process is about to be ended, as a sentence."""
         self._reasons[process_id] = reason
 
     def _ended(self, process_id: bytes, how: ProcessExit) -> None:

@@ -48,7 +48,7 @@ _MAX_LEASES = 2048
 
 
 def may_ask(held: int, by_waiter: int) -> bool:
-    """Whether a group with ``held`` leases should give one to a waiter with ``by_waiter``.
+    """Return whether a group with ``held`` leases should give one to a waiter with ``by_waiter``.
 
     Ends with equal shares. A waiter without any takes the only one too, so that
     groups take turns where there are fewer leases than groups.
@@ -57,7 +57,7 @@ def may_ask(held: int, by_waiter: int) -> bool:
 
 
 class Revocations:
-    """One timer that looks for leases to ask back while requests wait."""
+    """Asks leases back, by one timer, while requests wait."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class Revocations:
         leases.on_changed.append(self._changed)
 
     def arm(self) -> None:
-        """Look for leases soon."""
+        """Look for leases after a quantum."""
         if not self._armed:
             self._armed = True
             self._timers.call_later(QUANTUM, self._look)
 
     def _changed(self) -> None:
-        """A lease is over, so that its waiter is served or needs another one; or it is held now."""
+        """Look again: a lease is over, or a client has one that it can be asked for."""
         if self._asked or self._grants.waiting:
             self.arm()
 
@@ -155,7 +155,7 @@ class Revocations:
                 self._leases.let_wait(waiter, len(asked))
 
     def _shares(self) -> collections.Counter[TaskLeaseGroup]:
-        """Leases per group, as they will be when what was asked back has moved."""
+        """Count the leases of each group as they will be once those asked back have moved."""
         shares: collections.Counter[TaskLeaseGroup] = collections.Counter()
         for lease in self._leases.leases.values():
             if not lease.revoked and not lease.returned:
@@ -207,7 +207,7 @@ class Revocations:
         return asked, young
 
     def _gather(self, request: Request, offers: list[bytes], found: list[bytes]) -> list[bytes]:
-        """Several leases for one request; none before it has waited for a while.
+        """Choose several leases for one request, once it has waited for a while.
 
         What the first of them frees is set aside, as others would take it.
         """
@@ -228,7 +228,7 @@ class Revocations:
             self.arm()
 
     def _make_room(self, pool: ResourcePool, shares: collections.Counter[TaskLeaseGroup]) -> None:
-        """Ask back what stands in the way of a placement group on a node set aside for it."""
+        """Ask back the leases that occupy room set aside for a placement group on a node."""
         assert pool.reservation is not None
         wanted = {*pool.reservation.scalars, *pool.reservation.devices}
         trial = pool.copy()
@@ -249,7 +249,7 @@ class Revocations:
     def _offers(
         self, waiter: TaskLeaseGroup | None, shares: Mapping[TaskLeaseGroup, int]
     ) -> tuple[list[bytes], bool]:
-        """Leases that a waiter may be given, and whether there will be more soon."""
+        """Return the leases that a waiter may be given, and whether there will be more soon."""
         had = shares[waiter] if waiter is not None else 0
         granted_before = self._timers.time() - QUANTUM
         offers: list[bytes] = []
@@ -285,12 +285,12 @@ def _group_of(request: Request) -> TaskLeaseGroup | None:
 
 
 def _is_held(lease: TaskLease) -> bool:
-    """Whether a client has the lease and was not asked for it yet."""
+    """Return whether a client has the lease and was not asked for it yet."""
     return bool(lease.process_id) and not (lease.revoked or lease.returned or lease.ended)
 
 
 def _held_by(request: Request) -> int:
-    """How many leases its asker has; an actor has none."""
+    """Return how many leases the requester has; an actor has none."""
     group = _group_of(request)
     return 0 if group is None else len(group.leases)
 
@@ -300,7 +300,7 @@ _MAX_SCANNED = 512
 
 
 class Departures:
-    """One timer that looks at the workers that are leaving, while requests wait."""
+    """Ends, by one timer, workers that are leaving and keep what others wait for."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class Departures:
         self._arm()
 
     def _wanted(self) -> set[str]:
-        """Return the resources that somebody has waited for long; CPU is given back by waiting."""
+        """Return the resources that were waited for long, without CPU: a wait frees it."""
         long_ago = self._timers.time() - self._patience
         scheduler = self._grants.scheduler
         groups = [id for id, since in self._grants.waiting_groups.items() if since <= long_ago]
@@ -365,7 +365,7 @@ class Departures:
         node.send(end_lease=head_pb2.EndLease(lease=request.number, kill=True, why=why))
 
     def _gets_on(self, process_id: bytes, kept: set[str]) -> bool:
-        """Whether a process has a task that runs, or one that waits for other resources."""
+        """Return whether a process has a task that runs, or one that waits for other resources."""
         for group in self._leases.of_client(process_id):
             requests = [self._grants.request(number) for number in group.leases]
             if any(request is not None and not request.blocked for request in requests):

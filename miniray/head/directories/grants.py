@@ -34,17 +34,17 @@ _NUMBER_BITS = 32
 
 
 class Timers(Protocol):
-    """The part of an event loop that is needed here."""
+    """The part of an event loop that the head uses."""
 
     def time(self) -> float:
-        """Seconds of a monotonic clock."""
+        """Return the seconds of a monotonic clock."""
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Any:
         """Call back after ``delay`` seconds."""
 
 
 class Asker(NamedTuple):
-    """Who waits, for messages and listings."""
+    """A waiting request, for messages and listings."""
 
     #: "task" or "actor".
     kind: str
@@ -58,40 +58,40 @@ class Asker(NamedTuple):
 
 
 class Requester(Protocol):
-    """Asks for leases. ``token`` is what it gave with its request."""
+    """Asks for leases, and is told of them. ``token`` is what it passed with its request."""
 
     def granted(self, token: Any, number: int, allocation: Allocation) -> None:
-        """The lease is granted."""
+        """Use a lease that was granted."""
 
     def refused(self, token: Any, number: int, reason: Reason) -> None:
-        """The lease can never be granted."""
+        """Fail what can never have its lease."""
 
     def lost(self, token: Any, number: int) -> None:
-        """The lease's node is gone, what it held with it."""
+        """Handle the loss of a lease with its node."""
 
     def must_end(self, token: Any, number: int) -> None:
-        """The lease's placement group is removed: what runs on it has to end."""
+        """End what runs on a lease whose placement group was removed."""
 
     def waits(self, token: Any, number: int, reason: Reason) -> None:
-        """The request has waited long, or no node could serve it as the cluster is now."""
+        """Tell users why a request has waited long, or cannot be served in this cluster."""
 
     def describe(self, token: Any) -> Asker:
-        """Who this is."""
+        """Describe a request."""
 
 
 class GroupRequester(Protocol):
-    """Asks for placement groups."""
+    """Asks for placement groups, and is told of them."""
 
     def placed(self, group_id: bytes) -> None:
-        """All bundles of a group have their nodes."""
+        """Handle that all bundles of a group have their nodes."""
 
     def group_waits(self, group_id: bytes, reason: Reason) -> None:
-        """A group has waited long, or could not be placed as the cluster is now."""
+        """Tell users why a group has waited long, or cannot be placed in this cluster."""
 
 
 @dataclasses.dataclass(slots=True)
 class Request:
-    """A request that waits, or its lease."""
+    """A waiting request, or its lease."""
 
     number: int
     requester: Requester
@@ -188,12 +188,12 @@ class GrantTable:
             self._tell_contention()
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
-        """Enter a lease of before a restart; the scheduler learns of it with its node."""
+        """Enter a lease kept by an earlier head; the scheduler learns of it with its node."""
         now = self.timers.time()
         self._requests[number] = Request(number, requester, token, demand, now, time.time())
 
     def withdraw(self, number: int) -> None:
-        """The requester does not want it any more: waiting, or granted and not begun."""
+        """Drop a request that waits, or a lease that was granted and not begun."""
         if self._requests.pop(number, None) is None:
             return
         self.waiting.pop(number, None)
@@ -202,14 +202,14 @@ class GrantTable:
         self.release(number)
 
     def release(self, number: int) -> None:
-        """A lease ended; numbers that hold nothing change nothing."""
+        """Free what a lease held; unknown numbers change nothing."""
         self._requests.pop(number, None)
         self.apply(self.scheduler.release(lease_id(number), self.timers.time()))
         for hook in self.on_released:
             hook()
 
     def set_blocked(self, number: int, blocked: bool, leaving: bytes = b"") -> None:
-        """Note that a lease's task waits for others, or goes on.
+        """Note that a lease's task waits for others, or continues.
 
         Args:
             number: of the lease.
@@ -225,15 +225,13 @@ class GrantTable:
             self.scheduler.take_cpu(lease_id(number))
 
     def requests(self) -> Iterable[Request]:
-        """All requests and leases."""
         return self._requests.values()
 
     def request(self, number: int) -> Request | None:
-        """A request or lease by its number."""
         return self._requests.get(number)
 
     def lease(self, number: int) -> ResourceLease | None:
-        """What a lease holds, for reading only; None if there is no such lease."""
+        """Return what a lease holds, for reading only; None if there is no such lease."""
         return self.scheduler.lease(lease_id(number))
 
     # --- nodes and groups ----------------------------------------------------------
@@ -244,7 +242,7 @@ class GrantTable:
         leases: Iterable[tuple[int, Allocation]] = (),
         actors: Iterable[int] = (),
     ) -> None:
-        """A node joined, with what runs there; ValueError if that does not fit it.
+        """Add a node with what runs there; ValueError if that does not fit it.
 
         Args:
             pool: of the node.
@@ -258,24 +256,22 @@ class GrantTable:
         self.apply(self.scheduler.add_node(pool, now, bundles, reported, lasting))
 
     def await_no_more(self) -> None:
-        """Nodes of before a restart that have not reported by now do not exist."""
+        """Give up the nodes of before a restart that have not reported."""
         self.apply(self.scheduler.await_no_more(self.timers.time()))
 
     def remove_node(self, name: str) -> None:
-        """A node is gone."""
         self.apply(self.scheduler.remove_node(name, self.timers.time()))
 
     def drain(self, name: str, draining: bool) -> None:
-        """Grant nothing new on a node, or again."""
+        """Stop granting on a node, or grant there again."""
         self.apply(self.scheduler.drain_node(name, self.timers.time(), draining))
 
     def set_in_service(self, name: str, resource: str, device: str, why: str) -> None:
-        """Take a device out of service and say why, or (with an empty reason) back into it."""
+        """Take a device out of service and say why; or back, with an empty reason."""
         now = self.timers.time()
         self.apply(self.scheduler.set_device_in_service(name, resource, device, not why, now, why))
 
     def create_group(self, state: GroupPlacement, requester: GroupRequester) -> None:
-        """Ask for a placement group."""
         now = self.timers.time()
         self._group_requesters[state.group_id] = requester
         self.waiting_groups[state.group_id] = now
@@ -290,14 +286,13 @@ class GrantTable:
             self._tell_contention()
 
     def remove_group(self, group_id: bytes) -> None:
-        """Remove a placement group."""
         self.waiting_groups.pop(group_id, None)
         self._group_requesters.pop(group_id, None)
         self.apply(self.scheduler.remove_group(group_id, self.timers.time()))
 
     # --- carrying out --------------------------------------------------------------
     def apply(self, decisions: Decisions) -> None:
-        """Tell everybody concerned; what they do in turn is carried out after it."""
+        """Tell the requesters what was decided; what that leads to is carried out next."""
         self._todo.append(decisions)
         if self._busy:
             return
@@ -388,7 +383,7 @@ class GrantTable:
 
 
 def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
-    """One requester that cannot deal with a decision must not keep others from hearing theirs."""
+    """Call a requester; its failure must not keep others from hearing of their decisions."""
     try:
         decision(request.token, request.number, *what)
     except Exception:

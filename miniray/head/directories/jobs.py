@@ -35,11 +35,10 @@ class KeyValues:
         self._on_change = on_change
 
     def restore(self, namespace: str, key: Key, value: bytes) -> None:
-        """Enter a value of before a restart of the head."""
         self._values.setdefault(namespace, {})[key] = value
 
     def put(self, namespace: str, key: Key, value: bytes, overwrite: bool = True) -> bool:
-        """Set a value; whether it was set, which it is not if there is one to be kept."""
+        """Set a value unless there is one that is to be kept; return whether it was set."""
         values = self._values.setdefault(namespace, {})
         if not overwrite and key in values:
             return False
@@ -48,18 +47,17 @@ class KeyValues:
         return True
 
     def get(self, namespace: str, key: Key) -> bytes | None:
-        """A value, or None."""
         return self._values.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: Key) -> bool:
-        """Remove a value; whether there was one."""
+        """Remove a value; return whether there was one."""
         if self._values.get(namespace, {}).pop(key, None) is None:
             return False
         self._on_change(namespace, key, None)
         return True
 
     def keys(self, namespace: str, prefix: Key) -> list[Key]:
-        """Keys that begin with a prefix of their own type, sorted."""
+        """Return the keys that begin with a prefix of their own type, sorted."""
         found = [
             key
             for key in self._values.get(namespace, {})
@@ -68,7 +66,6 @@ class KeyValues:
         return sorted(found)
 
     def exists(self, namespace: str, key: Key) -> bool:
-        """Whether there is a value."""
         return key in self._values.get(namespace, {})
 
 
@@ -118,7 +115,7 @@ class JobDirectory:
         self._held: dict[bytes, bytes] = {}
 
     def started(self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str) -> Job:
-        """A driver attached.
+        """Enter the job of a driver that attached.
 
         Args:
             job_id: its id.
@@ -143,21 +140,18 @@ class JobDirectory:
         return job
 
     def restore(self, job: Job) -> None:
-        """Enter a job of before a restart of the head."""
         self._jobs[job.id] = job
         if job.ended is None:
             self._by_driver[job.driver] = job
 
     def get(self, job_id: bytes) -> Job | None:
-        """A job that runs or is remembered."""
         return self._jobs.get(job_id)
 
     def all(self) -> list[Job]:
-        """Every job that runs or is remembered."""
         return list(self._jobs.values())
 
     def driver_ended(self, process_id: bytes) -> Job | None:
-        """A process ended; its job, if it was a driver, ends with it."""
+        """End the job of a process and return it; None if the process was no driver."""
         job = self._by_driver.pop(process_id, None)
         if job is not None:
             job.ended = time.time()
@@ -165,12 +159,12 @@ class JobDirectory:
         return job
 
     def hold(self, holder: bytes, job_id: bytes) -> None:
-        """A process, or a detached actor, of a job is there: the job is not over before it ends."""
+        """Keep a job from being over until ``release``: a process of it, or a detached actor."""
         self._held[holder] = job_id
         self._holders.setdefault(job_id, set()).add(holder)
 
     def release(self, holder: bytes) -> None:
-        """A process, or an actor, is gone; one that holds nothing changes nothing."""
+        """Undo ``hold``; an unknown holder changes nothing."""
         job_id = self._held.pop(holder, None)
         if job_id is None:
             return
@@ -180,7 +174,7 @@ class JobDirectory:
             self._may_be_over(job_id)
 
     def is_over(self, job_id: bytes) -> bool:
-        """Whether nothing of a job runs or will; true of one that nobody remembers."""
+        """Return whether nothing of a job runs or will; true of a forgotten one."""
         job = self._jobs.get(job_id)
         return job is None or (job.ended is not None and job_id not in self._holders)
 
@@ -203,7 +197,7 @@ _REFUSED = 1000
 
 
 class JobCode:
-    """What jobs have brought, by the names of ``code_pieces``.
+    """Functions, classes and packages that jobs have brought, by the names of ``code_pieces``.
 
     Args:
         kv: Keeps it, over a restart of the head too.
@@ -221,7 +215,7 @@ class JobCode:
         self._refused: dict[bytes, None] = {}
 
     def put(self, job_id: bytes, name: bytes, content: bytes) -> None:
-        """Keep something for a job.
+        """Keep a content for a job.
 
         Raises:
             CodeStoreFullError: There is no room.
@@ -238,7 +232,7 @@ class JobCode:
         self._use(job_id, name)
 
     def use(self, job_id: bytes, name: bytes) -> bool:
-        """Keep what is here already for one more job; whether it is here."""
+        """Keep a content for one more job; return whether it is here."""
         part = self._kv.get(_CODE, name)
         if part is None:
             return False
@@ -247,7 +241,7 @@ class JobCode:
         return True
 
     def get(self, name: bytes) -> bytes | None:
-        """What is kept under a name, or None.
+        """Return a content, or None.
 
         Raises:
             CodeStoreFullError: It was brought, and there was no room.
@@ -258,7 +252,7 @@ class JobCode:
         return content
 
     def job_over(self, job_id: bytes) -> None:
-        """Nothing of a job runs or will: what no other one uses goes."""
+        """Drop what only this job used."""
         for name in self._names.pop(job_id, ()):
             self._kv.delete(_USERS, job_id + name)
             users = self._users[name]
@@ -267,7 +261,7 @@ class JobCode:
                 self._drop(name)
 
     def restored(self) -> None:
-        """Take over what was kept before the head started again."""
+        """Take over what an earlier head kept."""
         for key in self._kv.keys(_USERS, b""):
             assert isinstance(key, bytes)
             job_id, name = key[:_JOB_ID], key[_JOB_ID:]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class TaskLeaseGroup:
-    """What one client wants of one shape."""
+    """The leases of one client for tasks of one shape: wanted, waiting, granted."""
 
     client_id: bytes
     id: int
@@ -76,12 +76,12 @@ class TaskLeaseGroup:
 
     @property
     def in_use(self) -> bool:
-        """Whether its client wants leases or has some, or it is known what kept it from them."""
+        """Whether the group must be remembered."""
         kept_from = self.told or self.start_failures or self.pausing
         return bool(self.total or self.leases or self.waiting or kept_from)
 
     def want(self, name: str, total: int, near: str) -> None:
-        """Note what its client wants now."""
+        """Note what the client wants now."""
         self.name, self.total = name, total
         if self.near != near:
             self.near, self.told_full = near, -math.inf
@@ -92,7 +92,7 @@ class TaskLeaseGroup:
         self.starting.discard(number)
 
     def max_calls(self, allocation: Allocation) -> int:
-        """After how many tasks the worker of a lease ends; 0: no limit.
+        """Return after how many tasks the worker of a lease ends; 0: no limit.
 
         One that had devices ends after a task unless it is told otherwise, so that their memory
         is released.
@@ -103,7 +103,7 @@ class TaskLeaseGroup:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class TaskLease:
-    """A granted lease of a worker."""
+    """A granted lease on a worker."""
 
     number: int
     group: TaskLeaseGroup
@@ -160,7 +160,7 @@ class TaskLeases:
     def want(
         self, client_id: bytes, group_id: int, spec: LeaseSpec, total: int, near: bytes = b""
     ) -> None:
-        """A client wants so many leases of a group in all; near a node, if it names one."""
+        """Set how many leases a client wants of a group in all, and near which node, if any."""
         client = self._clients.get(client_id)
         if client is None:
             return  # it ended meanwhile
@@ -180,12 +180,12 @@ class TaskLeases:
         self._forget_unused(group)
 
     def refuse(self, client_id: bytes, why: str, group_id: int, *_: object) -> None:
-        """What a client wants could not be looked at: its tasks fail."""
+        """Fail a client's tasks: its request was refused before it was looked at."""
         error = TaskUnschedulableError(f"A task cannot be scheduled: {why}.")
         self._fail(client_id, group_id, error)
 
     def _tell_full(self, group: TaskLeaseGroup) -> None:
-        """The client's tasks need not wait for a further lease on the node that it named.
+        """Tell a client not to wait for a further lease on the node that it named.
 
         Not told while the worker of one starts there: the client does not know that it may wait
         for that one.
@@ -202,7 +202,7 @@ class TaskLeases:
     def give_back(
         self, client_id: bytes, number: int, broken: bool = False, calls_left: int = 0
     ) -> None:
-        """A client is done with a lease.
+        """Take a lease back from its client.
 
         Args:
             client_id: of the client.
@@ -221,7 +221,6 @@ class TaskLeases:
         self._forget_unused(lease.group)
 
     def _forget_unused(self, group: TaskLeaseGroup) -> None:
-        """Forget a group of which nothing is wanted, unless something is known of why it waited."""
         if not group.in_use:
             self._groups.get(group.client_id, {}).pop(group.id, None)
 
@@ -244,7 +243,7 @@ class TaskLeases:
         )
 
     def _balance(self, group: TaskLeaseGroup) -> None:
-        """Let as many requests wait as are wanted, up to the limit."""
+        """Submit or withdraw requests, so that as many wait as are wanted and allowed."""
         while len(group.waiting) < self._may_wait(group):
             number = self._grants.reserve_number()
             group.waiting[number] = None
@@ -255,7 +254,7 @@ class TaskLeases:
             self._grants.withdraw(number)
 
     def _may_wait(self, group: TaskLeaseGroup) -> int:
-        """How many of a group's requests may wait as things are; none if it is not above 0."""
+        """Return how many of a group's requests may wait now; none if not above 0."""
         if group.pausing:
             return 0
         may_start = max(_MOST_STARTING, int(self._nodes.cpus)) - len(group.starting)
@@ -273,12 +272,12 @@ class TaskLeases:
         self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
 
     def let_wait(self, group: TaskLeaseGroup, expected: int) -> None:
-        """So many leases are expected to come back for a group: as many requests may wait."""
+        """Let as many requests of a group wait as leases are expected to come back for it."""
         group.may_wait = max(1, expected)
         self._balance(group)
 
     def wait_again(self, group: TaskLeaseGroup) -> None:
-        """Let a group wait behind all others that wait."""
+        """Move a group's requests behind all others that wait."""
         for number in tuple(group.waiting):
             del group.waiting[number]
             self._grants.withdraw(number)
@@ -286,7 +285,7 @@ class TaskLeases:
 
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: TaskLeaseGroup, number: int, allocation: Allocation) -> None:
-        """A lease is granted: its daemon gives it a worker."""
+        """Have the node's daemon give the lease a worker."""
         token.waiting.pop(number, None)
         token.told = 0
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
@@ -314,16 +313,16 @@ class TaskLeases:
         self._balance(token)
 
     def refused(self, token: TaskLeaseGroup, number: int, reason: Reason) -> None:
-        """No lease of the group can ever be had: its tasks fail."""
+        """Fail the group's tasks: no lease of it can ever be had."""
         token.waiting.pop(number, None)
         self._give_up(token, self._error(token, reason))
 
     def lost(self, token: TaskLeaseGroup, number: int) -> None:
-        """A lease's node is gone."""
+        """Drop a lease whose node is gone."""
         self._over(number)
 
     def must_end(self, token: TaskLeaseGroup, number: int) -> None:
-        """A lease's placement group is removed; its client sees the worker end."""
+        """End a lease whose placement group was removed; its client sees the worker end."""
         lease = self.leases.get(number)
         if lease is not None:
             if lease.process_id:
@@ -340,12 +339,11 @@ class TaskLeases:
             self._notices.tell(job.driver, token.name, reason, lambda: bool(token.waiting))
 
     def first_waiting(self, client_id: bytes, group_id: int) -> int:
-        """The number of a request of a client's shape that waits; 0 if none does."""
+        """Return the number of a waiting request of a client's group; 0 if none waits."""
         group = self._groups.get(client_id, {}).get(group_id)
         return next(iter(group.waiting), 0) if group is not None else 0
 
     def describe(self, token: TaskLeaseGroup) -> Asker:
-        """Who waits."""
         waiting = max(0, token.total - len(token.leases))
         return Asker("task", token.name, token.job_id, token.client_id, waiting)
 
@@ -360,7 +358,7 @@ class TaskLeases:
 
     # --- what daemons say --------------------------------------------------------------
     def started(self, number: int, process_id: bytes, calls_left: int = 0) -> None:
-        """A lease has its worker: its client may use it.
+        """Hand a lease to its client: its worker runs.
 
         Args:
             number: of the lease.
@@ -388,7 +386,7 @@ class TaskLeases:
         self._tell_changed()
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
-        """A lease cannot have a worker; its daemon has forgotten it.
+        """Drop a lease whose daemon could not start a worker for it.
 
         Another one is tried until ``tries`` of the group have failed so in a row.
         """
@@ -408,7 +406,7 @@ class TaskLeases:
             self._give_up(group, error)
 
     def _pause(self, group: TaskLeaseGroup, failures: int) -> None:
-        """Go on after a while, a longer one after each failure in a row but the first."""
+        """Retry after a pause, a longer one after each failure in a row but the first."""
         if failures > 1 and not group.pausing:
             group.pausing = True
             delay = min(_PAUSE * 2 ** (failures - 2), _LONGEST_PAUSE)
@@ -420,7 +418,7 @@ class TaskLeases:
         self._balance(group)
 
     def over(self, number: int) -> None:
-        """A lease's worker is gone or idle: what it held is free."""
+        """Free what a lease held: its worker is gone or idle."""
         self._over(number)
         self._grants.release(number)
         self._tell_changed()
@@ -444,7 +442,7 @@ class TaskLeases:
 
     # --- restarts of the head ------------------------------------------------------------
     def adopt(self, number: int, owner: bytes, node_id: bytes, process_id: bytes) -> None:
-        """Enter a lease that a daemon reports; its client gives it back when it is done."""
+        """Enter a lease that a daemon reports after a restart of the head."""
         groups = self._groups.setdefault(owner, {})
         group = groups.get(_ADOPTED)
         if group is None:
@@ -464,7 +462,7 @@ class TaskLeases:
             self.give_back(owner, number)
 
     def hold(self, client_id: bytes, numbers: list[int]) -> None:
-        """A client says which leases it still has: it never heard of others, or forgot them."""
+        """End the adopted leases that a client says it does not have."""
         held = self._held[client_id] = set(numbers)
         group = self._groups.get(client_id, {}).get(_ADOPTED)
         if group is not None:
@@ -478,7 +476,7 @@ class TaskLeases:
 
     # --- ending ------------------------------------------------------------------------
     def _drop(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
-        """The client has no part in it any more."""
+        """End a lease for its client."""
         lease.returned = True
         lease.group.remove(lease.number)
         if lease.ended:
@@ -493,7 +491,7 @@ class TaskLeases:
             node.send(end_lease=end)
 
     def _give_up(self, group: TaskLeaseGroup, error: BaseException | bytes) -> None:
-        """The group's queued tasks fail; it keeps the leases that it has."""
+        """Fail the group's queued tasks; it keeps the leases that it has."""
         group.total = len(group.leases)
         group.start_failures.clear()
         group.told = 0
@@ -514,9 +512,7 @@ class TaskLeases:
             self._balance(group)
 
     def of_client(self, client_id: bytes) -> Iterable[TaskLeaseGroup]:
-        """Return the groups of one client."""
         return self._groups.get(client_id, {}).values()
 
     def groups(self) -> list[TaskLeaseGroup]:
-        """Every group of every client."""
         return [group for groups in self._groups.values() for group in groups.values()]

@@ -41,7 +41,7 @@ class NodeOutbox(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class ClusterNode:
-    """One node, living or lost."""
+    """A node, living or lost."""
 
     id: bytes
     #: Its id in hex, which is its name in the scheduler.
@@ -76,7 +76,7 @@ class ClusterNode:
 
     @classmethod
     def of(cls, hello: head_pb2.NodeHello, outbox: NodeOutbox, now: float) -> ClusterNode:
-        """Make a node from what its daemon says first; ValueError if that is malformed."""
+        """Make a node from its daemon's hello; ValueError if that is malformed."""
         told: dict[str, Any] = json.loads(hello.resources or b"{}")
         scalars: dict[str, float] = told.get("scalars", {})
         devices: dict[str, list[str]] = told.get("devices", {})
@@ -102,7 +102,7 @@ class ClusterNode:
         )
 
     def beat(self, heartbeat: head_pb2.Heartbeat) -> None:
-        """Keep what a heartbeat tells."""
+        """Note the figures of a heartbeat."""
         self.object_store_used = heartbeat.object_store_used
         self.object_store_capacity = heartbeat.object_store_capacity
         self.object_store_spilled = heartbeat.object_store_spilled
@@ -129,19 +129,19 @@ class NodeDirectory:
         self._asked = math.inf
 
     def __iter__(self) -> Iterator[ClusterNode]:
-        """The living nodes, in order of arrival."""
+        """Iterate over the living nodes, in order of arrival."""
         return iter(tuple(self._living.values()))
 
     def get(self, node_id: bytes) -> ClusterNode | None:
-        """A living node."""
+        """Return a living node, or None."""
         return self._living.get(node_id)
 
     def lost(self) -> list[ClusterNode]:
-        """Nodes that were lost, the latest last; so many as are remembered."""
+        """Return the remembered lost nodes, the latest last."""
         return list(self._lost.values())
 
     def add(self, node: ClusterNode) -> None:
-        """A node joined, and the others hear of it."""
+        """Add a node and tell the others."""
         self._lost.pop(node.id, None)
         for other in self._living.values():
             other.send(node_joined=self.introduction(node))
@@ -149,7 +149,7 @@ class NodeDirectory:
         self._count_cpus()
 
     def remove(self, node: ClusterNode, reason: str) -> None:
-        """A node is lost, and the others hear of it."""
+        """Mark a node as lost and tell the others."""
         if self._living.get(node.id) is not node:
             return
         del self._living[node.id]
@@ -167,13 +167,13 @@ class NodeDirectory:
         self.cpus = sum(node.totals.get("CPU", 0.0) for node in self._living.values())
 
     def tell_all(self) -> None:
-        """Tell all nodes who lives: an earlier head may not have told them of an end."""
+        """Tell all nodes who lives: an earlier head may not have told them of a loss."""
         living = head_pb2.LivingNodes(ids=list(self._living))
         for node in self._living.values():
             node.send(living=living)
 
     def silent(self, now: float, timeout: float, every: float) -> list[ClusterNode]:
-        """Living nodes that were not heard of for so long while the head itself heard others.
+        """Return the nodes that were silent for ``timeout`` while others were heard.
 
         The head's own node is not judged by what it says: the head ends with that process. If not
         even that node was heard, over a Unix socket, and no other either, the head is at fault.
@@ -206,5 +206,5 @@ class NodeDirectory:
 
     @staticmethod
     def introduction(node: ClusterNode) -> head_pb2.NodeJoined:
-        """What other daemons need to know of a node."""
+        """Describe a node for other daemons."""
         return head_pb2.NodeJoined(node_id=node.id, address=node.address)

@@ -23,7 +23,7 @@ Waiter = tuple[bytes, int]
 
 
 class Drains:
-    """Which nodes are drained, and who waits until nothing runs there any more."""
+    """Drained nodes, and the requests that wait until nothing runs there any more."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Drains:
         return node.name
 
     def undo(self, prefix: str) -> str:
-        """Use a node again; as ``drain``."""
+        """Grant on a drained node again; as ``drain``."""
         node = self._find(prefix)
         self._kv.delete(_NAMESPACE, node.name)
         self._set(node, draining=False)
@@ -66,7 +66,7 @@ class Drains:
         return node.name
 
     def wait(self, waiter: Waiter, node_id: str) -> None:
-        """Answer a request with True when nothing runs on a draining node any more.
+        """Answer a request with True once nothing runs on a draining node any more.
 
         The answer is False if the node is not drained (any more).
         """
@@ -74,7 +74,7 @@ class Drains:
         self._look()
 
     def joins(self, node: ClusterNode) -> None:
-        """A node that was drained in its last session, or under the last head, still is.
+        """Drain a node that joins if it was drained before; before anything is placed there.
 
         To be called before anything is placed there.
         """
@@ -82,7 +82,7 @@ class Drains:
             node.draining = node.pool.closed = True
 
     def left(self) -> None:
-        """A node is gone; it is still drained if it comes back."""
+        """Answer those who wait for a node that is gone; it is still drained if it comes back."""
         self._look()
 
     def _set(self, node: ClusterNode, *, draining: bool) -> None:
@@ -137,7 +137,7 @@ def why_quarantined(quarantine: head_pb2.Quarantine) -> str:
 
 
 class Quarantines:
-    """What the nodes have in quarantine; the records themselves are the nodes'."""
+    """Devices that no lease gets because a process that had them could not be killed."""
 
     def __init__(self, grants: GrantTable, clients: ClientDirectory, jobs: JobDirectory) -> None:
         self._grants = grants
@@ -145,14 +145,14 @@ class Quarantines:
         self._jobs = jobs
 
     def joins(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
-        """Count what a node tells when it joins; to be called before anything is placed there."""
+        """Count what a joining node has in quarantine; before anything is placed there."""
         node.quarantines = list(told.all)
         for (resource, device), why in _reasons(node.quarantines).items():
             node.pool.set_in_service(resource, device, False, why)
             _log(node, resource, device, why)
 
     def told(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
-        """A node tells all that it has in quarantine now."""
+        """Compare what a node has in quarantine now with what it had, and tell who must know."""
         before = {each.process_id for each in node.quarantines}
         out = _reasons(node.quarantines)
         node.quarantines = list(told.all)
@@ -181,7 +181,7 @@ class Quarantines:
 
 
 def _reasons(quarantines: Iterable[head_pb2.Quarantine]) -> dict[tuple[str, str], str]:
-    """Why each device, by resource and id, is out of service."""
+    """Return why each device, by (resource, id), is out of service."""
     return {
         (group.resource, id): why_quarantined(quarantine)
         for quarantine in quarantines

@@ -42,7 +42,7 @@ class _Waiting:
 
 
 class PendingNotices:
-    """Lines that wait to be told, or were told of late.
+    """Lines that are about to be told to drivers, or were told lately.
 
     Args:
         clients: Tells drivers.
@@ -105,7 +105,7 @@ class PendingNotices:
         self._look_at(min(dues, default=math.inf))
 
     def _settle(self, driver: bytes, line: _Line, waiting: _Waiting) -> None:
-        """Tell a line, or forget it if nothing that was not told of waits for this reason."""
+        """Tell a line, or forget it if nothing new waits for this reason."""
         names = [name for name, waits in waiting.names if waits()]
         if not names:
             del self._lines[driver][line]

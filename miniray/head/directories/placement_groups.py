@@ -40,7 +40,7 @@ _WAITING = (GroupStatus.PENDING.value, GroupStatus.RESCHEDULING.value)
 
 @dataclasses.dataclass(eq=False, slots=True)
 class PlacementGroupEntry:
-    """One placement group."""
+    """A placement group, with its name and those who wait for it."""
 
     id: bytes
     name: str
@@ -62,13 +62,13 @@ class PlacementGroupEntry:
 
     @property
     def status(self) -> str:
-        """State in the words of Ray's table."""
+        """The state in the words of Ray's table."""
         if self.removed or self.state is None:
             return GroupStatus.REMOVED.value
         return self.state.status.value
 
     def table(self, waits: Reason | None = None) -> dict[str, Any]:
-        """What users see, in the form of Ray's ``placement_group_table``.
+        """Return what users see, in the form of Ray's ``placement_group_table``.
 
         Args:
             waits: why it is not placed, if that was looked at.
@@ -96,7 +96,7 @@ class PlacementGroupEntry:
         }
 
     def _progress(self, waits: Reason | None) -> str:
-        """How far its placing is, in the words of Ray's table."""
+        """Return the scheduling state in the words of Ray's table."""
         if self.status == GroupStatus.CREATED.value:
             return "FINISHED"
         if self.status == GroupStatus.REMOVED.value:
@@ -146,7 +146,7 @@ class PlacementGroups:
         detached: bool,
         selectors: list[dict[str, str]] | None,
     ) -> None:
-        """Ask for a group; what is wrong with its bundles is told to who waits for it.
+        """Ask for a group; what is wrong with its bundles fails those who wait for it.
 
         Raises:
             ValueError: the name is taken.
@@ -180,7 +180,7 @@ class PlacementGroups:
             self._on_change(group)
 
     def refuse(self, creator: bytes, why: str, id: bytes, *_: object) -> None:
-        """A group could not be asked for: who waits for it hears why."""
+        """Fail those who wait for a group that could not be asked for."""
         error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
         group = self._groups.get(id)
         if group is None and self._clients.get(creator) is not None:
@@ -221,7 +221,7 @@ class PlacementGroups:
         return values
 
     def wait(self, waiter: Waiter, id: bytes) -> None:
-        """Answer a request when the group is created, or can't be."""
+        """Answer a request once the group is created, or cannot be."""
         group = self._groups.get(id) or self._removed.get(id)
         if group is not None:
             group.waiters.append(waiter)
@@ -239,7 +239,7 @@ class PlacementGroups:
             self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
 
     def remove(self, id: bytes) -> None:
-        """Remove a group, with what runs in it; one that is not known is never made."""
+        """Remove a group with what runs in it; a group not known yet is never made."""
         group = self._groups.pop(id, None)
         if group is None:
             self.forbid(id)
@@ -259,13 +259,13 @@ class PlacementGroups:
         self._settle(group)
 
     def forbid(self, id: bytes) -> None:
-        """A group is not to be made, though its creator may ask for it (again)."""
+        """Never make a group, though its creator may ask for it."""
         self._never[id] = None
         if len(self._never) > _REMEMBERED:
             del self._never[next(iter(self._never))]
 
     def table(self, id: bytes | None) -> dict[str, Any]:
-        """Ray's table of one group ({} if it is not known), or of all by hex id."""
+        """Return Ray's table of one group ({} if unknown), or of all by hex id."""
         if id is None:
             known: Sequence[Mapping[bytes, PlacementGroupEntry]] = (self._removed, self._groups)
             waits = self._grants.scheduler.explain_groups(_LOOKS)
@@ -278,16 +278,15 @@ class PlacementGroups:
         return {} if group is None else group.table(self._grants.scheduler.explain_group(id))
 
     def find(self, name: str, namespace: str) -> bytes | None:
-        """Id of a named group, or None."""
         group = self._names.get((namespace, name))
         return None if group is None else group.id
 
     def all(self) -> list[PlacementGroupEntry]:
-        """Every group that is not removed."""
+        """Return every group that is not removed."""
         return list(self._groups.values())
 
     def restore(self, group: PlacementGroupEntry) -> None:
-        """Enter a group of before a restart of the head; its bundles await their nodes."""
+        """Enter a group kept by an earlier head; its bundles await their nodes."""
         assert group.state is not None
         self._groups[group.id] = group
         if group.name:
@@ -297,7 +296,7 @@ class PlacementGroups:
         self._grants.create_group(group.state, self)
 
     def reported(self, id: bytes) -> None:
-        """A node reported bundles of a group."""
+        """Settle a group if the bundles that a node reported complete it."""
         group = self._groups.get(id)
         if group is not None and group.status == GroupStatus.CREATED.value:
             self._grants.waiting_groups.pop(id, None)
@@ -311,7 +310,7 @@ class PlacementGroups:
 
     # --- what happens to them --------------------------------------------------------
     def placed(self, group_id: bytes) -> None:
-        """Tell those who wait that a group has all its bundles."""
+        """Answer those who wait for a group."""
         group = self._groups.get(group_id)
         if group is not None:
             if group.placed is None:

@@ -55,7 +55,7 @@ def assign(
 
 
 class _Load:
-    """A node, and what the search has put on it."""
+    """A node, with the bundles that the search has put on it."""
 
     def __init__(self, node: ResourcePool, owner: object, kind: int) -> None:
         self.node = node
@@ -66,7 +66,7 @@ class _Load:
         self.held: list[Allocation] = []
 
     def add(self, spec: BundleSpec, patience: Patience) -> list[Allocation] | None:
-        """Put a bundle on it: what was held before, for ``take_off``; None if there is no room.
+        """Put a bundle on it; return what it held before, for ``take_off``; None if it is full.
 
         Shares of devices that it holds already may move to other devices of the node.
         """
@@ -160,7 +160,7 @@ class _Search:
         self._hopeless: set[Hashable] = set()
 
     def run(self) -> bool:
-        """Whether all are placed; else nothing is."""
+        """Place all, or none; return whether all are placed."""
         levels: list[_Level] = []
         while len(self._placed) < len(self._order):
             if len(levels) == len(self._placed):
@@ -184,7 +184,6 @@ class _Search:
         return True
 
     def found(self) -> dict[int, tuple[ResourcePool, Allocation]]:
-        """What was placed."""
         found = {}
         taken: collections.Counter[int] = collections.Counter()
         for index, (load, _) in zip(self._order, self._placed, strict=True):
@@ -208,16 +207,16 @@ class _Search:
         return _Level(index, iter(ranked), state)
 
     def _look(self, node: ResourcePool) -> Hashable:
-        """Equal for nodes that serve the same."""
+        """Return what is equal for nodes that serve the same."""
         labels = tuple([matches(spec.selector, node.labels) for spec in self._kinds])
         return node.outline(self._most, self._owner), labels
 
     def _state(self, load: _Load) -> tuple[int, tuple[int, ...]]:
-        """Equal for nodes that serve the same, with what the search has put on them."""
+        """Return what is equal for nodes that serve the same with what was put on them."""
         return load.kind, tuple(sorted([self._number[spec] for spec in load.specs]))
 
     def _rank(self, load: _Load, spec: BundleSpec) -> tuple[int, int, int]:
-        """Fuller nodes first, so that large gaps stay for large bundles."""
+        """Rank fuller nodes first, so that large gaps stay for large bundles."""
         count = len(load.specs)
         use = count if self._spread else -bool(count)
         return use, spec.copies(load.node, self._owner), load.node.order

@@ -30,20 +30,20 @@ class BundleSpec(NamedTuple):
     selector: LabelSelector = ()
 
     def fits(self, pool: ResourcePool, owner: object) -> bool:
-        """Whether this bundle, for this owner, can be placed on the pool now."""
+        """Return whether the owner can place this bundle on the pool now."""
         return pool.admits(owner, self.needs) and matches(self.selector, pool.labels)
 
     def copies(self, pool: ResourcePool, owner: object) -> int:
-        """How many such bundles, for this owner, the pool may have room for at most now."""
+        """Return an upper bound of how many such bundles the owner can place on the pool now."""
         return pool.copies(self.needs, owner) if matches(self.selector, pool.labels) else 0
 
     def could_fit(self, pool: ResourcePool) -> bool:
-        """Whether this bundle could be placed on the pool if nothing were held there."""
+        """Return whether this bundle could be placed on the pool if nothing were held there."""
         return pool.could_fit(self.needs) and matches(self.selector, pool.labels)
 
 
 class GroupStatus(str, enum.Enum):
-    """State of a placement group, in the words of Ray's table."""
+    """The state of a placement group, in the words of Ray's table."""
 
     PENDING = "PENDING"
     CREATED = "CREATED"
@@ -53,7 +53,7 @@ class GroupStatus(str, enum.Enum):
 
 @dataclasses.dataclass
 class GroupPlacement:
-    """A placement group as plain data."""
+    """What a placement group asked for, and what its bundles have reserved."""
 
     group_id: bytes
     strategy: str
@@ -124,7 +124,7 @@ class GroupPlacement:
         self.status = GroupStatus.REMOVED
 
     def choose_nodes(self, selectors: Sequence[Mapping[str, str]]) -> None:
-        """From now on, bundles that are to be placed go to nodes with these labels.
+        """Require these labels of the nodes for bundles that are still to be placed.
 
         Args:
             selectors: conditions for each bundle; those that are placed meet them.
@@ -155,7 +155,7 @@ class GroupPlacement:
         return sets
 
     def places(self, name: str) -> dict[int, str]:
-        """Nodes of the bundles of a set that are placed, or awaited to be reported."""
+        """Return the nodes of a set's bundles that are placed, or awaited to be reported."""
         return {
             index: made.node_id
             for index, made in (self.allocations | self.awaited).items()
@@ -169,7 +169,7 @@ class GroupPlacement:
 
 
 def total_needs(specs: Iterable[BundleSpec]) -> Needs:
-    """The sum of what bundles reserve; a Counter names each kind once."""
+    """Sum up what bundles reserve; a Counter names each kind once."""
     totals: collections.Counter[str] = collections.Counter()
     for spec, count in collections.Counter(specs).items():
         for name, units in spec.needs:
@@ -180,7 +180,7 @@ def total_needs(specs: Iterable[BundleSpec]) -> Needs:
 def candidates(
     group: GroupPlacement, values: Mapping[str, str], has_room: Callable[[str, str], bool]
 ) -> dict[str, list[str]]:
-    """For each set with missing bundles, the values whose nodes have room for all of them.
+    """Return, for each set with missing bundles, the values whose nodes have room for all of them.
 
     A set keeps the value that the nodes of its placed bundles have, and no other set gets it.
 
@@ -241,7 +241,7 @@ def match(candidates: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
 
 
 def _shift(free: str, start: str, reached: dict[str, str], set_with: dict[str, str]) -> None:
-    """Move the sets on the way to a free value on by one, so that the first one gets a value."""
+    """Move the sets on the path to a free value on by one, so that the first one gets a value."""
     value_of = {name: value for value, name in set_with.items()}
     value: str | None = free
     while value is not None:

@@ -41,7 +41,7 @@ class ChangeLog:
         self.end += 1
 
     def since(self, position: int) -> list[ResourcePool] | None:
-        """Entries from this position on; None if they are forgotten."""
+        """Return entries from this position on; None if they are forgotten."""
         missed = self.end - position
         if missed > len(self._entries):
             return None
@@ -49,7 +49,7 @@ class ChangeLog:
 
 
 class PoolSet:
-    """The pools that a demand may choose from: the cluster's nodes, or a group's bundles."""
+    """The pools that demands choose from: the cluster's nodes, or a group's bundles."""
 
     def __init__(self) -> None:
         self.pools: dict[Hashable, ResourcePool] = {}
@@ -73,7 +73,7 @@ class PoolSet:
         self.note_growth(pool)
 
     def remove(self, key: Hashable) -> ResourcePool:
-        """Take a pool out; it grants nothing from now on."""
+        """Remove a pool; it grants nothing any more."""
         pool = self.pools.pop(key)
         pool.closed = True
         pool.version += 1
@@ -106,7 +106,7 @@ class CandidateIndex:
         self._rebuild()
 
     def best(self) -> ResourcePool | None:
-        """The best pool that fits, or None."""
+        """Return the best pool that fits, or None."""
         self._catch_up()
         heap = self._heap
         while heap:
@@ -126,7 +126,7 @@ class CandidateIndex:
         return None
 
     def is_as_good(self, pool: ResourcePool, *, however_used: bool) -> bool:
-        """Whether a pool fits and the policy ranks it no worse than the best one.
+        """Return whether a pool fits and ranks no worse than the best one.
 
         Args:
             pool: the pool.
@@ -151,7 +151,7 @@ class CandidateIndex:
         return self._rank(pool), pool.order, pool.version, pool
 
     def _catch_up(self) -> None:
-        """Take in the pools whose rank may have improved since the last look."""
+        """Update the entries of pools whose rank may have improved since the last look."""
         pools = self._set
         stale: list[ResourcePool] = []
         if self._known_devices != len(pools.device_names):

@@ -42,7 +42,7 @@ class Demand:
         return self._hash  # type: ignore[attr-defined, no-any-return]
 
     def accepts(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels will do."""
+        """Return whether a node with these labels will do."""
         return matches(self.selector, labels) or any(
             matches(each, labels) for each in self.fallbacks
         )
@@ -85,7 +85,7 @@ class Demand:
 
 
 class LeaseRequest(NamedTuple):
-    """A demand by someone: asks for one lease."""
+    """A request for one lease."""
 
     #: Names the request while it waits and the lease once it is granted.
     lease_id: bytes
@@ -97,8 +97,6 @@ class LeaseRequest(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A lease was granted."""
-
     lease_id: bytes
     allocation: Allocation
 
@@ -112,7 +110,7 @@ class Refusal(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Decisions:
-    """All that a call to the scheduler decided."""
+    """What a call to the scheduler decided."""
 
     grants: list[Grant] = dataclasses.field(default_factory=list)
     #: Requests that can never be granted: the caller fails them.
@@ -131,10 +129,9 @@ _NUMBER_LENGTH = 8
 
 
 def lease_id(number: int) -> bytes:
-    """The scheduler's id of a lease."""
+    """Return the scheduler's id of a lease."""
     return number.to_bytes(_NUMBER_LENGTH, "big")
 
 
 def lease_number(id: bytes) -> int:
-    """The inverse of ``lease_id``."""
     return int.from_bytes(id, "big")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Patience:
-    """How many steps a search, or several together, may still take."""
+    """The steps that a search, or several together, may still take."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -72,12 +72,12 @@ def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) 
 
 
 def _room(left: list[int], smallest: int) -> int:
-    """What there is on devices that can take any share at all."""
+    """Return the capacity on devices that can take any share at all."""
     return sum(free for free in left if free >= smallest)
 
 
 def _devices_to_try(left: list[int], size: int) -> Iterator[int]:
-    """Positions of the devices for a share of this size, one of each amount of room."""
+    """Return the devices to try for a share of this size: one of each free amount."""
     if size in left:
         return iter((left.index(size),))
     rooms = sorted({free for free in left if free > size})
@@ -118,7 +118,7 @@ class Devices:
             raise ValueError(f"device ids must differ, not {list(self.ids)}")
 
     def fits(self, units: int, aside: Aside | None = None) -> bool:
-        """Whether this amount can be taken now: of one device, or as whole devices.
+        """Return whether this amount can be taken now: of one device, or as whole devices.
 
         Args:
             units: how much.
@@ -127,24 +127,24 @@ class Devices:
         return self.takes(units) and self.most_of(self._beyond(aside), units) >= units
 
     def most(self, aside: Aside | None = None) -> int:
-        """The largest amount that can be taken now, beside what is to be left alone."""
+        """Return the largest amount that can be taken now, beside what is to be left alone."""
         free = self._beyond(aside)
         return free.count(UNIT) * UNIT or max(free, default=0)
 
     def takes(self, units: int) -> bool:
-        """Whether such an amount can be taken of devices like these at all."""
+        """Return whether devices like these can serve such an amount at all."""
         return units % UNIT == 0 or (units < UNIT and self.divisible)
 
     def could_fit(self, units: int) -> bool:
-        """Whether this amount could be taken if nothing were held."""
+        """Return whether this amount could be taken if nothing were held."""
         return self.takes(units) and self.most_of(self.usable(), units) >= units
 
     def could_ever_fit(self, units: int) -> bool:
-        """The same, with all devices in service."""
+        """Return whether this amount could be taken if nothing were held or out of service."""
         return self.takes(units) and self.most_of(self.capacity, units) >= units
 
     def most_of(self, amounts: Sequence[int], units: int) -> int:
-        """How much of these amounts could serve a demand for so much.
+        """Return how much of these amounts could serve a demand for so much.
 
         Args:
             amounts: what there is of each device.
@@ -155,25 +155,25 @@ class Devices:
         return amounts.count(UNIT) * UNIT
 
     def usable(self) -> list[int]:
-        """Capacity of each device; 0 of one out of service."""
+        """Return the capacity of each device; 0 of one out of service."""
         if not self.out:
             return self.capacity
         pairs = zip(self.ids, self.capacity, strict=True)
         return [0 if id in self.out else capacity for id, capacity in pairs]
 
     def copies(self, units: int, aside: Aside | None = None) -> int:
-        """How many such amounts could be taken at most; there may be fewer."""
+        """Return an upper bound of how many such amounts could be taken."""
         free = self._beyond(aside)
         if units < UNIT:
             return sum(have // units for have in free if have > 0)
         return free.count(UNIT) // (units // UNIT)
 
     def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
-        """What is free, so that what fits is told by the amounts in their order."""
+        """Return the free amounts in such an order that comparing them compares what fits."""
         return tuple(sorted(self._beyond(aside), reverse=True))
 
     def tightest(self, units: int) -> int:
-        """Free amount of the fullest device that still has this much; UNIT + 1 if none has."""
+        """Return the free amount of the fullest device that has this much; UNIT + 1 if none has."""
         return min([free for free in self.free if free >= units], default=UNIT + 1)
 
     def _beyond(self, aside: Aside | None) -> list[int]:
@@ -194,7 +194,7 @@ class Devices:
         return tuple([(self.ids[position], UNIT) for position in positions])
 
     def _whole(self, free: Sequence[int], count: int) -> Sequence[int]:
-        """Positions of the wholly free devices to take; there are as many."""
+        """Return the positions of so many wholly free devices, which there are."""
         positions = []
         position = -1
         for _ in range(count):
@@ -205,7 +205,7 @@ class Devices:
     def choose_together(
         self, amounts: Sequence[int], patience: Patience, aside: Aside | None = None
     ) -> list[DeviceShares] | None:
-        """Devices for several amounts at once; None if no way was found. Takes nothing.
+        """Choose devices for several amounts at once, taking nothing; None if no way was found.
 
         Args:
             amounts: how much for each; 0 is nothing.
@@ -235,7 +235,7 @@ class Devices:
         return found
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
-        """The devices to wait for: of those that will have this much, the freest now.
+        """Choose the devices to wait for: of those that will have this much, the freest now.
 
         Args:
             units: how much; it fits later.
@@ -247,7 +247,7 @@ class Devices:
         return tuple((self.ids[position], share) for position in sorted(will[:count]))
 
     def amounts(self, shares: DeviceShares) -> list[int]:
-        """Shares as an amount of each device."""
+        """Return shares as an amount of each device."""
         amounts = [0] * len(self.ids)
         for id, units in shares:
             amounts[self._positions[id]] += units
@@ -273,7 +273,7 @@ class Devices:
             self.free[self._positions[id]] += units
 
     def set_in_service(self, id: str, in_service: bool, why: str = "") -> bool:
-        """Take a device out of service, and say why, or back into it; False if it was so."""
+        """Take a device out of service, and say why, or back; return whether it changed."""
         position = self._positions.get(id)
         if position is None or (id not in self.out) == in_service:
             if id in self.out:
@@ -288,11 +288,10 @@ class Devices:
         return True
 
     def available(self) -> int:
-        """Free amount over the devices in service."""
+        """Return the free amount over the devices in service."""
         return sum(free for free in self.free if free > 0)
 
     def copy(self) -> Devices:
-        """An independent copy."""
         twin = type(self).__new__(type(self))
         twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
         twin.free, twin.out, twin.divisible = list(self.free), dict(self.out), self.divisible
@@ -304,7 +303,7 @@ Block = tuple[int, ...]
 
 
 def aligned_blocks(ids: Sequence[str], size: int) -> tuple[Block, ...]:
-    """The blocks of so many devices: those numbered from a multiple of the size on.
+    """Return the blocks of this size: each begins at a number that is a multiple of the size.
 
     The chips of a TPU host are numbered row by row, two in a row, so that such a run is a
     rectangle of the grid: 0,1 and 2,3 are its rows, 0 to 3 and 4 to 7 its squares. libtpu is
@@ -345,12 +344,12 @@ class DeviceGrid(Devices):
             size *= 2
 
     def takes(self, units: int) -> bool:
-        """Whether a block can have this size at all."""
+        """Return whether a block can have this size at all."""
         count = units // UNIT
         return super().takes(units) and not count & (count - 1)
 
     def most_of(self, amounts: Sequence[int], units: int) -> int:
-        """The largest whole block up to the wanted size, or what one device has."""
+        """Return the largest whole block up to the wanted size, or what one device has."""
         if units < UNIT:
             return super().most_of(amounts, units)
         whole = [
@@ -361,11 +360,11 @@ class DeviceGrid(Devices):
         return max(whole, default=0) * UNIT
 
     def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
-        """What is free of each device: which of them are neighbours matters."""
+        """Return the free amount of each device: which of them are neighbours matters."""
         return tuple(self._beyond(aside))
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
-        """The block to wait for: of those that will be whole, the freest now."""
+        """Choose the block to wait for: of those that will be whole, the freest now."""
         if units < UNIT:
             return super().soonest(units, later)
         blocks = [block for block in self._blocks[units // UNIT] if _is_whole(later.free, block)]
@@ -373,7 +372,6 @@ class DeviceGrid(Devices):
         return tuple((self.ids[position], UNIT) for position in freest)
 
     def copy(self) -> DeviceGrid:
-        """An independent copy."""
         twin = super().copy()
         assert isinstance(twin, DeviceGrid)
         twin._blocks = self._blocks
@@ -384,7 +382,7 @@ class DeviceGrid(Devices):
         return min(whole, key=lambda block: self._surroundings(free, block[0], count))
 
     def _surroundings(self, free: Sequence[int], position: int, count: int) -> int:
-        """Size of the largest block around a position that is whole."""
+        """Return the size of the largest whole block around a position."""
         largest = count
         for size, blocks in self._blocks.items():
             if size > count and any(

@@ -53,7 +53,7 @@ class Group:
     reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
 
     def may_be_placed_by(self, node: ResourcePool) -> bool:
-        """Whether it might have a place now that a node has more room; a quick test."""
+        """Return whether more room on a node may give it a place; a quick test."""
         if not any(spec.fits(node, self) for spec in self.kinds):
             return False
         if not self.searched:
@@ -63,7 +63,7 @@ class Group:
         return len(has) != len(had) or any(map(operator.gt, has, had))
 
     def could_hold(self, needs: Needs, bundle_index: int) -> bool:
-        """Whether the bundle (-1: some bundle) is large enough for this; False if there is none."""
+        """Return whether the bundle (-1: some bundle) is large enough; False if there is none."""
         bundles = self.state.bundles
         if bundle_index == -1:
             return any(_within(needs, dict(spec.needs)) for spec in bundles)
@@ -72,7 +72,7 @@ class Group:
         )
 
     def explain(self, nodes: Collection[ResourcePool]) -> Reason | None:
-        """Why the group is not placed; None if it is."""
+        """Return why the group is not placed; None if it is."""
         missing = self.state.missing
         if not missing:
             if not self.state.awaited:
@@ -94,7 +94,7 @@ class Group:
         return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self._rule())
 
     def _not_enough(self, nodes: Collection[ResourcePool]) -> Reason | None:
-        """Which resource all nodes together have too little of; None if there is none."""
+        """Return which resource all nodes together have too little of; None if there is none."""
         missing = self.state.missing
         totals = [node.totals() for node in nodes]
         for name, units in self.most:
@@ -105,14 +105,14 @@ class Group:
         return None
 
     def _rule(self) -> str:
-        """What the bundles have to be to each other, in words."""
+        """Say how the bundles have to lie to each other."""
         label = shared_label([spec.selector for spec in self.state.bundles])
         if label is None:
             return self.state.strategy
         return f"{self.state.strategy} (each set on nodes with one value of {label})"
 
     def _reasons(self, nodes: Collection[ResourcePool]) -> list[Reason]:
-        """Why single bundles, or for STRICT_PACK all together, cannot be placed now."""
+        """Return why single bundles, or for STRICT_PACK all together, cannot be placed now."""
         missing = self.state.missing
         found = [explain(spec.needs, spec.selector, nodes, self) for spec in missing.values()]
         if self.state.strategy == "STRICT_PACK":
@@ -164,7 +164,7 @@ class GroupTable:
     def place(
         self, group: Group, nodes: Mapping[str, ResourcePool]
     ) -> dict[int, ResourcePool] | None:
-        """Place the missing bundles of a group: their new pools; None if there is no room."""
+        """Place the missing bundles of a group and return their pools; None if there is no room."""
         group.searched = {}
         if not may_have_room(group.kinds, nodes.values(), group):
             return None
@@ -205,7 +205,7 @@ class GroupTable:
         self._enqueue(group)
 
     def remove(self, group_id: bytes) -> tuple[Group, list[ResourcePool]]:
-        """Take a group out: it, and its bundle pools, of which the empty ones are to be freed."""
+        """Remove a group; return it and its pools, of which the empty ones are to be freed."""
         group = self.groups.pop(group_id)
         self._dequeue(group)
         group.state.remove()
@@ -215,7 +215,7 @@ class GroupTable:
         return group, pools
 
     def free_if_done(self, bundle: ResourcePool) -> Allocation | None:
-        """What the node gets back once the last lease of a removed group's bundle has ended."""
+        """Close a removed group's bundle without leases; return what its node gets back."""
         key = bundle.key
         if key is None or bundle.leases or key not in self._closing:
             return None
@@ -223,11 +223,11 @@ class GroupTable:
         return self._closing.pop(key)
 
     def on_node(self, node_id: str) -> list[ResourcePool]:
-        """Pools of the bundles on a node, those of removed groups included."""
+        """Return the pools of the bundles on a node, those of removed groups included."""
         return list(self._on_node.get(node_id, {}).values())
 
     def pool_of(self, key: BundleKey) -> ResourcePool | None:
-        """The pool of a placed bundle."""
+        """Return the pool of a placed bundle."""
         group = self.groups.get(key[0])
         return None if group is None else group.domain.pools.pools.get(key)
 
@@ -250,7 +250,7 @@ class GroupTable:
         return list(lost.values())
 
     def awaited_on(self, node_id: str) -> dict[BundleKey, Allocation]:
-        """The bundles that a node is to report after a restart of the head."""
+        """Return the bundles that a node is to report after a restart of the head."""
         ids = self._awaiting.get(node_id, ())
         return {
             (id, index): held
@@ -261,7 +261,7 @@ class GroupTable:
         }
 
     def await_no_more(self, node_id: str, next_number: Callable[[], int], now: float) -> None:
-        """A node will not report the bundles that it was to: their groups are placed again."""
+        """Place the bundles again that a node was to report and will not."""
         incomplete: dict[Group, None] = {}
         for id, index in self.awaited_on(node_id):
             group = self.groups[id]
@@ -274,26 +274,26 @@ class GroupTable:
     def _reschedule(
         self, groups: Iterable[Group], next_number: Callable[[], int], now: float
     ) -> None:
-        """Let groups wait behind all others, among themselves in the order that they had."""
+        """Let groups wait behind all others, in their order among themselves."""
         for group in sorted(groups, key=lambda group: group.number):
             group.number, group.since = next_number(), now
             self._enqueue(group)
 
     def is_first_of_its_like(self, group: Group) -> bool:
-        """Whether it waits, and no older group lacks the same."""
+        """Return whether it is the oldest waiting group with these missing bundles."""
         return next(iter(self._alike.get(group.like, {}).values()), None) is group
 
     def first_unplaced(self) -> list[Group]:
-        """The oldest group of those that lack the same, in order of arrival."""
+        """Return the oldest group for each set of missing bundles, in order of arrival."""
         firsts = [next(iter(alike.values())) for alike in self._alike.values()]
         return sorted(firsts, key=lambda group: group.number)
 
     def first_that_may_use(self, node: ResourcePool) -> list[Group]:
-        """Those of ``first_unplaced`` that might have a place now that a node has more room."""
+        """Return those of ``first_unplaced`` to which more room on a node may give a place."""
         return [group for group in self.first_unplaced() if group.may_be_placed_by(node)]
 
     def next_alike(self, group: Group) -> Group | None:
-        """The next group with identical missing bundles."""
+        """Return the next group with identical missing bundles."""
         return next(iter(self._alike.get(group.like, {}).values()), None)
 
     def _enqueue(self, group: Group) -> None:
@@ -330,7 +330,7 @@ def sort_out(
     awaited: Mapping[BundleKey, Allocation],
     running: Mapping[int, Allocation],
 ) -> tuple[dict[BundleKey, Allocation], set[int]]:
-    """The bundles that are there, and the leases that are homeless.
+    """Return the bundles that are there, and the leases without their bundle.
 
     A lease may have outlived its bundle: the group was removed, or the head gave the node up and
     placed the bundle again, maybe on other devices of the same node. What it holds counts on the
@@ -368,7 +368,7 @@ def sort_out(
 def _inside(
     node: ResourcePool, bundles: Mapping[BundleKey, Allocation], running: Mapping[int, Allocation]
 ) -> set[int]:
-    """The leases that draw on these bundles as they are now, the latest first."""
+    """Return the leases that draw on these bundles, the latest first."""
     pools = {key: bundle_pool(held, node, key) for key, held in bundles.items()}
     return {
         number
@@ -378,7 +378,7 @@ def _inside(
 
 
 def _take(pool: ResourcePool, held: Allocation) -> bool:
-    """Count what is held, if there is room for it (CPU may be in debt)."""
+    """Count an allocation if there is room for it (CPU may be in debt)."""
     if any(name != "CPU" and pool.free.get(name, 0) < units for name, units in held.scalars):
         return False
     try:

@@ -33,7 +33,7 @@ _STEPS_FOR_FEWER = 1_000
 
 
 class Trial:
-    """Allocations made bundle by bundle that can be undone together."""
+    """Allocations of bundles that can be undone together."""
 
     def __init__(self, owner: object) -> None:
         self._owner = owner
@@ -49,7 +49,7 @@ class Trial:
     def place_all(
         self, specs: Mapping[int, BundleSpec], pool: ResourcePool, patience: Patience
     ) -> bool:
-        """Place all of these on a pool, or none, whatever way that takes."""
+        """Place all of these on a pool, however their shares lie on devices, or none."""
         if not all(matches(spec.selector, pool.labels) for spec in specs.values()):
             return False
         indices = list(specs)
@@ -124,7 +124,7 @@ def plan(
 
 
 class _Planner:
-    """One attempt to place some bundles; each strategy answers whether all were placed."""
+    """One attempt to place some bundles; each strategy returns whether all were placed."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Planner:
         self._patience_over_nodes = Patience(steps)
 
     def place(self, strategy: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
-        """For each bundle its pool and what was allocated there; None if they don't all fit."""
+        """Return each bundle's pool and allocation; None if they do not all fit."""
         if not may_have_room(collections.Counter(self.specs.values()), self.nodes, self._owner):
             return None
         placed = {
@@ -170,12 +170,12 @@ class _Planner:
         return None
 
     def strict_pack(self) -> bool:
-        """All on one node: the one that holds the group's other bundles, if there are such."""
+        """Place all on one node: the one that holds the group's other bundles, if there are any."""
         allowed = self._used_nodes() if self.taken else self.nodes
         return self._all_on_one(allowed)
 
     def pack(self) -> bool:
-        """All on one node if there is one, else on few."""
+        """Place all on one node if possible, else on few."""
         placed = self._pack_in_turn() or self._search(
             self.nodes, self._patience_over_nodes, spread=False
         )
@@ -184,7 +184,7 @@ class _Planner:
         return placed
 
     def _pack_in_turn(self) -> bool:
-        """One after the other, on the roomiest nodes."""
+        """Place one after the other, on the roomiest nodes."""
         if self._all_on_one(self._used_nodes() if self.taken else self.nodes):
             return True
         roomiest = self._roomiest()
@@ -198,7 +198,7 @@ class _Planner:
         return False
 
     def _roomiest(self) -> list[ResourcePool]:
-        """Those that hold bundles of the group, then those that have room for the most."""
+        """Return the nodes with bundles of the group, then the others, the roomiest first."""
         use = least_used(self._names)
         totals = total_needs(self.specs.values())
         kinds = collections.Counter(self.specs.values())
@@ -221,7 +221,7 @@ class _Planner:
         )
 
     def _use_fewer(self) -> None:
-        """Place what is placed on fewer nodes, if one after the other took more than it needs."""
+        """Search for a placement on fewer nodes than one after the other took."""
         made = self.trial.made
         used = {pool.node_id for pool, _ in made.values()} - self.taken
         if len(used) <= (0 if self.taken else 2):
@@ -238,7 +238,7 @@ class _Planner:
         self.trial.made = made
 
     def _fewest(self, begin: int, nodes: list[ResourcePool]) -> int:
-        """A number of nodes beside the first ones, with less than which it can't be done."""
+        """Return a lower bound of the nodes that are needed beside the first ones."""
         fewest = 0 if self.taken else 2
         for name, units in total_needs(self.specs.values()):
             missing = units - sum(_free(node, name) for node in nodes[:begin])
@@ -251,7 +251,7 @@ class _Planner:
         return fewest
 
     def spread(self) -> bool:
-        """On as many nodes as there are; several on one where that can't be helped."""
+        """Place on as many nodes as possible; several on one where that is unavoidable."""
         return (
             self._spread_in_turn()
             or self._search(self.nodes, self._patience_over_nodes, spread=True)
@@ -272,13 +272,13 @@ class _Planner:
         return True
 
     def _search(self, nodes: list[ResourcePool], patience: Patience, *, spread: bool) -> bool:
-        """On these nodes in any way that there is, as one after the other does not do."""
+        """Search for a placement on these nodes where one after the other found none."""
         made = assign(self.specs, nodes, self._owner, patience, spread=spread)
         self.trial.made.update(made or {})
         return made is not None
 
     def strict_spread(self) -> bool:
-        """One bundle a node: a bipartite matching, found by augmenting paths."""
+        """Place one bundle a node: a bipartite matching, found by augmenting paths."""
         ranked = [node for node in self._by_use() if node.node_id not in self.taken]
         if len(ranked) < len(self.specs):
             return False
@@ -347,7 +347,7 @@ class _Planner:
 def may_have_room(
     kinds: collections.Counter[BundleSpec], nodes: Collection[ResourcePool], owner: object
 ) -> bool:
-    """Whether there is as much as these bundles need, and room for each kind of them alone.
+    """Return whether the sums suffice, and the room for each kind of bundle alone.
 
     A quick test that refuses none that have a place.
     """
@@ -371,7 +371,7 @@ def may_have_room(
 
 
 def _may_hold(node: ResourcePool, totals: Needs) -> bool:
-    """A quick test that refuses no node which could hold the sum of all bundles."""
+    """Return whether a node may hold the sum of all bundles; refuses none that could."""
     return all(_free(node, name) >= units for name, units in totals)
 
 
@@ -381,7 +381,7 @@ def _free(node: ResourcePool, name: str) -> int:
 
 
 def _largest_first(specs: dict[int, BundleSpec]) -> dict[int, BundleSpec]:
-    """Bundles that are hard to place first: many devices, then much of the rest."""
+    """Order bundles, those that are hard to place first: many devices, then much of the rest."""
 
     def size(item: tuple[int, BundleSpec]) -> tuple[bool, int, int]:
         index, spec = item

@@ -25,12 +25,12 @@ _MARKER = ":"  # node:<ip> and accelerator_type:<type> mark nodes; their use is 
 
 
 def avoid_accelerators(pool: ResourcePool) -> float:
-    """Pools without devices first: for work that needs none."""
+    """Rank pools without devices first: for work that needs none."""
     return 1.0 if pool.devices else 0.0
 
 
 def leave_to_others(names: Collection[str]) -> tuple[Ranker, Ranker]:
-    """Pools with the fewest devices, then with the fewest resources, beside those that are named.
+    """Rank pools with the fewest other devices, then other resources, first.
 
     For bundles: who needs what a bundle has besides may come later, and has no other one.
     """
@@ -45,7 +45,7 @@ def leave_to_others(names: Collection[str]) -> tuple[Ranker, Ranker]:
 
 
 def pack_then_spread(names: Collection[str], threshold: float) -> Ranker:
-    """Pools used below the threshold are equal (so the first is filled), others by their use.
+    """Rank pools below the threshold equally (so the first is filled), others by use.
 
     This is Ray's hybrid policy.
     """
@@ -58,22 +58,22 @@ def pack_then_spread(names: Collection[str], threshold: float) -> Ranker:
 
 
 def least_used(names: Collection[str]) -> Ranker:
-    """Pools by their use."""
+    """Rank pools by their use."""
     return lambda pool: pool.utilisation(names)
 
 
 def least_recent(pool: ResourcePool) -> float:
-    """Pools that waited longest for a placement first: equals take turns."""
+    """Rank pools first that waited longest for a placement: equals take turns."""
     return pool.last_placed
 
 
 def fewest_leases(pool: ResourcePool) -> float:
-    """Pools with the fewest leases first: for demands that use nothing up."""
+    """Rank pools with the fewest leases first: for demands that use nothing up."""
     return len(pool.leases)
 
 
 def fullest_device(resource: str, units: int) -> Ranker:
-    """Pools by what their fullest device that still fits has free: pack, then open another."""
+    """Rank pools by the free amount of their fullest device that fits: pack, then open another."""
 
     def rank(pool: ResourcePool) -> float:
         devices = pool.devices.get(resource)
@@ -83,7 +83,7 @@ def fullest_device(resource: str, units: int) -> Ranker:
 
 
 def preferred_labels(selectors: Sequence[LabelSelector]) -> Ranker:
-    """Pools by the first of these selectors that their node meets."""
+    """Rank pools by the first of these selectors that their node meets."""
 
     def rank(pool: ResourcePool) -> float:
         at = first_match(selectors, pool.labels)
@@ -93,7 +93,7 @@ def preferred_labels(selectors: Sequence[LabelSelector]) -> Ranker:
 
 
 def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, int] | None:
-    """The device resource of which the demand takes a part of one device, if it does."""
+    """Return the device resource, and the part of one device, that a demand takes; or None."""
     for name, units in demand.placing:
         if units < UNIT and name in device_names:
             return name, units
@@ -103,7 +103,7 @@ def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, i
 def rankers_for(
     demand: Demand, device_names: Collection[str], threshold: float
 ) -> tuple[Ranker, ...]:
-    """The policy of a demand.
+    """Return the policy of a demand.
 
     Args:
         demand: what is to be placed.

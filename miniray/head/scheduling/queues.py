@@ -26,8 +26,6 @@ _MAX_IDLE_SHAPES = 256  # shapes remembered per domain though none of their dema
 
 
 class Pending(NamedTuple):
-    """A request that waits."""
-
     request: LeaseRequest
     #: Order of arrival over all shapes.
     number: int
@@ -84,20 +82,18 @@ class ShapeQueue:
         return next(iter(self.waiting.values()))
 
     def append(self, pending: Pending) -> None:
-        """Put a request at the end."""
         if not self.waiting:
             self.number = pending.number
         self.waiting[pending.request.lease_id] = pending
 
     def take(self, lease_id: bytes) -> Pending:
-        """Take a request out."""
         pending = self.waiting.pop(lease_id)
         if self.waiting:
             self.number = self.head.number
         return pending
 
     def admits(self, pool: ResourcePool) -> bool:
-        """Whether a request of this shape can be placed on this pool now."""
+        """Return whether a request of this shape can be placed on this pool now."""
         if not pool.admits(self, self.demand.placing) or not self._could_use(pool):
             return False
         target = self._target()
@@ -107,7 +103,7 @@ class ShapeQueue:
         return self.demand.accepts(pool.labels)
 
     def _target(self) -> ResourcePool | None:
-        """The pool that must be waited for; None if any will do."""
+        """Return the only pool that may be used as things are; None if any may."""
         key = self.preferred if self.bound is None else self.bound
         pool = None if key is None else self.domain.pools.pools.get(key)
         if pool is None or self.bound is not None:
@@ -116,13 +112,13 @@ class ShapeQueue:
         return pool if able else None
 
     def may_wait_for(self, key: Hashable) -> bool:
-        """Whether a request of this shape may use the pool under this key as things are."""
+        """Return whether requests of this shape may use the pool with this key as things are."""
         if self.bound is not None:
             return self.bound == key
         return self.preferred in (None, key) or self._target() is None
 
     def find(self, near: str | None, *, fill: bool = False) -> ResourcePool | None:
-        """The best pool for a request of this shape now, or None.
+        """Return the best pool for a request of this shape now, or None.
 
         Args:
             near: node that the default policy prefers while it is not much used.
@@ -143,14 +139,14 @@ class ShapeQueue:
         return self._index.best()
 
     def reach(self) -> Collection[ResourcePool]:
-        """The pools that a request of this shape may use at all."""
+        """Return the pools that requests of this shape may use at all."""
         target = self._target()
         if target is not None:
             return (target,)
         return self.domain.pools.pools.values() if self.bound is None else ()
 
     def explain(self) -> Reason:
-        """Why the head of the queue is not placed."""
+        """Say why the head of the queue is not placed."""
         demand = self.demand
         return explain(demand.placing, demand.selector, self.reach(), self, demand.fallbacks)
 
@@ -160,7 +156,7 @@ class ShapeQueue:
         return self._why is not None
 
     def infeasible(self) -> Reason | None:
-        """The reason if no pool could ever serve this shape; looked up once per topology."""
+        """Say why no pool could ever serve this shape, if so; looked up once per topology."""
         if self._topology != self.domain.pools.topology:
             self._topology = self.domain.pools.topology
             able = any(
@@ -172,7 +168,7 @@ class ShapeQueue:
 
 
 class Domain:
-    """A set of pools with the demands that choose among them."""
+    """A set of pools, and the demands that choose among them."""
 
     def __init__(self, threshold: float) -> None:
         self.pools = PoolSet()
@@ -184,7 +180,6 @@ class Domain:
         self._by_names: dict[tuple[str, ...], dict[ShapeQueue, Units]] = {}
 
     def queue(self, demand: Demand) -> ShapeQueue:
-        """The queue of a shape."""
         queue = self._queues.get(demand)
         if queue is None:
             if len(self._queues) - len(self.waiting) >= _MAX_IDLE_SHAPES:
@@ -193,7 +188,6 @@ class Domain:
         return queue
 
     def add(self, queue: ShapeQueue, pending: Pending) -> None:
-        """Put a request at the end of its queue."""
         queue.append(pending)
         if len(queue.waiting) > 1:
             return
@@ -202,7 +196,6 @@ class Domain:
         self._by_names.setdefault(names, {})[queue] = amounts
 
     def take(self, queue: ShapeQueue, lease_id: bytes) -> Pending:
-        """Take a request out of its queue."""
         pending = queue.take(lease_id)
         if queue.waiting:
             return pending
@@ -215,7 +208,7 @@ class Domain:
         return pending
 
     def that_may_use(self, key: Hashable, pool: ResourcePool) -> dict[int, ShapeQueue]:
-        """The waiting queues that a pool may have room for now, by the number of their heads.
+        """Return the queues that a pool may have room for, by the number of their heads.
 
         The test is quick and refuses none that has a place: ``ShapeQueue.admits`` decides.
         """
@@ -239,14 +232,14 @@ class Domain:
         return {queue.number: queue for queue in found}
 
     def bound_to(self, key: Hashable) -> list[ShapeQueue]:
-        """Waiting queues that may use this pool only."""
+        """Return the waiting queues that may use this pool only."""
         return [queue for queue in self.waiting if queue.bound == key]
 
     def preferring(self, key: Hashable) -> list[ShapeQueue]:
-        """Waiting queues that use this pool as long as it could serve them."""
+        """Return the waiting queues that use this pool as long as it could serve them."""
         return [queue for queue in self.waiting if queue.preferred == key]
 
 
 def _apart(needs: Needs) -> tuple[tuple[str, ...], Units]:
-    """Names and amounts."""
+    """Return names and amounts separately."""
     return tuple([name for name, _ in needs]), tuple([units for _, units in needs])

@@ -89,7 +89,7 @@ class Reason:
         return self.kind in INFEASIBLE
 
     def sentence(self) -> str:
-        """The reason in words, with the numbers."""
+        """Return the reason in words, with the numbers."""
         node = f"node {self.node_id[:8]}"
         if self.bundle_index >= 0:
             node = f"bundle {self.bundle_index} on {node}"
@@ -160,7 +160,7 @@ Told = int
 
 
 def severity(reason: Reason) -> Told:
-    """What is told with a reason."""
+    """Return how much a reason tells."""
     return 2 if reason.infeasible else 1
 
 
@@ -235,7 +235,7 @@ def no_bundle(group: str, bundles: Sequence[Needs], needs: Needs, index: int) ->
 
 
 def by_gap(needs: Needs, pools: Iterable[ResourcePool]) -> list[ResourcePool]:
-    """The pools that could serve this; first those that lack least of it now."""
+    """Return the pools that could serve this, those that lack least of it now first."""
     able = [pool for pool in pools if not pool.closed and pool.could_fit(needs)]
     return sorted(able, key=lambda pool: (_gap(needs, pool), pool.order))
 
@@ -341,7 +341,7 @@ def _shortage_of(pool: ResourcePool, name: str, units: int) -> Reason:
 
 
 def _available(pool: ResourcePool, name: str, units: int) -> int:
-    """What is free for such an amount: on one device, as whole devices, or of a scalar."""
+    """Return what is free for such an amount: on one device, as whole devices, or of a scalar."""
     devices = pool.devices.get(name)
     if devices is None:
         return pool.free.get(name, 0)
@@ -349,7 +349,7 @@ def _available(pool: ResourcePool, name: str, units: int) -> int:
 
 
 def _most(pool: ResourcePool, name: str, units: int) -> int:
-    """What such an amount could draw on if nothing were held."""
+    """Return what such an amount could draw on if nothing were held."""
     devices = pool.devices.get(name)
     if devices is None:
         return pool.total.get(name, 0)
@@ -357,7 +357,7 @@ def _most(pool: ResourcePool, name: str, units: int) -> int:
 
 
 def _gap(needs: Needs, pool: ResourcePool) -> float:
-    """How much is missing, each resource as a share of what is needed of it."""
+    """Return how much is missing, each resource as a share of what is needed of it."""
     return sum(max(0.0, 1 - _available(pool, name, units) / units) for name, units in needs)
 
 

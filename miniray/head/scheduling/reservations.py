@@ -33,7 +33,7 @@ _MAX_LEASES = 256  # leases looked at per pool
 
 
 def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
-    """Set aside, for the head of a queue, the pool where it lacks least; False if there is none.
+    """Set aside, for the head of a queue, room on the pool that lacks least; False if none can.
 
     Args:
         queue: the demands that wait.
@@ -97,7 +97,7 @@ def reserve_for_group(
 def _reservation(
     group: Group, node: ResourcePool, allocations: Iterable[Allocation]
 ) -> Reservation:
-    """All of this together."""
+    """Return the reservation of all of these together."""
     scalars: collections.Counter[str] = collections.Counter()
     shares: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
     for allocation in allocations:
@@ -111,7 +111,7 @@ def _reservation(
 
 
 def lift(owner: ShapeQueue | Group) -> list[ResourcePool]:
-    """Drop what is set aside for an owner: the pools that others may use again."""
+    """Drop what is set aside for an owner; return the pools that others may use again."""
     if isinstance(owner.reserved, list):
         pools, owner.reserved = owner.reserved, []
     else:
@@ -132,7 +132,7 @@ def _reserve(pool: ResourcePool, reservation: Reservation) -> None:
 def choose_revocations(
     queue: ShapeQueue, offers: Iterable[tuple[bytes, ResourcePool, Allocation]]
 ) -> list[bytes]:
-    """The fewest leases, all of one pool, whose release lets the head of a queue be placed.
+    """Choose the fewest leases, all of one pool, whose release lets a queue's head be placed.
 
     Args:
         queue: the waiting requests.
@@ -158,7 +158,7 @@ def choose_revocations(
 def _choose_on(
     queue: ShapeQueue, pool: ResourcePool, leases: list[tuple[bytes, Allocation]]
 ) -> list[bytes]:
-    """Leases of one pool whose release makes room, without those that turn out not to help."""
+    """Choose leases of one pool whose release makes room, none of them needlessly."""
     trial = pool.copy()
     chosen: dict[bytes, Allocation] = {}
     leases.sort(key=_by_size)

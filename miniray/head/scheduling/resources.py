@@ -87,7 +87,7 @@ class ResourcePool:
 
     # --- asking --------------------------------------------------------------------
     def fits(self, needs: Needs) -> bool:
-        """Whether all of this is free now."""
+        """Return whether all of this is free now."""
         if self.closed:
             return False
         free = self.free
@@ -102,7 +102,7 @@ class ResourcePool:
         return True
 
     def could_fit(self, needs: Needs) -> bool:
-        """Whether all of this would be free if nothing were held."""
+        """Return whether all of this would be free if nothing were held."""
         for name, units in needs:
             devices = self.devices.get(name)
             if devices is not None:
@@ -113,7 +113,7 @@ class ResourcePool:
         return True
 
     def could_ever_fit(self, needs: Needs) -> bool:
-        """The same, with all devices in service again."""
+        """Return whether this would be free if nothing were held or out of service."""
         return all(
             self.devices[name].could_ever_fit(units)
             if name in self.devices
@@ -122,7 +122,7 @@ class ResourcePool:
         )
 
     def admits(self, owner: object, needs: Needs) -> bool:
-        """Whether this fits now and leaves alone what is reserved for others."""
+        """Return whether this fits now, beside what is reserved for others than the owner."""
         if not self.fits(needs):
             return False
         reservation = self.reservation
@@ -138,7 +138,7 @@ class ResourcePool:
         return True
 
     def copies(self, needs: Needs, owner: object) -> int:
-        """How many of this could be taken for an owner at most; there may be room for fewer."""
+        """Return an upper bound of how many of this the owner could take."""
         if self.closed:
             return 0
         reservation = self._reserved_for_others(owner)
@@ -156,7 +156,7 @@ class ResourcePool:
         return min(found, default=0)
 
     def outline(self, most: Needs, owner: object) -> tuple[int, ...]:
-        """What an owner could take, so that what fits is told by the amounts in their order.
+        """Return what an owner could take, in such an order that comparing it compares what fits.
 
         Args:
             most: of which resources, and how much of each matters at most.
@@ -181,7 +181,7 @@ class ResourcePool:
         return None if reservation is None or reservation.owner is owner else reservation
 
     def most(self, name: str) -> int:
-        """The most of a resource that one demand can have now, beside what is set aside."""
+        """Return the most of a resource that one demand can have now, beside what is set aside."""
         reservation = self.reservation
         devices = self.devices.get(name)
         if devices is not None:
@@ -190,7 +190,7 @@ class ResourcePool:
         return free if reservation is None else free - reservation.scalars.get(name, 0)
 
     def has_room_set_aside(self) -> bool:
-        """Whether all that is set aside here is free by now."""
+        """Return whether all that is set aside here is free by now."""
         reservation = self.reservation
         if reservation is None:
             return True
@@ -203,7 +203,7 @@ class ResourcePool:
         )
 
     def utilisation(self, names: Iterable[str]) -> float:
-        """Share in use of the most used of these resources; 0 to 1, above 1 in debt."""
+        """Return the use of the most used of these resources: 0 to 1, above 1 in debt."""
         most = 0.0
         for name in names:
             total = self.total.get(name)
@@ -215,18 +215,18 @@ class ResourcePool:
         return most
 
     def totals(self) -> dict[str, int]:
-        """Fixed-point amount of each resource; devices out of service are left out."""
+        """Return the amount of each resource, without devices out of service."""
         usable = {name: sum(devices.usable()) for name, devices in self.devices.items()}
         return self.total | usable
 
     def available(self) -> dict[str, int]:
-        """Fixed-point free amount of each resource; 0 in debt, all 0 if nothing new is granted."""
+        """Return the free amount of each resource; 0 in debt, all 0 if nothing new is granted."""
         if self.closed:
             return dict.fromkeys([*self.free, *self.devices], 0)
         return self.unused()
 
     def unused(self) -> dict[str, int]:
-        """Fixed-point amount of each resource that nobody holds, granted or not; 0 in debt."""
+        """Return the amount of each resource that nobody holds, granted or not; 0 in debt."""
         free = {name: max(units, 0) for name, units in self.free.items()}
         return free | {name: devices.available() for name, devices in self.devices.items()}
 
@@ -251,7 +251,7 @@ class ResourcePool:
     def allocate_together(
         self, needs: Sequence[Needs], owner: object, patience: Patience
     ) -> list[Allocation] | None:
-        """Take all of these at once for an owner, however their shares have to be put on devices.
+        """Take all of these at once, however their shares have to lie on devices.
 
         Args:
             needs: what each takes.
@@ -347,7 +347,7 @@ class ResourcePool:
     def set_in_service(
         self, resource: str, device_id: str, in_service: bool, why: str = ""
     ) -> bool:
-        """Take a device out of service, and say why, or back into it; False if it was so."""
+        """Take a device out of service, and say why, or back; return whether it changed."""
         devices = self.devices.get(resource)
         if devices is None or not devices.set_in_service(device_id, in_service, why):
             return False
@@ -355,7 +355,7 @@ class ResourcePool:
         return True
 
     def copy(self) -> ResourcePool:
-        """An independent copy of the amounts, for what-if questions."""
+        """Copy the amounts, for what-if questions."""
         twin = self.emptied()
         twin.free = dict(self.free)
         twin.devices = {name: devices.copy() for name, devices in self.devices.items()}
@@ -363,7 +363,7 @@ class ResourcePool:
         return twin
 
     def emptied(self, *, repaired: bool = False) -> ResourcePool:
-        """A copy in which nothing is held, without what is out of service unless ``repaired``."""
+        """Copy it with nothing held, without what is out of service unless ``repaired``."""
         devices = [
             (
                 name,
@@ -415,7 +415,7 @@ def node_pool(
 
 
 def bundle_pool(allocation: Allocation, node: ResourcePool, key: tuple[bytes, int]) -> ResourcePool:
-    """Make the pool of a bundle from what it reserved on its node; it is as usable as that is."""
+    """Make the pool of a bundle from what it reserved on its node; it is as usable as the node."""
     pool = ResourcePool(
         allocation.node_id,
         allocation.scalars,

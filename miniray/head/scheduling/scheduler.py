@@ -50,7 +50,7 @@ class ClusterScheduler:
         leases: Iterable[tuple[bytes, Allocation]] = (),
         lasting: Collection[bytes] = (),
     ) -> Decisions:
-        """A node joined, or came back after a restart of the head with what runs there.
+        """Add a node, which may come back after a restart of the head with what runs there.
 
         Nothing is granted on it before all that it reports is counted.
 
@@ -84,14 +84,14 @@ class ClusterScheduler:
         return table.settle(Decisions(), now)
 
     def await_nodes(self) -> None:
-        """Nodes of before a restart may still report: hard affinity to any that is not there waits.
+        """Let hard affinity to missing nodes wait: nodes of before a restart may still report.
 
         Until ``await_no_more``.
         """
         self._awaits_nodes = True
 
     def await_no_more(self, now: float) -> Decisions:
-        """Nodes that have not reported by now do not exist."""
+        """Fail what waits for nodes of before a restart that have not reported."""
         table = self._table
         out = Decisions()
         self._awaits_nodes = False
@@ -102,7 +102,7 @@ class ClusterScheduler:
         return table.settle(out, now)
 
     def remove_node(self, node_id: str, now: float) -> Decisions:
-        """A node is gone, with its leases and bundles; unknown ids change nothing."""
+        """Remove a node with its leases and bundles; unknown ids change nothing."""
         table = self._table
         out = Decisions()
         lost = table.groups.lose_node(node_id, table.next_arrival, now)
@@ -118,7 +118,7 @@ class ClusterScheduler:
         return table.settle(out, now)
 
     def drain_node(self, node_id: str, now: float, draining: bool = True) -> Decisions:
-        """Grant nothing new on a node, bundles there included; or again, with False.
+        """Stop granting on a node, bundles there included; or grant again, with False.
 
         Raises:
             KeyError: there is no such node.
@@ -206,7 +206,7 @@ class ClusterScheduler:
         return table.settle(Decisions(), now)
 
     def release(self, lease_id: bytes, now: float) -> Decisions:
-        """A lease ended. Ids that hold nothing (their node is gone) change nothing."""
+        """End a lease. Ids that hold nothing (their node is gone) change nothing."""
         table = self._table
         lease = table.leases.pop(lease_id, None)
         if lease is None:
@@ -221,7 +221,7 @@ class ClusterScheduler:
         return table.settle(Decisions(), now)
 
     def release_cpu(self, lease_id: bytes, now: float) -> Decisions:
-        """The lease's task waits: its CPU may be used by others, of its bundle if it is in one."""
+        """Let others, of its bundle if it is in one, use the CPU of a lease whose task waits."""
         table = self._table
         lease = table.leases.get(lease_id)
         if lease is None or lease.cpu_released or not lease.allocation.cpu:
@@ -232,7 +232,7 @@ class ClusterScheduler:
         return table.settle(Decisions(), now)
 
     def take_cpu(self, lease_id: bytes) -> None:
-        """The lease's task resumes: it has its CPU at once, even if its pool is in debt then."""
+        """Give a lease's CPU back to its resumed task, even if its pool is in debt then."""
         lease = self._table.leases.get(lease_id)
         if lease is not None and lease.cpu_released:
             lease.cpu_released = False
@@ -292,41 +292,41 @@ class ClusterScheduler:
         return self._table.nodes
 
     def group(self, group_id: bytes) -> GroupPlacement | None:
-        """A group's state, for reading only; None if it does not exist or was removed."""
+        """Return a group's state, for reading only; None if it does not exist or was removed."""
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.state
 
     def awaited_on(self, node_id: str) -> dict[tuple[bytes, int], Allocation]:
-        """The bundles, by (group id, index), that a node is to report after a restart."""
+        """Return the bundles, by (group id, index), that a node is to report after a restart."""
         return self._table.groups.awaited_on(node_id)
 
     def lease(self, lease_id: bytes) -> ResourceLease | None:
-        """A granted lease, for reading only; None if there is no such lease."""
+        """Return a granted lease, for reading only, or None."""
         return self._table.leases.get(lease_id)
 
     def leases_on(self, node_id: str) -> set[bytes]:
-        """Leases granted on a node, those in bundles there included."""
+        """Return the leases on a node, those in bundles there included."""
         table = self._table
         node = table.nodes.get(node_id)
         pools = () if node is None else (node, *table.groups.on_node(node_id))
         return {lease_id for pool in pools for lease_id in pool.leases}
 
     def total_resources(self) -> dict[str, float]:
-        """Amounts of all nodes together, in units; devices out of service are left out."""
+        """Return the amounts of all nodes, in units; devices out of service are left out."""
         return sum_amounts(node.totals() for node in self.nodes.values())
 
     def available_resources(self) -> dict[str, float]:
-        """What is free and may be granted over all nodes, in units; bundles count as used."""
+        """Return what is free and may be granted, in units; bundles count as used."""
         return sum_amounts(node.available() for node in self.nodes.values())
 
     def waiting(self) -> list[bytes]:
-        """Ids of the waiting requests, in order of arrival."""
+        """Return the ids of the waiting requests, in order of arrival."""
         queues = self._table.waiting_queues()
         pending = [pending for queue in queues for pending in queue.waiting.values()]
         return [each.request.lease_id for each in sorted(pending, key=lambda each: each.number)]
 
     def explain(self, lease_id: bytes) -> Reason | None:
-        """Why a request waits; None if it does not. Looks at every node."""
+        """Say why a request waits; None if it does not. Looks at every node."""
         queue = self._table.queue_of.get(lease_id)
         if queue is None:
             return None
@@ -342,12 +342,12 @@ class ClusterScheduler:
         return queue.explain()
 
     def explain_group(self, group_id: bytes) -> Reason | None:
-        """Why a group is not placed; None if it is, or does not exist. Looks at every node."""
+        """Say why a group is not placed; None if it is, or does not exist. Looks at every node."""
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.explain(self.nodes.values())
 
     def explain_groups(self, looks: int) -> dict[bytes, Reason | None]:
-        """Why groups are not placed, by id.
+        """Say why groups are not placed, by id.
 
         Args:
             looks: how many nodes to look at, for all bundles together. Groups that lack the same
@@ -364,7 +364,7 @@ class ClusterScheduler:
         return {id: reasons.get(group.like) for id, group in groups.unplaced.items()}
 
     def revocation_candidates(self, lease_id: bytes, idle: Iterable[bytes]) -> list[bytes]:
-        """Leases to ask back so that a waiting request fits.
+        """Choose leases to ask back so that a waiting request fits.
 
         Args:
             lease_id: the waiting request.
@@ -388,7 +388,7 @@ class ClusterScheduler:
         )
 
     def set_aside(self, lease_id: bytes, ending: bytes) -> bool:
-        """Set room aside for a waiting request now, where a lease is that is to end for it.
+        """Set room aside for a waiting request now, on the pool of a lease that is to end for it.
 
         Returns:
             Whether room is set aside for it: only if it has waited longest of its shape.
@@ -400,7 +400,7 @@ class ClusterScheduler:
 
     # --- inside --------------------------------------------------------------------------
     def _impossible(self, demand: Demand) -> Reason | None:
-        """Why a demand can never be met, whatever joins the cluster; None if it can."""
+        """Say why a demand can never be met, whatever joins the cluster; None if it can."""
         placement = demand.placement
         if isinstance(placement, NodeAffinity) and not placement.soft:
             node = self.nodes.get(placement.node_id)
@@ -423,7 +423,7 @@ class ClusterScheduler:
         return None
 
     def _drop(self, pools: Iterable[ResourcePool]) -> list[bytes]:
-        """Forget pools that are gone: the leases lost with them."""
+        """Forget pools that are gone; return the leases lost with them."""
         lost: list[bytes] = []
         for pool in pools:
             self._table.forget(pool)

@@ -31,8 +31,6 @@ _RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every no
 
 @dataclasses.dataclass(slots=True)
 class ResourceLease:
-    """A granted lease."""
-
     pool: ResourcePool
     allocation: Allocation
     #: Fixed-point CPU counted as load of the pool though not held.
@@ -44,7 +42,7 @@ class ResourceLease:
 
 
 class ResourceTable:
-    """State of the scheduler. Whoever makes room calls ``grow``, and in the end ``settle``."""
+    """State of the scheduler. What makes room calls ``grow``, and ``settle`` in the end."""
 
     def __init__(self, reserve_after: float, threshold: float) -> None:
         self.domain = Domain(threshold)
@@ -68,17 +66,16 @@ class ResourceTable:
     # --- asking --------------------------------------------------------------------
     @property
     def nodes(self) -> Mapping[str, ResourcePool]:
-        """The nodes by id."""
         return self.domain.pools.pools  # type: ignore[return-value]
 
     def domain_for(self, demand: Demand) -> Domain:
-        """The pools that a demand chooses from; its group must exist."""
+        """Return the pools that a demand chooses from; its group must exist."""
         if isinstance(demand.placement, BundleAffinity):
             return self.groups.groups[demand.placement.placement_group_id].domain
         return self.domain
 
     def waiting_queues(self) -> Iterator[ShapeQueue]:
-        """Queues in which something waits."""
+        """Return the queues in which something waits."""
         for domain in tuple(self._busy):
             if domain.waiting:
                 yield from domain.waiting
@@ -86,12 +83,12 @@ class ResourceTable:
                 del self._busy[domain]
 
     def next_deadline(self) -> float | None:
-        """When to look next for what has waited long; None: nothing waits."""
+        """Return when to look next for what has waited long; None if nothing waits."""
         return self._look_at if self.queue_of or self.groups.unplaced else None
 
     # --- leases --------------------------------------------------------------------
     def next_arrival(self) -> int:
-        """Number of the next request or group, in order of arrival."""
+        """Return the number of the next request or group, in order of arrival."""
         self._arrivals += 1
         return self._arrivals
 
@@ -138,7 +135,6 @@ class ResourceTable:
         return queue
 
     def fail_all(self, queue: ShapeQueue, reason: Reason, out: Decisions) -> None:
-        """Fail every request of a queue."""
         for lease_id in tuple(queue.waiting):
             self.dequeue(lease_id)
             out.failures.append(Refusal(lease_id, reason))
@@ -150,7 +146,7 @@ class ResourceTable:
             self.lift(queue)
 
     def leave(self, node_id: str, out: Decisions) -> None:
-        """A node may be of no use any more to those that waited there and could go elsewhere."""
+        """Place what waited for a node that may be of no use any more, if it could go elsewhere."""
         for queue in self.domain.preferring(node_id):
             while queue.waiting:
                 pool = queue.find(None)
@@ -172,7 +168,7 @@ class ResourceTable:
 
     # --- groups --------------------------------------------------------------------
     def place_group(self, group: Group, out: Decisions) -> bool:
-        """Place the missing bundles of a group if there is room; whether there was."""
+        """Place the missing bundles of a group; return whether there was room."""
         bundles = self.groups.place(group, self.nodes)
         if bundles is None:
             return False
@@ -263,9 +259,9 @@ class ResourceTable:
                 return
 
     def _fill_from(self, queues: dict[int, ShapeQueue], pool: ResourcePool, out: Decisions) -> bool:
-        """Grant in the order of these numbers, until one does not fit; whether any was granted.
+        """Grant in the order of these numbers until one does not fit; False if none was granted.
 
-        Then others do not fit either, and which of them is told faster for all at once.
+        Others are then looked up anew, which is faster than to try each.
         """
         numbers = sorted(queues)
         granted = False
@@ -295,7 +291,7 @@ class ResourceTable:
             self._look_at = due
 
     def _due(self) -> list[ShapeQueue | Group]:
-        """The first to arrive of those that have waited long and have no room set aside.
+        """Return the first to arrive of those that have waited long and have no room set aside.
 
         Those that no pool could serve are left out.
         """
@@ -313,7 +309,7 @@ class ResourceTable:
         return heapq.nsmallest(_RESERVATIONS_AT_ONCE, [*queues, *groups], key=lambda o: o.number)
 
     def _next_look(self) -> float | None:
-        """When the first of those that have not waited long will have."""
+        """Return when the first of those that have not waited long will have."""
         sinces = [queue.head.since for queue in self.waiting_queues()]
         sinces += [group.since for group in self.groups.unplaced.values()]
         long_ago = self.time - self._reserve_after
@@ -321,7 +317,7 @@ class ResourceTable:
         return min(young) + self._reserve_after if young else None
 
     def set_aside(self, queue: ShapeQueue, pool: ResourcePool) -> bool:
-        """Set room aside for the head of a queue, however long it has waited; whether there is."""
+        """Set room aside for a queue's head, however long it has waited; False if none can be."""
         return queue.reserved is not None or reserve_for_queue(queue, self._without_tasks, pool)
 
     def _reserve(self) -> None:
@@ -341,7 +337,7 @@ class ResourceTable:
             self._look_at = retry if self._look_at is None else min(retry, self._look_at)
 
     def _without_tasks(self, pool: ResourcePool) -> ResourcePool:
-        """A copy of a pool as it will be when its tasks have ended."""
+        """Return a copy of a pool as it will be when its tasks have ended."""
         twin = pool.copy()
         for lease_id in pool.leases:
             lease = self.leases[lease_id]
