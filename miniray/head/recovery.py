@@ -125,7 +125,7 @@ class HeadRecovery:
             number: held._replace(bundle=None) if number in homeless else held
             for number, (_, held) in running.items()
         }
-        lasting = [number for number, (report, _) in running.items() if report.actor_id]
+        lasting = {number for number, (report, _) in running.items() if report.actor_id}
         cluster.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
         for group_id in dict.fromkeys(key[0] for key in bundles):
             cluster.placement_groups.reported(group_id)

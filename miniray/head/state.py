@@ -26,7 +26,6 @@ from miniray.common.state_types import (
 from miniray.exceptions import DeathCause
 from miniray.head.directories.actor import ORDINARY
 from miniray.head.directories.out_of_service import why_quarantined
-from miniray.head.scheduling.demands import lease_id
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
@@ -283,7 +282,7 @@ class ClusterState:
         )
 
     def _held(self, number: int) -> dict[str, float]:
-        lease = self._cluster.scheduler.lease(lease_id(number))
+        lease = self._cluster.scheduler.lease(number)
         return lease.allocation.resources() if lease is not None else {}
 
     def waiting_of_job(self, process_id: bytes) -> list[dict[str, Any]]:
@@ -307,7 +306,7 @@ class ClusterState:
                 if is_actor
                 else cluster.leases.first_waiting(process_id, id)
             )
-            reason = cluster.scheduler.explain(lease_id(number)) if number else None
+            reason = cluster.scheduler.explain(number) if number else None
         return reason.sentence() if reason is not None else ""
 
     def _pending(self, job_id: bytes | None = None) -> list[PendingDemand]:
@@ -319,7 +318,7 @@ class ClusterState:
                 shapes.setdefault((asker.kind, request.demand), []).append(request)
         found = []
         for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
-            reason = self._cluster.scheduler.explain(lease_id(requests[0].number))
+            reason = self._cluster.scheduler.explain(requests[0].number)
             by_token = {id(request.token): request for request in requests}.values()
             askers = [request.requester.describe(request.token) for request in by_token]
             found.append(

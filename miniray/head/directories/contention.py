@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.exceptions import describe_eviction
 from miniray.head.directories.leases import TaskLeaseGroup
-from miniray.head.scheduling.demands import lease_id, lease_number
 from miniray.head.scheduling.groups import Group
 
 if TYPE_CHECKING:
@@ -192,21 +191,21 @@ class Revocations:
         young = False
         for _ in range(min(wanted, _MAX_ASKS)):
             offers, young = self._offers(group, shares)
-            found = self._grants.scheduler.revocation_candidates(lease_id(request.number), offers)
+            found = self._grants.scheduler.revocation_candidates(request.number, offers)
             if len(found) > 1:
                 found = self._gather(request, offers, found)
             if not found:
                 break
             asked = True
             several = len(found) > 1
-            self._ask(waiter, [lease_number(id) for id in found], shares)
+            self._ask(waiter, found, shares)
             if several:
                 break  # room is set aside for one request of a shape at a time
         if asked and group is not None:
             self._leases.let_wait(group, len(self._asked[group]))
         return asked, young
 
-    def _gather(self, request: Request, offers: list[bytes], found: list[bytes]) -> list[bytes]:
+    def _gather(self, request: Request, offers: list[int], found: list[int]) -> list[int]:
         """Choose several leases for one request, once it has waited for a while.
 
         What the first of them frees is set aside, as others would take it.
@@ -218,9 +217,9 @@ class Revocations:
                 self._too_early.add(request.number)
                 self._timers.call_later(early, lambda: self._look_again(request.number))
             return []
-        if not scheduler.set_aside(lease_id(request.number), found[0]):
+        if not scheduler.set_aside(request.number, found[0]):
             return []
-        return scheduler.revocation_candidates(lease_id(request.number), offers)
+        return scheduler.revocation_candidates(request.number, offers)
 
     def _look_again(self, number: int) -> None:
         self._too_early.discard(number)
@@ -233,11 +232,11 @@ class Revocations:
         wanted = {*pool.reservation.scalars, *pool.reservation.devices}
         trial = pool.copy()
         numbers: list[int] = []
-        for number in sorted(lease_number(id) for id in pool.leases):
+        for number in sorted(pool.leases):
             if trial.has_room_set_aside():
                 break
             lease = self._leases.leases.get(number)
-            granted = self._grants.scheduler.lease(lease_id(number))
+            granted = self._grants.scheduler.lease(number)
             if lease is None or granted is None or not wanted & granted.allocation.names():
                 continue
             trial.release(granted.allocation)
@@ -248,11 +247,11 @@ class Revocations:
 
     def _offers(
         self, waiter: TaskLeaseGroup | None, shares: Mapping[TaskLeaseGroup, int]
-    ) -> tuple[list[bytes], bool]:
+    ) -> tuple[list[int], bool]:
         """Return the leases that a waiter may be given, and whether there will be more soon."""
         had = shares[waiter] if waiter is not None else 0
         granted_before = self._timers.time() - QUANTUM
-        offers: list[bytes] = []
+        offers: list[int] = []
         young = False
         for lease in self._leases.leases.values():
             if not _is_held(lease) or lease.group is waiter:
@@ -262,7 +261,7 @@ class Revocations:
             if lease.granted > granted_before:
                 young = True
                 continue
-            offers.append(lease_id(lease.number))
+            offers.append(lease.number)
             if len(offers) == _MAX_LEASES:
                 break
         return offers, young

@@ -13,11 +13,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from miniray.head.scheduling.demands import LeaseRequest, lease_id, lease_number
+from miniray.head.scheduling.demands import LeaseRequest
 from miniray.head.scheduling.reasons import severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import GroupPlacement
@@ -181,7 +181,7 @@ class GrantTable:
         now = self.timers.time()
         request = Request(number, requester, token, demand, now, time.time())
         self._requests[number] = self.waiting[number] = request
-        self.apply(self.scheduler.submit(LeaseRequest(lease_id(number), demand, near, fill), now))
+        self.apply(self.scheduler.submit(LeaseRequest(number, demand, near, fill), now))
         if number in self.waiting:
             self._to_warn.append((now + self._warn_after, number))
             self._arm_warning()
@@ -197,14 +197,13 @@ class GrantTable:
         if self._requests.pop(number, None) is None:
             return
         self.waiting.pop(number, None)
-        id = lease_id(number)
-        self.apply(self.scheduler.cancel(id, self.timers.time()))
+        self.apply(self.scheduler.cancel(number, self.timers.time()))
         self.release(number)
 
     def release(self, number: int) -> None:
         """Free what a lease held; unknown numbers change nothing."""
         self._requests.pop(number, None)
-        self.apply(self.scheduler.release(lease_id(number), self.timers.time()))
+        self.apply(self.scheduler.release(number, self.timers.time()))
         for hook in self.on_released:
             hook()
 
@@ -220,9 +219,9 @@ class GrantTable:
         if request is not None:
             request.blocked, request.leaving = blocked, leaving
         if blocked:
-            self.apply(self.scheduler.release_cpu(lease_id(number), self.timers.time()))
+            self.apply(self.scheduler.release_cpu(number, self.timers.time()))
         else:
-            self.scheduler.take_cpu(lease_id(number))
+            self.scheduler.take_cpu(number)
 
     def requests(self) -> Iterable[Request]:
         return self._requests.values()
@@ -232,7 +231,7 @@ class GrantTable:
 
     def lease(self, number: int) -> ResourceLease | None:
         """Return what a lease holds, for reading only; None if there is no such lease."""
-        return self.scheduler.lease(lease_id(number))
+        return self.scheduler.lease(number)
 
     # --- nodes and groups ----------------------------------------------------------
     def add_node(
@@ -240,7 +239,7 @@ class GrantTable:
         pool: ResourcePool,
         bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
         leases: Iterable[tuple[int, Allocation]] = (),
-        actors: Iterable[int] = (),
+        actors: Collection[int] = (),
     ) -> None:
         """Add a node with what runs there; ValueError if that does not fit it.
 
@@ -250,10 +249,8 @@ class GrantTable:
             leases: (number, allocation) held there.
             actors: numbers of those leases that are of actors.
         """
-        reported = [(lease_id(number), allocation) for number, allocation in leases]
-        lasting = {lease_id(number) for number in actors}
         now = self.timers.time()
-        self.apply(self.scheduler.add_node(pool, now, bundles, reported, lasting))
+        self.apply(self.scheduler.add_node(pool, now, bundles, leases, actors))
 
     def await_no_more(self) -> None:
         """Give up the nodes of before a restart that have not reported."""
@@ -305,21 +302,21 @@ class GrantTable:
         self._arm_deadline()
 
     def _carry_out(self, decisions: Decisions) -> None:
-        for id in decisions.lost:
-            request = self._requests.pop(lease_number(id), None)
+        for number in decisions.lost:
+            request = self._requests.pop(number, None)
             if request is not None:
                 _tell(request, request.requester.lost)
-        for id in decisions.to_end:
-            request = self._requests.get(lease_number(id))
+        for number in decisions.to_end:
+            request = self._requests.get(number)
             if request is not None:
                 _tell(request, request.requester.must_end)
-        for id, reason in decisions.failures:
-            request = self._requests.pop(lease_number(id), None)
+        for number, reason in decisions.failures:
+            request = self._requests.pop(number, None)
             if request is not None:
                 self.waiting.pop(request.number, None)
                 _tell(request, request.requester.refused, reason)
-        for id, allocation in decisions.grants:
-            request = self._requests.get(lease_number(id))
+        for number, allocation in decisions.grants:
+            request = self._requests.get(number)
             if request is not None:
                 self.waiting.pop(request.number, None)
                 _tell(request, request.requester.granted, allocation)
@@ -330,8 +327,8 @@ class GrantTable:
             requester = self._group_requesters.get(group_id)
             if requester is not None:  # else it was removed by what was told before
                 requester.placed(group_id)
-        for id, reason in decisions.infeasible:
-            self._tell(lease_number(id), reason)
+        for number, reason in decisions.infeasible:
+            self._tell(number, reason)
 
     # --- waiting -------------------------------------------------------------------
     def _arm_deadline(self) -> None:
@@ -364,7 +361,7 @@ class GrantTable:
             _, number = self._to_warn.popleft()
             request = self.waiting.get(number)
             if request is not None and not request.told:
-                reason = self.scheduler.explain(lease_id(number))
+                reason = self.scheduler.explain(number)
                 if reason is not None:
                     self._tell(number, reason)
         while self._groups_to_warn and self._groups_to_warn[0][0] <= now:

@@ -88,7 +88,7 @@ class LeaseRequest(NamedTuple):
     """A request for one lease."""
 
     #: Names the request while it waits and the lease once it is granted.
-    lease_id: bytes
+    lease_id: int
     demand: Demand
     #: Node that the default policy prefers: where the requester runs, or what it will read is.
     near: str | None = None
@@ -97,14 +97,14 @@ class LeaseRequest(NamedTuple):
 
 
 class Grant(NamedTuple):
-    lease_id: bytes
+    lease_id: int
     allocation: Allocation
 
 
 class Refusal(NamedTuple):
     """Why a request is not granted."""
 
-    lease_id: bytes
+    lease_id: int
     reason: Reason
 
 
@@ -120,18 +120,6 @@ class Decisions:
     #: Ids of the groups of which all bundles are placed now.
     placed: list[bytes] = dataclasses.field(default_factory=list)
     #: Leases that are gone, because their node is.
-    lost: list[bytes] = dataclasses.field(default_factory=list)
+    lost: list[int] = dataclasses.field(default_factory=list)
     #: Leases that must be ended, because their group was removed; then ``release`` them.
-    to_end: list[bytes] = dataclasses.field(default_factory=list)
-
-
-_NUMBER_LENGTH = 8
-
-
-def lease_id(number: int) -> bytes:
-    """Return the scheduler's id of a lease."""
-    return number.to_bytes(_NUMBER_LENGTH, "big")
-
-
-def lease_number(id: bytes) -> int:
-    return int.from_bytes(id, "big")
+    to_end: list[int] = dataclasses.field(default_factory=list)

@@ -67,7 +67,7 @@ class ShapeQueue:
             self.bound = (placement.placement_group_id, placement.bundle_index)
         #: It names no pool.
         self.anywhere = self.bound is None and self.preferred is None
-        self.waiting: collections.OrderedDict[bytes, Pending] = collections.OrderedDict()
+        self.waiting: collections.OrderedDict[int, Pending] = collections.OrderedDict()
         #: Of the request that waits longest; of the last one if none waits.
         self.number = 0
         #: The pool on which room is set aside for the head of the queue.
@@ -86,7 +86,7 @@ class ShapeQueue:
             self.number = pending.number
         self.waiting[pending.request.lease_id] = pending
 
-    def take(self, lease_id: bytes) -> Pending:
+    def take(self, lease_id: int) -> Pending:
         pending = self.waiting.pop(lease_id)
         if self.waiting:
             self.number = self.head.number
@@ -195,7 +195,7 @@ class Domain:
         names, amounts = _apart(queue.demand.placing)
         self._by_names.setdefault(names, {})[queue] = amounts
 
-    def take(self, queue: ShapeQueue, lease_id: bytes) -> Pending:
+    def take(self, queue: ShapeQueue, lease_id: int) -> Pending:
         pending = queue.take(lease_id)
         if queue.waiting:
             return pending

@@ -130,8 +130,8 @@ def _reserve(pool: ResourcePool, reservation: Reservation) -> None:
 
 # --- asking back ---------------------------------------------------------------------
 def choose_revocations(
-    queue: ShapeQueue, offers: Iterable[tuple[bytes, ResourcePool, Allocation]]
-) -> list[bytes]:
+    queue: ShapeQueue, offers: Iterable[tuple[int, ResourcePool, Allocation]]
+) -> list[int]:
     """Choose the fewest leases, all of one pool, whose release lets a queue's head be placed.
 
     Args:
@@ -139,7 +139,7 @@ def choose_revocations(
         offers: (lease id, pool, what is held) of leases that could be returned.
     """
     wanted = {name for name, _ in queue.demand.placing}
-    by_pool: dict[ResourcePool, list[tuple[bytes, Allocation]]] = {}
+    by_pool: dict[ResourcePool, list[tuple[int, Allocation]]] = {}
     reach = set(queue.reach())
     for lease_id, pool, allocation in offers:
         if pool not in reach or not wanted & allocation.names():
@@ -156,11 +156,11 @@ def choose_revocations(
 
 
 def _choose_on(
-    queue: ShapeQueue, pool: ResourcePool, leases: list[tuple[bytes, Allocation]]
-) -> list[bytes]:
+    queue: ShapeQueue, pool: ResourcePool, leases: list[tuple[int, Allocation]]
+) -> list[int]:
     """Choose leases of one pool whose release makes room, none of them needlessly."""
     trial = pool.copy()
-    chosen: dict[bytes, Allocation] = {}
+    chosen: dict[int, Allocation] = {}
     leases.sort(key=_by_size)
     for lease_id, allocation in leases:
         if queue.admits(trial):
@@ -178,7 +178,7 @@ def _choose_on(
     return list(chosen)
 
 
-def _by_size(lease: tuple[bytes, Allocation]) -> int:
+def _by_size(lease: tuple[int, Allocation]) -> int:
     """Sort the largest first, by devices if any are held."""
     _, allocation = lease
     devices = sum(units for _, shares in allocation.devices for _, units in shares)

@@ -82,7 +82,7 @@ class ResourcePool:
         #: Number of the last placement made here, for taking turns.
         self.last_placed = 0
         #: In the order in which they were granted.
-        self.leases: dict[bytes, None] = {}
+        self.leases: dict[int, None] = {}
         self.reservation: Reservation | None = None
 
     # --- asking --------------------------------------------------------------------
@@ -322,7 +322,7 @@ class ResourcePool:
             self.devices[name].put(shares)
         self.version += 1
 
-    def add_lease(self, lease_id: bytes, load: int = 0, placement: int = 0) -> None:
+    def add_lease(self, lease_id: int, load: int = 0, placement: int = 0) -> None:
         """Note a lease on this pool.
 
         Args:
@@ -334,7 +334,7 @@ class ResourcePool:
         self.load += load
         self.last_placed = placement or self.last_placed
 
-    def remove_lease(self, lease_id: bytes, load: int) -> None:
+    def remove_lease(self, lease_id: int, load: int) -> None:
         """Undo ``add_lease``."""
         del self.leases[lease_id]
         self.load -= load

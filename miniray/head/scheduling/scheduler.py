@@ -47,8 +47,8 @@ class ClusterScheduler:
         node: ResourcePool,
         now: float,
         bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
-        leases: Iterable[tuple[bytes, Allocation]] = (),
-        lasting: Collection[bytes] = (),
+        leases: Iterable[tuple[int, Allocation]] = (),
+        lasting: Collection[int] = (),
     ) -> Decisions:
         """Add a node, which may come back after a restart of the head with what runs there.
 
@@ -181,7 +181,7 @@ class ClusterScheduler:
         out = Decisions()
         lease_id, demand, near, fill = request
         if lease_id in table.leases or lease_id in table.queue_of:
-            raise ValueError(f"lease {lease_id.hex()} exists already")
+            raise ValueError(f"lease {lease_id} exists already")
         why = self._impossible(demand)
         if why is not None:
             out.failures.append(Refusal(lease_id, why))
@@ -198,14 +198,14 @@ class ClusterScheduler:
             out.infeasible.append(Refusal(lease_id, reason))
         return out
 
-    def cancel(self, lease_id: bytes, now: float) -> Decisions:
+    def cancel(self, lease_id: int, now: float) -> Decisions:
         """Withdraw a waiting request; ids that do not wait change nothing."""
         table = self._table
         if lease_id in table.queue_of:
             table.head_changed(table.dequeue(lease_id))
         return table.settle(Decisions(), now)
 
-    def release(self, lease_id: bytes, now: float) -> Decisions:
+    def release(self, lease_id: int, now: float) -> Decisions:
         """End a lease. Ids that hold nothing (their node is gone) change nothing."""
         table = self._table
         lease = table.leases.pop(lease_id, None)
@@ -220,7 +220,7 @@ class ClusterScheduler:
         table.free_bundle(pool)
         return table.settle(Decisions(), now)
 
-    def release_cpu(self, lease_id: bytes, now: float) -> Decisions:
+    def release_cpu(self, lease_id: int, now: float) -> Decisions:
         """Let others, of its bundle if it is in one, use the CPU of a lease whose task waits."""
         table = self._table
         lease = table.leases.get(lease_id)
@@ -231,7 +231,7 @@ class ClusterScheduler:
         table.grow(lease.pool)
         return table.settle(Decisions(), now)
 
-    def take_cpu(self, lease_id: bytes) -> None:
+    def take_cpu(self, lease_id: int) -> None:
         """Give a lease's CPU back to its resumed task, even if its pool is in debt then."""
         lease = self._table.leases.get(lease_id)
         if lease is not None and lease.cpu_released:
@@ -300,11 +300,11 @@ class ClusterScheduler:
         """Return the bundles, by (group id, index), that a node is to report after a restart."""
         return self._table.groups.awaited_on(node_id)
 
-    def lease(self, lease_id: bytes) -> ResourceLease | None:
+    def lease(self, lease_id: int) -> ResourceLease | None:
         """Return a granted lease, for reading only, or None."""
         return self._table.leases.get(lease_id)
 
-    def leases_on(self, node_id: str) -> set[bytes]:
+    def leases_on(self, node_id: str) -> set[int]:
         """Return the leases on a node, those in bundles there included."""
         table = self._table
         node = table.nodes.get(node_id)
@@ -319,13 +319,13 @@ class ClusterScheduler:
         """Return what is free and may be granted, in units; bundles count as used."""
         return sum_amounts(node.available() for node in self.nodes.values())
 
-    def waiting(self) -> list[bytes]:
+    def waiting(self) -> list[int]:
         """Return the ids of the waiting requests, in order of arrival."""
         queues = self._table.waiting_queues()
         pending = [pending for queue in queues for pending in queue.waiting.values()]
         return [each.request.lease_id for each in sorted(pending, key=lambda each: each.number)]
 
-    def explain(self, lease_id: bytes) -> Reason | None:
+    def explain(self, lease_id: int) -> Reason | None:
         """Say why a request waits; None if it does not. Looks at every node."""
         queue = self._table.queue_of.get(lease_id)
         if queue is None:
@@ -363,7 +363,7 @@ class ClusterScheduler:
             reasons[first.like] = first.explain(nodes)
         return {id: reasons.get(group.like) for id, group in groups.unplaced.items()}
 
-    def revocation_candidates(self, lease_id: bytes, idle: Iterable[bytes]) -> list[bytes]:
+    def revocation_candidates(self, lease_id: int, idle: Iterable[int]) -> list[int]:
         """Choose leases to ask back so that a waiting request fits.
 
         Args:
@@ -387,7 +387,7 @@ class ClusterScheduler:
             ],
         )
 
-    def set_aside(self, lease_id: bytes, ending: bytes) -> bool:
+    def set_aside(self, lease_id: int, ending: int) -> bool:
         """Set room aside for a waiting request now, on the pool of a lease that is to end for it.
 
         Returns:
@@ -422,9 +422,9 @@ class ClusterScheduler:
                 return no_bundle(f"placement group {name}", bundles, demand.placing, index)
         return None
 
-    def _drop(self, pools: Iterable[ResourcePool]) -> list[bytes]:
+    def _drop(self, pools: Iterable[ResourcePool]) -> list[int]:
         """Forget pools that are gone; return the leases lost with them."""
-        lost: list[bytes] = []
+        lost: list[int] = []
         for pool in pools:
             self._table.forget(pool)
             lost.extend(pool.leases)

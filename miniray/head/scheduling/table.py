@@ -47,9 +47,9 @@ class ResourceTable:
     def __init__(self, reserve_after: float, threshold: float) -> None:
         self.domain = Domain(threshold)
         self.groups = GroupTable(threshold, self._note_wait)
-        self.leases: dict[bytes, ResourceLease] = {}
+        self.leases: dict[int, ResourceLease] = {}
         #: Queue of each waiting request.
-        self.queue_of: dict[bytes, ShapeQueue] = {}
+        self.queue_of: dict[int, ShapeQueue] = {}
         self.time = float("-inf")
         self._reserve_after = reserve_after
         self._threshold = threshold
@@ -92,7 +92,7 @@ class ResourceTable:
         self._arrivals += 1
         return self._arrivals
 
-    def grant(self, queue: ShapeQueue, lease_id: bytes, pool: ResourcePool, out: Decisions) -> None:
+    def grant(self, queue: ShapeQueue, lease_id: int, pool: ResourcePool, out: Decisions) -> None:
         """Grant a lease of a queue's shape on a pool that admits it."""
         demand = queue.demand
         allocation = pool.allocate(demand.needs, queue)
@@ -103,16 +103,16 @@ class ResourceTable:
         out.grants.append(Grant(lease_id, allocation))
 
     def adopt(
-        self, lease_id: bytes, allocation: Allocation, node: ResourcePool, *, lasting: bool
+        self, lease_id: int, allocation: Allocation, node: ResourcePool, *, lasting: bool
     ) -> None:
         """Count a lease as its daemon reports it; ValueError if it does not fit the table."""
         pool: ResourcePool | None = node
         if lease_id in self.leases:
-            raise ValueError(f"lease {lease_id.hex()} exists already")
+            raise ValueError(f"lease {lease_id} exists already")
         if allocation.bundle is not None:
             pool = self.groups.pool_of(allocation.bundle)
         if pool is None or pool.node_id != node.node_id:
-            raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
+            raise ValueError(f"lease {lease_id} draws on a bundle that is not on its node")
         pool.adopt(allocation)
         pool.add_lease(lease_id)
         self.leases[lease_id] = ResourceLease(pool, allocation, lasting=lasting)
@@ -126,7 +126,7 @@ class ResourceTable:
         if queue.head is pending:
             self._note_wait(now)
 
-    def dequeue(self, lease_id: bytes) -> ShapeQueue:
+    def dequeue(self, lease_id: int) -> ShapeQueue:
         """Take a request out of its queue."""
         queue = self.queue_of.pop(lease_id)
         taken = queue.domain.take(queue, lease_id)

@@ -40,8 +40,8 @@ def ask(
     now: float = 0.0,
     near: str | None = None,
     fill: bool = False,
-) -> tuple[bytes, Decisions]:
-    lease_id = b"lease%d" % next(_numbers)
+) -> tuple[int, Decisions]:
+    lease_id = next(_numbers)
     return lease_id, scheduler.submit(LeaseRequest(lease_id, demand, near, fill), now)
 
 
@@ -54,5 +54,5 @@ def places(scheduler: ClusterScheduler, demand: Demand, count: int) -> list[int]
     return found
 
 
-def granted(out: Decisions) -> list[bytes]:
+def granted(out: Decisions) -> list[int]:
     return [grant.lease_id for grant in out.grants]

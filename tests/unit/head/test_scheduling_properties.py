@@ -102,11 +102,11 @@ class World:
             placement=self.placement(),
             lasting=self.random.random() < self.actors,
         )
-        lease_id = self.count.to_bytes(8, "big")
+        lease_id = self.count
         self.demands[lease_id] = demand
         self.note(self.scheduler.submit(LeaseRequest(lease_id, demand), self.now))
 
-    def end(self, lease_id: bytes) -> None:
+    def end(self, lease_id: int) -> None:
         self.held.pop(lease_id, None)
         self.demands.pop(lease_id, None)
         self.blocked.discard(lease_id)
