@@ -67,7 +67,7 @@ _PORT_AGAIN_AFTER = 0.2
 def run_head(options: HeadOptions) -> None:
     """Be the head until a signal, or until the process that it belongs to is gone.
 
-    Never raises for what a user can cause: ``options.ready`` hears of it.
+    Never raises for what a user can cause: ``options.ready`` is told.
     """
     log_to(options.session_dir / "logs" / "head.log")
     # A full collection looks at all of the head's state, which is a second at a million objects,
@@ -179,7 +179,7 @@ async def _listen_tcp(
     deadline = clock() + options.port_patience
     refusal: AddressInUseError | None = None
     while refusal is None or (clock() < deadline and not stop.done()):
-        if refusal is not None:  # a port tells nobody that it is free
+        if refusal is not None:  # nothing announces that a port is free
             await asyncio.wait({stop}, timeout=_PORT_AGAIN_AFTER)
         try:
             bound = channels.listen_tcp(server, host, port, identity, members)

@@ -104,10 +104,7 @@ class HeadRecovery:
     ) -> None:
         """Add a node with what runs there: known leases are taken over, others ended.
 
-        Args:
-            node: which one.
-            reports: what runs there.
-            lately: what it has told of ends, and may not have been heard or kept.
+        ``lately`` are messages about ends that earlier heads may not have received or kept.
 
         Raises:
             ValueError: what it reports does not fit it.
@@ -118,11 +115,11 @@ class HeadRecovery:
         self.awaited.pop(node.name, None)
         cluster.kv.put(_NODES, node.name, json.dumps((node.host, node.hostname)).encode())
         awaited = cluster.scheduler.awaited_on(node.name)
-        bundles, homeless = sort_out(
+        bundles, without_bundle = sort_out(
             node.pool, awaited, {number: held for number, (_, held) in running.items()}
         )
         leases = {
-            number: held._replace(bundle=None) if number in homeless else held
+            number: held._replace(bundle=None) if number in without_bundle else held
             for number, (_, held) in running.items()
         }
         lasting = {number for number, (report, _) in running.items() if report.actor_id}
@@ -132,11 +129,11 @@ class HeadRecovery:
         for message in lately:
             self._handle(node, message)
         processes = {number: report.process_id for number, (report, _) in running.items()}
-        cluster.actors.node_reports(node, processes, homeless)
+        cluster.actors.node_reports(node, processes, without_bundle)
         for number, (report, _) in running.items():
             if cluster.actors.has_lease(number):
                 continue
-            if report.actor_id or number in homeless or not self._is_of_before(report, node):
+            if report.actor_id or number in without_bundle or not self._is_of_before(report, node):
                 node.send(end_lease=head_pb2.EndLease(lease=number, kill=True))
             else:
                 self._adopt(report, node)

@@ -82,11 +82,7 @@ def _in_batches(messages: list[head_pb2.ToNode]) -> list[head_pb2.ToNode]:
 
 
 class HeadServicer(head_pb2_grpc.HeadServicer):
-    """The Head service.
-
-    Args:
-        head: what the sessions are of.
-    """
+    """The Head service."""
 
     def __init__(self, head: Head) -> None:
         self._head = head

@@ -67,7 +67,7 @@ _DELETE = {
 _RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
 #: What has changed: table, kind or namespace, key.
 _What = tuple[str, str, "bytes | str"]
-#: So many of each kind that have ended are told to the next head.
+#: Ended things of each kind that the next head is told of.
 _REMEMBERED = 10_000
 
 
@@ -111,11 +111,7 @@ class SqliteStorage(Storage):
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, cluster_id: str) -> Saved:
-        """Count this start of the head, and read what was kept.
-
-        Args:
-            cluster_id: of a new cluster; an older one keeps its own.
-        """
+        """Count this start of the head, and read what was kept; an older cluster keeps its id."""
         database = self._database
         row = database.execute("SELECT id, epoch, started FROM cluster").fetchone()
         if row is None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Shapes that the status explains; explaining looks at every node.
 _MAX_SHAPES = 200
-#: A node that has missed so many heartbeats is told to be silent.
+#: Missed heartbeats after which a node is shown as silent.
 _MISSED = 3
 #: Names that are listed per shape.
 _MAX_NAMES = 10

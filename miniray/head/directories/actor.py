@@ -74,7 +74,7 @@ class Actor:
         return self.id, spec.owner_node, spec.detached, spec.info
 
 
-#: Of an actor whose end was asked for before the head had heard of it.
+#: Of an actor whose end was asked for before it was registered.
 NEVER_MADE = Death(DeathCause.KILLED.name, "")
 
 #: Deaths with which programs end their actors: no news.
@@ -110,8 +110,8 @@ class Circumstances:
 def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None:
     """Return why an actor whose process ended is dead; None if it is to be restarted.
 
-    A process that ends by rule with code 0 (``sys.exit()`` in a method) means it, so the
-    actor stays dead, as in Ray.
+    A planned exit with code 0 (``sys.exit()`` in a method) is meant, so the actor stays dead, as
+    in Ray.
     """
     if actor.exiting:
         return DeathCause.EXIT_ACTOR

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.grants import Timers
 
 
-#: So many dead actors are remembered, so that late callers learn why.
+#: Dead actors that are remembered, so that late callers learn why.
 _REMEMBERED = 10_000
 
 
@@ -76,7 +76,7 @@ class ActorTable:
         self._actors[actor.id] = actor
         if actor.name is not None:
             self._names[actor.name] = actor
-        # Nobody else can tell what a detached one is given, if its arguments have no values yet.
+        # Only the creator can supply a detached actor's arguments while they have no values.
         if not actor.spec.detached or actor.arguments is None:
             self._owned.setdefault(actor.owner, {})[actor.id] = None
 
@@ -139,7 +139,7 @@ class ActorSubscribers:
         #: In the order in which they are told.
         self._of_actor: dict[bytes, dict[bytes, None]] = {}
         self._of_process: dict[bytes, set[bytes]] = {}
-        #: Actors that are subscribed to before the head has heard of them.
+        #: Actors that are subscribed to and not registered yet.
         self._awaited: set[bytes] = set()
 
     def add(self, process_id: bytes, actor_id: bytes) -> None:

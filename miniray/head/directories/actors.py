@@ -62,21 +62,12 @@ class ActorRegistry:
         notices: PendingNotices,
         on_change: Callable[[Actor], None],
     ) -> None:
-        """Start with none.
-
-        Args:
-            grants: where leases are asked for.
-            nodes: where actors live.
-            clients: who subscribes and owns.
-            jobs: whose actors they are.
-            notices: tells drivers why actors wait.
-            on_change: called when what must survive a restart has changed.
-        """
         self._grants = grants
         self._nodes = nodes
         self._clients = clients
         self._jobs = jobs
         self._notices = notices
+        #: Called when what must survive a restart has changed.
         self._on_change = on_change
         self._table = ActorTable()
         self._subscribers = ActorSubscribers(clients, grants.timers)
@@ -417,14 +408,11 @@ class ActorRegistry:
         self._table.enter_dead(id, dead)
 
     def node_reports(
-        self, node: ClusterNode, processes: Mapping[int, bytes], homeless: Container[int]
+        self, node: ClusterNode, processes: Mapping[int, bytes], without_bundle: Container[int]
     ) -> None:
         """Take over the actors that a node reports; those that it lacks have ended.
 
-        Args:
-            node: that was to report.
-            processes: by lease.
-            homeless: those of the leases whose bundle is gone.
+        ``without_bundle`` are the leases whose bundle is gone.
         """
         for actor, lease in self._awaited.pop(node.id, ()):
             if actor.lease != lease:  # it has ended
@@ -433,7 +421,7 @@ class ActorRegistry:
             if process_id is None:
                 self._not_there(actor)
                 continue
-            if actor.lease in homeless:
+            if actor.lease in without_bundle:
                 self._bundle_gone(actor)
                 continue
             actor.node = node

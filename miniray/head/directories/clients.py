@@ -31,7 +31,7 @@ class ProcessExit(NamedTuple):
     #: Exit code, negative for a signal; None: not known.
     code: int | None = None
     pid: int = 0
-    #: It ended by rule.
+    #: It was a planned exit.
     planned: bool = False
     #: Its node was lost with it.
     with_node: bool = False
@@ -131,7 +131,7 @@ class ClientDirectory:
             )
 
 
-#: So many processes that ended are remembered.
+#: Ended processes that are remembered.
 REMEMBERED = 1000
 #: Seconds after which it is answered that nothing is known: a process may only have lost its
 #: socket, or have ended under an earlier head.
@@ -145,7 +145,7 @@ class ProcessEnds:
         self._clients = clients
         self._timers = timers
         self._known: dict[bytes, ProcessExit] = {}
-        #: Why processes are being ended whose end was not heard of yet.
+        #: Why processes are being ended, until their end is reported.
         self._reasons: dict[bytes, str] = {}
         self._waiting: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._ended)
@@ -172,7 +172,7 @@ class ProcessEnds:
     def _ended(self, process_id: bytes, how: ProcessExit) -> None:
         reason = self._reasons.pop(process_id, None)
         if reason is not None:
-            # How it was ended tells nobody anything: a signal would read as the kernel's doing.
+            # The exit code is of no use: a signal would look like the kernel's doing.
             how = how._replace(code=None, detail=reason)
         self._known[process_id] = how
         if len(self._known) > REMEMBERED:

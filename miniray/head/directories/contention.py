@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from miniray.common.amounts import Needs
-    from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import GrantTable, Request
     from miniray.head.directories.leases import TaskLease, TaskLeases
     from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.scheduling.resources import ResourcePool
 
-    #: Who waits: a group, the number of an actor's request, or a node on which room is set
-    #: aside for a placement group.
+    #: A group, the number of an actor's request, or a node on which room is set aside for a
+    #: placement group.
     Waiter = TaskLeaseGroup | int | str
 
 
@@ -39,7 +38,7 @@ GATHER_AFTER = 1.0
 #: Waiting requests that are looked at in one round, in order of arrival.
 _MAX_SCANNED = 512
 #: Shapes for which nothing is found before a round ends.
-_MAX_HOPELESS = 8
+_MAX_UNSERVED = 8
 #: Times that leases are asked back for one waiter in one round.
 _MAX_ASKS = 32
 #: Leases that are looked at to serve one request.
@@ -62,24 +61,14 @@ class Revocations:
         self,
         grants: GrantTable,
         leases: TaskLeases,
-        clients: ClientDirectory,
         *,
         reserve_after: float,
     ) -> None:
-        """Watch over a table of grants.
-
-        Args:
-            grants: what waits.
-            leases: what can be given back.
-            clients: who is asked.
-            reserve_after: seconds after which room is set aside in any case.
-        """
         self._gather_after = min(GATHER_AFTER, reserve_after)
         #: Requests that are looked at again when they have waited so long.
         self._too_early: set[int] = set()
         self._grants = grants
         self._leases = leases
-        self._clients = clients
         self._timers = grants.timers
         self._armed = False
         #: For each waiter the sets of leases that were asked back and are not over.
@@ -119,19 +108,19 @@ class Revocations:
             return
         shares = self._shares()
         too_young = False
-        hopeless: set[object] = set()
+        unserved: set[object] = set()
         for request in self._first_waiting():
             group = _group_of(request)
             shape = (request.demand, group)
-            if shape in hopeless:
+            if shape in unserved:
                 continue
             found, young = self._serve(request, group, shares)
             too_young = too_young or young
             if not found:
-                hopeless.add(shape)
-                if len(hopeless) == _MAX_HOPELESS:
+                unserved.add(shape)
+                if len(unserved) == _MAX_UNSERVED:
                     break
-        self._let_the_poor_go_first()
+        self._requeue_groups_above_their_share()
         for pool in self._grants.scheduler.nodes.values():
             if pool.reservation is not None and isinstance(pool.reservation.owner, Group):
                 self._make_room(pool, shares)
@@ -164,16 +153,16 @@ class Revocations:
                 shares[waiter] += len(asked)
         return shares
 
-    def _let_the_poor_go_first(self) -> None:
+    def _requeue_groups_above_their_share(self) -> None:
         """Move groups that should give leases behind those with fewer that wait too."""
         waiting = self._first_waiting()
         shares = [_held_by(request) for request in waiting]
         since = list(self._grants.waiting_groups.values())
-        poorest = min(shares, default=0) if not since else 0
-        since += [r.since for r, share in zip(waiting, shares, strict=True) if share == poorest]
+        fewest = min(shares, default=0) if not since else 0
+        since += [r.since for r, share in zip(waiting, shares, strict=True) if share == fewest]
         last = max(since, default=0.0)
         for request, share in zip(waiting, shares, strict=True):
-            if request.since <= last and share > poorest and may_ask(share, poorest):
+            if request.since <= last and share > fewest and may_ask(share, fewest):
                 self._leases.wait_again(request.token)
 
     # --- asking ------------------------------------------------------------------
@@ -274,9 +263,8 @@ class Revocations:
             shares[waiter] += 1
         for number in numbers:
             lease = self._leases.leases[number]
-            lease.revoked = True
             shares[lease.group] -= 1
-            self._clients.push(lease.group.client_id, "lease_revoked", number, lease.group.id)
+            self._leases.ask_for(lease)
 
 
 def _group_of(request: Request) -> TaskLeaseGroup | None:
@@ -285,7 +273,7 @@ def _group_of(request: Request) -> TaskLeaseGroup | None:
 
 def _is_held(lease: TaskLease) -> bool:
     """Return whether a client has the lease and was not asked for it yet."""
-    return bool(lease.process_id) and not (lease.revoked or lease.returned or lease.ended)
+    return bool(lease.process_id) and lease.may_be_asked_for
 
 
 def _held_by(request: Request) -> int:
@@ -309,14 +297,6 @@ class Departures:
         *,
         patience: float,
     ) -> None:
-        """Watch over a table of grants.
-
-        Args:
-            grants: what waits, and whose workers are leaving.
-            leases: the tasks of those workers.
-            nodes: where they are.
-            patience: seconds for which others wait, and a worker leaves, before it is ended.
-        """
         self._grants = grants
         self._leases = leases
         self._nodes = nodes

@@ -1,7 +1,7 @@
-"""Carries the scheduler's decisions to those who asked: grants, refusals, lost leases.
+"""Carries the scheduler's decisions to the requesters: grants, refusals, lost leases.
 
-Responsible for who waits for what and for the timers that come with waiting; who gets
-what is decided in ``scheduler.py``, and what a grant means is the asker's business.
+Responsible for the waiting requests and their timers; ``scheduler.py`` decides, and what a grant
+means is up to its requester.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import GroupPlacement
     from miniray.head.scheduling.demands import Decisions, Demand
-    from miniray.head.scheduling.reasons import Reason, Told
+    from miniray.head.scheduling.reasons import Reason, Severity
     from miniray.head.scheduling.resources import ResourcePool
     from miniray.head.scheduling.scheduler import ClusterScheduler
     from miniray.head.scheduling.table import ResourceLease
@@ -101,8 +101,8 @@ class Request:
     since: float
     #: The same in seconds since the epoch.
     since_epoch: float
-    #: What its requester heard of why it waits.
-    told: Told = 0
+    #: What its requester was told of why it waits.
+    told: Severity = 0
     #: What runs on the lease waits for others.
     blocked: bool = False
     #: The process of the lease, if it does so before a planned exit.
@@ -120,18 +120,12 @@ class GrantTable:
         epoch: int,
         pending_warning: float,
     ) -> None:
-        """Start with nothing.
-
-        Args:
-            scheduler: decides; used by nobody else.
-            timers: the clock of its times.
-            epoch: the head's start counter; makes numbers unique over restarts.
-            pending_warning: seconds after which a requester hears why it waits.
-        """
         self.scheduler = scheduler
         self.timers = timers
+        #: The head's start counter; makes numbers unique over restarts.
         self.epoch = epoch
         self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
+        #: Seconds after which a requester is told why it waits.
         self._warn_after = pending_warning
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
@@ -143,7 +137,7 @@ class GrantTable:
         self.on_contention: list[Callable[[], None]] = []
         #: Called after a lease has ended.
         self.on_released: list[Callable[[], None]] = []
-        #: Who asked for each placement group.
+        #: Requester of each placement group.
         self._group_requesters: dict[bytes, GroupRequester] = {}
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
@@ -243,11 +237,7 @@ class GrantTable:
     ) -> None:
         """Add a node with what runs there; ValueError if that does not fit it.
 
-        Args:
-            pool: of the node.
-            bundles: ((group id, index), allocation) held there.
-            leases: (number, allocation) held there.
-            actors: numbers of those leases that are of actors.
+        ``actors`` are those of the leases that are of actors.
         """
         now = self.timers.time()
         self.apply(self.scheduler.add_node(pool, now, bundles, leases, actors))

@@ -69,7 +69,7 @@ class KeyValues:
         return key in self._values.get(namespace, {})
 
 
-#: So many jobs that are over are remembered, for listings.
+#: Jobs that are over and remembered, for listings.
 _REMEMBERED = 1024
 
 
@@ -78,7 +78,7 @@ class Job:
     """A driver's program and all that runs for it."""
 
     id: bytes
-    #: Process id of the driver, which hears warnings.
+    #: Process id of the driver, which shows warnings.
     driver: bytes
     pid: int
     entrypoint: str
@@ -117,12 +117,7 @@ class JobDirectory:
     def started(self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str) -> Job:
         """Enter the job of a driver that attached.
 
-        Args:
-            job_id: its id.
-            driver: the driver's process id.
-            node_id: node where the driver runs.
-            pid: its pid there.
-            details: JSON with entrypoint, metadata, and what of ``JobSpec`` the driver knows.
+        ``details`` is JSON with entrypoint, metadata, and what of ``JobSpec`` the driver knows.
         """
         told: dict[str, Any] = json.loads(details or "{}")
         known = {name: told[name] for name in field_names(JobSpec) if name in told}
@@ -192,18 +187,12 @@ class JobDirectory:
 #: Namespaces of what is kept, by name, and of which job uses it: the job's id and the name.
 _CODE, _USERS = "code", "code users"
 _JOB_ID = 8
-#: So many names that found no room are known, so that who asks for them learns why.
+#: Names that did not fit and are remembered, so that a request for one gets the reason.
 _REFUSED = 1000
 
 
 class JobCode:
-    """Functions, classes and packages that jobs have brought, by the names of ``code_pieces``.
-
-    Args:
-        kv: Keeps it, over a restart of the head too.
-        jobs: Which jobs there are.
-        limit: Bytes that all of it may take.
-    """
+    """What jobs have brought, by the names of ``code_pieces``; at most ``limit`` bytes."""
 
     def __init__(self, kv: KeyValues, jobs: JobDirectory, limit: int) -> None:
         self._kv = kv
@@ -221,7 +210,7 @@ class JobCode:
             CodeStoreFullError: There is no room.
         """
         if self._jobs.is_over(job_id):
-            return  # the last words of a process of it; nobody will ask for that
+            return  # a process that is ending sent it; it will not be asked for
         if name not in self._users:
             if self.used + len(content) > self._limit:
                 self._refuse(name)

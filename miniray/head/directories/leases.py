@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.directories.pending_notices import PendingNotices
-    from miniray.head.scheduling.reasons import Reason, Told
+    from miniray.head.scheduling.reasons import Reason, Severity
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -65,8 +65,8 @@ class TaskLeaseGroup:
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
     #: Numbers of those whose workers do not run yet.
     starting: set[int] = dataclasses.field(default_factory=set)
-    #: It heard why it waits, and nothing was granted since.
-    told: Told = 0
+    #: What its driver was told of why it waits since the last grant.
+    told: Severity = 0
     #: How many workers in a row could not be started, by how many such failures are final.
     start_failures: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
@@ -119,13 +119,18 @@ class TaskLease:
     #: The client said so, or is gone.
     returned: bool = False
 
+    @property
+    def may_be_asked_for(self) -> bool:
+        """Whether its client has it, or will, and was not asked for it yet."""
+        return not (self.revoked or self.returned or self.ended)
+
 
 #: Group of the leases that a restarted head learns of; it never asks for one.
 _ADOPTED = -1
 #: Seconds between attempts to start a worker, after the second failure in a row and at most.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-#: So many workers of a group may start at once (Ray: requests of a scheduling class that wait), or
-#: as many as there are CPUs: tasks that take a whole one are limited by what they take alone.
+#: Workers of a group that may start at once (Ray: pending requests of a scheduling class), or as
+#: many as there are CPUs: tasks that take a whole one are limited by that alone.
 _MOST_STARTING = 10
 
 
@@ -204,11 +209,8 @@ class TaskLeases:
     ) -> None:
         """Take a lease back from its client.
 
-        Args:
-            client_id: of the client.
-            number: of the lease.
-            broken: its worker cannot be reached any more.
-            calls_left: how many of the tasks after which its worker ends were not used.
+        ``broken``: its worker is out of reach. ``calls_left``: how many of the tasks after which
+        its worker ends were not used.
         """
         lease = self.leases.get(number)
         if lease is None:
@@ -263,13 +265,14 @@ class TaskLeases:
     def recall_from(self, node_id: bytes) -> None:
         """Ask for all leases of a node: each comes back after the task that runs."""
         for lease in self.leases.values():
-            if lease.node_id == node_id and not (lease.revoked or lease.returned or lease.ended):
-                lease.revoked = True
-                if lease.process_id:
-                    self._ask_for(lease)
+            if lease.node_id == node_id and lease.may_be_asked_for:
+                self.ask_for(lease)
 
-    def _ask_for(self, lease: TaskLease) -> None:
-        self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
+    def ask_for(self, lease: TaskLease) -> None:
+        """Ask a client to give a lease back, once its worker runs."""
+        lease.revoked = True
+        if lease.process_id:
+            self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
 
     def let_wait(self, group: TaskLeaseGroup, expected: int) -> None:
         """Let as many requests of a group wait as leases are expected to come back for it."""
@@ -381,7 +384,7 @@ class TaskLeases:
             calls_left or lease.max_calls,
         )
         if lease.revoked:  # while its worker started
-            self._ask_for(lease)
+            self.ask_for(lease)
         self._balance(lease.group)
         self._tell_changed()
 
@@ -435,7 +438,7 @@ class TaskLeases:
         if lease.returned:
             del self.leases[number]
         elif not lease.process_id:
-            # The client never heard of it.
+            # Its client was not told of it.
             del self.leases[number]
             lease.group.remove(number)
             self._balance(lease.group)

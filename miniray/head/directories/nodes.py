@@ -1,4 +1,4 @@
-"""The nodes of the cluster: who is there, since when, and what was last heard of them.
+"""The nodes of the cluster, living and lost, and what they last reported.
 
 Responsible for the directory and for judging liveness; what follows when a node is
 lost is for others to do.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: So many lost nodes are remembered, for listings.
+#: Lost nodes that are remembered, for listings.
 _REMEMBERED = 128
 
 
@@ -59,7 +59,7 @@ class ClusterNode:
     labels: dict[str, str]
     outbox: NodeOutbox
     pool: ResourcePool
-    #: When it was last heard of, in seconds of the loop's clock.
+    #: When its last message came, in seconds of the loop's clock.
     heard: float
     alive: bool = True
     #: Nothing new is placed there.

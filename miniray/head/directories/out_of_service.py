@@ -123,7 +123,7 @@ class Drains:
 
 logger = logging.getLogger(__name__)
 
-#: So many of the processes that are left of one worker are named.
+#: Processes left of one worker that are named.
 _MAX_NAMED = 3
 
 

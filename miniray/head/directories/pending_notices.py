@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Seconds until a line is told, in which others like it are counted; and after it was told.
 _GATHER, _AGAIN = 0.5, 5.0
-#: A driver is told so many different lines in ``_AGAIN`` seconds.
+#: Different lines that a driver is told in ``_AGAIN`` seconds.
 _MOST = 20
 
 
@@ -42,12 +42,7 @@ class _Waiting:
 
 
 class PendingNotices:
-    """Lines that are about to be told to drivers, or were told lately.
-
-    Args:
-        clients: Tells drivers.
-        timers: The event loop.
-    """
+    """Lines that are about to be told to drivers, or were told lately."""
 
     def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
         self._clients = clients

@@ -1,7 +1,6 @@
-"""Placement groups: who asked for them, who waits for them, and what is told of them.
+"""Placement groups: names, owners, waiters, and the table that users see.
 
-Responsible for names, waiters and the table that users see; where bundles go is the
-scheduler's decision.
+Where bundles go is the scheduler's decision.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
 
-#: So many removed groups are remembered.
+#: Removed groups that are remembered.
 _REMEMBERED = 1024
-#: For the table of all groups, so many looks at a node are taken to say why groups wait.
+#: Looks at a node that the table of all groups takes to say why groups wait.
 _LOOKS = 1000
 #: A handle can be quicker than the notice that its group exists; it waits this long, in seconds.
 _EARLY_WAIT = 10.0
@@ -129,9 +128,9 @@ class PlacementGroups:
         self._names: dict[tuple[str, str], PlacementGroupEntry] = {}
         #: Groups that are removed when their creator ends, in order.
         self._owned: dict[bytes, dict[bytes, None]] = {}
-        #: Groups that were removed before this head heard of them.
+        #: Groups that were removed before they were created here.
         self._never: dict[bytes, None] = {}
-        #: Waiters of groups that the head has not heard of yet.
+        #: Waiters of groups that are not created yet.
         self._early: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._creator_ended)
 

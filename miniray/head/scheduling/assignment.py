@@ -37,7 +37,7 @@ def assign(
     """Place all bundles, or none.
 
     Bundles with few places are put down first. Of nodes in the same state one is tried, and a state
-    of all nodes that turned out hopeless is not entered again.
+    of all nodes that failed is not tried again.
 
     Args:
         specs: the bundles.

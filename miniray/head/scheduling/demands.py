@@ -67,7 +67,7 @@ class Demand:
 
         Args:
             resources: what the lease holds, in units.
-            placement_resources: what must be free to place it; None: the same.
+            placement_resources: what must be free to place it; None: what it holds.
             placement: the strategy; None is the default policy.
             label_selector: conditions on the node's labels.
             fallback_selectors: others, for when no node that meets the former has room.

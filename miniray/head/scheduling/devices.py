@@ -26,7 +26,7 @@ def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) 
 
     A share that fills a device exactly goes there, as any other way can be changed into one where
     it does. Otherwise the fullest device is tried first. Of devices with the same room one is
-    tried, and a state that turned out hopeless is not entered again.
+    tried, and a state that failed is not tried again.
 
     Args:
         free: what each device has.
@@ -100,12 +100,6 @@ class Devices:
     __slots__ = ("_positions", "capacity", "divisible", "free", "ids", "out")
 
     def __init__(self, shares: Iterable[tuple[str, int]], *, divisible: bool = True) -> None:
-        """Start with everything free.
-
-        Args:
-            shares: device ids with what of each there is.
-            divisible: whether a device may be shared.
-        """
         pairs = tuple(shares)
         self.divisible = divisible
         self.ids = tuple(id for id, _ in pairs)
@@ -118,12 +112,7 @@ class Devices:
             raise ValueError(f"device ids must differ, not {list(self.ids)}")
 
     def fits(self, units: int, aside: Aside | None = None) -> bool:
-        """Return whether this amount can be taken now: of one device, or as whole devices.
-
-        Args:
-            units: how much.
-            aside: what of each device is to be left alone.
-        """
+        """Return whether this amount can be taken now: of one device, or as whole devices."""
         return self.takes(units) and self.most_of(self._beyond(aside), units) >= units
 
     def most(self, aside: Aside | None = None) -> int:
@@ -205,13 +194,7 @@ class Devices:
     def choose_together(
         self, amounts: Sequence[int], patience: Patience, aside: Aside | None = None
     ) -> list[DeviceShares] | None:
-        """Choose devices for several amounts at once, taking nothing; None if no way was found.
-
-        Args:
-            amounts: how much for each; 0 is nothing.
-            patience: for the search.
-            aside: what of each device is to be left alone.
-        """
+        """Choose devices for several amounts at once, taking nothing; None if no way was found."""
         if not all(self.takes(units) for units in amounts):
             return None
         free = list(self._beyond(aside))
@@ -237,9 +220,7 @@ class Devices:
     def soonest(self, units: int, later: Devices) -> DeviceShares:
         """Choose the devices to wait for: of those that will have this much, the freest now.
 
-        Args:
-            units: how much; it fits later.
-            later: the same devices when what is expected to end has ended.
+        ``later`` are the same devices once what is expected to end has ended; it fits then.
         """
         will = [at for at, free in enumerate(later.free) if free >= min(units, UNIT)]
         will.sort(key=lambda position: -self.free[position])
@@ -334,7 +315,6 @@ class DeviceGrid(Devices):
     __slots__ = ("_blocks",)
 
     def __init__(self, shares: Iterable[tuple[str, int]], *, divisible: bool = True) -> None:
-        """Start with everything free; see ``Devices``."""
         super().__init__(shares, divisible=divisible)
         #: Blocks by size, the small ones first.
         self._blocks: dict[int, tuple[Block, ...]] = {}

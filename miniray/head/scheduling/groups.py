@@ -131,13 +131,8 @@ class GroupTable:
     """All groups, and which bundles each node holds."""
 
     def __init__(self, threshold: float, on_wait: Callable[[float], None]) -> None:
-        """Start with no groups.
-
-        Args:
-            threshold: as for ``plan``.
-            on_wait: called with the time since when a group waits, when one begins to.
-        """
         self._threshold = threshold
+        #: Called with the time since when a group waits, when it begins to.
         self._on_wait = on_wait
         self.groups: dict[bytes, Group] = {}
         #: Groups with bundles to place.

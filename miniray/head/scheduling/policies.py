@@ -103,13 +103,7 @@ def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, i
 def rankers_for(
     demand: Demand, device_names: Collection[str], threshold: float
 ) -> tuple[Ranker, ...]:
-    """Return the policy of a demand.
-
-    Args:
-        demand: what is to be placed.
-        device_names: device resources of the pools to choose from.
-        threshold: use up to which the default policy packs, 0 to 1.
-    """
+    """Return the policy of a demand."""
     wishes: tuple[Ranker, ...] = ()
     if demand.fallbacks:
         wishes = (preferred_labels((demand.selector, *demand.fallbacks)),)

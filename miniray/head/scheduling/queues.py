@@ -120,9 +120,7 @@ class ShapeQueue:
     def find(self, near: str | None, *, fill: bool = False) -> ResourcePool | None:
         """Return the best pool for a request of this shape now, or None.
 
-        Args:
-            near: node that the default policy prefers while it is not much used.
-            fill: it does so as long as there is room.
+        ``near`` is preferred while it is little used; with ``fill``, as long as it has room.
         """
         pools = self.domain.pools.pools
         target = self._target()

@@ -154,12 +154,12 @@ class Reason:
         return f" in whole devices; {node} has {free} of {self._total()} wholly free"
 
 
-#: What somebody heard of a demand that waits: 0 nothing, 1 why it waits, 2 that no node could ever
-#: serve it as the cluster is.
-Told = int
+#: What was told of a waiting demand: 0 nothing, 1 why it waits, 2 that no node of the cluster could
+#: ever serve it.
+Severity = int
 
 
-def severity(reason: Reason) -> Told:
+def severity(reason: Reason) -> Severity:
     """Return how much a reason tells."""
     return 2 if reason.infeasible else 1
 
@@ -171,15 +171,7 @@ def explain(
     owner: object,
     fallbacks: Sequence[LabelSelector] = (),
 ) -> Reason:
-    """Say why nothing of these pools serves a demand now.
-
-    Args:
-        needs: what must be free.
-        selector: labels that the node must have.
-        pools: the nodes or bundles that may be used.
-        owner: whose reservations may be used.
-        fallbacks: labels that will do too.
-    """
+    """Say why nothing of these pools serves a demand now."""
     if not pools:
         return Reason(ReasonKind.NO_NODES)
     selectors = (selector, *fallbacks)

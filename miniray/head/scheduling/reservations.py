@@ -35,10 +35,7 @@ _MAX_LEASES = 256  # leases looked at per pool
 def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
     """Set aside, for the head of a queue, room on the pool that lacks least; False if none can.
 
-    Args:
-        queue: the demands that wait.
-        later: what will be free on a pool.
-        only: the pool to use, if it serves; None: any.
+    ``only`` is the pool to use, if any is given.
     """
     demand = queue.demand
     open_pools = [
@@ -65,14 +62,7 @@ def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None
 def reserve_for_group(
     group: Group, nodes: Collection[ResourcePool], threshold: float, later: Later
 ) -> bool:
-    """Set aside nodes that will hold a group, the least used first; False if there are none.
-
-    Args:
-        group: a group with bundles to place.
-        nodes: all nodes.
-        threshold: as for ``plan``.
-        later: what will be free on a node.
-    """
+    """Set aside nodes that will hold a group, the least used first; False if there are none."""
     names = {name for spec in group.state.missing.values() for name, _ in spec.needs}
     use = least_used(names)
     available = [node for node in nodes if node.reservation is None and not node.closed]
@@ -132,12 +122,7 @@ def _reserve(pool: ResourcePool, reservation: Reservation) -> None:
 def choose_revocations(
     queue: ShapeQueue, offers: Iterable[tuple[int, ResourcePool, Allocation]]
 ) -> list[int]:
-    """Choose the fewest leases, all of one pool, whose release lets a queue's head be placed.
-
-    Args:
-        queue: the waiting requests.
-        offers: (lease id, pool, what is held) of leases that could be returned.
-    """
+    """Choose the fewest leases, all of one pool, whose release lets a queue's head be placed."""
     wanted = {name for name, _ in queue.demand.placing}
     by_pool: dict[ResourcePool, list[tuple[int, Allocation]]] = {}
     reach = set(queue.reach())

@@ -253,11 +253,6 @@ class ResourcePool:
     ) -> list[Allocation] | None:
         """Take all of these at once, however their shares have to lie on devices.
 
-        Args:
-            needs: what each takes.
-            owner: whose reservation may be used.
-            patience: for the search.
-
         Returns:
             What each has got; None, and nothing is taken, if no way was found.
         """

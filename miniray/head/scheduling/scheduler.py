@@ -146,13 +146,7 @@ class ClusterScheduler:
     ) -> Decisions:
         """Take a device out of service (what is held there stays held), or back into it.
 
-        Args:
-            node_id: of its node.
-            resource: of which it is a device.
-            device_id: of the device; unknown ones change nothing.
-            in_service: whether it may be granted.
-            now: the time.
-            why: why it may not, for whoever waits for it.
+        What is held there stays held. Unknown devices change nothing.
 
         Raises:
             KeyError: there is no such node.

@@ -37,7 +37,7 @@ class ResourceLease:
     load: int = 0
     #: Its CPU is given back while its task waits.
     cpu_released: bool = False
-    #: It is an actor's: nobody knows whether it will end.
+    #: It is an actor's, which may never end.
     lasting: bool = False
 
 
