@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config as tunables
-from miniray.train.base.policies import LimitedRetries, default_scaling
+from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
+from miniray.train.config.policies import LimitedRetries, default_scaling
 from miniray.train.controller.outcome import make_error
+from miniray.train.controller.recorder import CheckpointBook
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
-from miniray.train.run.local_mode import LOCAL_VARIABLE, is_local
 from miniray.train.run.result import Result
 from miniray.train.run.run_description import describe_run
-from miniray.train.storage.checkpoint_book import CheckpointBook
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.backend import BackendConfig
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome
 
 logger = logging.getLogger(__name__)
+
+#: Variable that makes every run of a program a local one.
+LOCAL_VARIABLE = "MINIRAY_TRAIN_LOCAL"
 
 _GOES_ON = (
     "Make the trainer as before and call fit(): a run goes on from its newest checkpoint when it "
@@ -177,6 +181,16 @@ class DataParallelTrainer:
                 backend_config=self.backend_config,
             ),
         )
+
+
+def is_local(config: ScalingConfig) -> bool:
+    """Whether a run with this configuration happens in the driver's process.
+
+    Raises:
+        ValueError: ``MINIRAY_TRAIN_LOCAL`` is neither 0 nor 1.
+    """
+    text = os.environ.get(LOCAL_VARIABLE) or "0"
+    return bool(parse("train_local", bool, text)) or config.num_workers == 0
 
 
 def refuse_unsupported(trainer: str, given: dict[str, Any]) -> None:

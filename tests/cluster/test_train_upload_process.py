@@ -18,7 +18,7 @@ from miniray.train import Checkpoint, CheckpointUploadMode, report
 from miniray.train.base.ranks import Ranks
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker import context
-from miniray.train.worker.session import Session, SessionSetup
+from miniray.train.worker.session import RankSession, SessionSetup
 from miniray.train.worker.uploads import UploadProcess
 
 # By value, a class of filesystems takes along the cache of fsspec, which can't be pickled.
@@ -133,7 +133,7 @@ class Controller:
 def session(storage):
     storage.write_run_facts({"token": "token"})
     setup = SessionSetup(storage, "token", 1, 0, None)
-    session = Session(setup, Ranks(0, 1, 0, 1, 0), Controller())
+    session = RankSession(setup, Ranks(0, 1, 0, 1, 0), Controller())
     context.set_session(session)
     yield session
     context.set_session(None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.callbacks.base import Callback, RunContext, UserCallback
+from miniray.train.config.run import Callback, RunContext, UserCallback
 
 if TYPE_CHECKING:
     from miniray.train.callbacks.files import CSVCallback, JSONCallback

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from miniray.train.callbacks.base import Callback
+from miniray.train.config.run import Callback
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from miniray.train.base.policies import RunState
-    from miniray.train.callbacks.base import RunContext
+    from miniray.train.config.run import RunContext
     from miniray.train.storage.checkpoint import Checkpoint
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from miniray.train.callbacks.base import Callback
 from miniray.train.config.checks import is_whole
+from miniray.train.config.run import Callback
 
 
 @dataclasses.dataclass(frozen=True)

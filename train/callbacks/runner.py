@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from miniray.train.base.policies import RunState
-    from miniray.train.callbacks.base import Callback, RunContext
+    from miniray.train.config.run import Callback, RunContext
     from miniray.train.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)

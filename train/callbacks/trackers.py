@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.policies import RunState
-from miniray.train.callbacks.base import Callback
+from miniray.train.config.run import Callback
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.callbacks.base import RunContext
+    from miniray.train.config.run import RunContext
     from miniray.train.storage.checkpoint import Checkpoint
 
 

@@ -6,13 +6,9 @@ follows from the values is decided elsewhere.
 
 from __future__ import annotations
 
-from miniray.train.config.checks import check_folder_name, instance_of
-from miniray.train.config.run import (
-    CheckpointConfig,
-    FailureConfig,
-    LoggingConfig,
-    RunConfig,
-)
+from miniray.train.config.checks import instance_of
+from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
+from miniray.train.config.run import RunConfig
 from miniray.train.config.scaling import ScalingConfig
 
 __all__ = [
@@ -21,6 +17,5 @@ __all__ = [
     "LoggingConfig",
     "RunConfig",
     "ScalingConfig",
-    "check_folder_name",
     "instance_of",
 ]

@@ -91,20 +91,6 @@ def check_resources(argument: str, resources: Mapping[str, float] | None) -> Non
             amount_of(f"{given}: {name!r}", amount, name)
 
 
-def check_folder_name(argument: str, name: str) -> None:
-    """Raise ValueError if this can't be the name of one folder.
-
-    Args:
-        argument: How the message names the argument, up to its name: ``RunConfig(name``.
-        name: The name to check.
-    """
-    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name.startswith("."):
-        raise ValueError(
-            f"{argument}={name!r}) must be the name of one folder: not empty, "
-            f"without a slash, not beginning with a dot."
-        )
-
-
 def instance_of(argument: str, value: Any, kind: type) -> Any:
     """The value, or the default of its class for None; raise ValueError for other values."""
     value = kind() if value is None else value

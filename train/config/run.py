@@ -1,186 +1,37 @@
-"""``RunConfig`` and its parts: name, storage, checkpoints, failures and logging of a run."""
+"""``RunConfig``: name, storage and rules of a run; ``Callback``: what a user's code learns of it.
+
+Callbacks observe; they decide nothing. Who calls them, and what an exception in
+one means, is in ``callbacks/runner.py``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import logging
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from miniray.train.base.policies import FailurePolicy, ScalingPolicy
 from miniray.train.config.checks import (
     NOT_GIVEN,
     check_flag,
-    check_folder_name,
     instance_of,
-    is_amount,
-    is_whole,
     refuse_given,
 )
+from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
+from miniray.train.storage.manifests import check_folder_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.train.base.policies import FailurePolicy, ScalingPolicy
-    from miniray.train.callbacks import Callback
+    from miniray.train.base.policies import RunState
+    from miniray.train.config.scaling import ScalingConfig
+    from miniray.train.storage.checkpoint import Checkpoint
 
 #: Where runs are kept when ``RunConfig(storage_path)`` is not given.
 DEFAULT_STORAGE_PATH = "~/miniray_results"
-
-
-@dataclasses.dataclass
-class CheckpointConfig:
-    """Which checkpoints are kept.
-
-    Args:
-        num_to_keep: At most this many are kept: the newest, or with a score attribute the best.
-            The latest one always stays, since a restart begins from it. None keeps all.
-        checkpoint_score_attribute: Key of the reported metrics that scores a checkpoint; keys of
-            nested dictionaries are joined by ``/``.
-        checkpoint_score_order: ``"max"`` if a higher score is better, else ``"min"``.
-        checkpoint_frequency: Refused: the train loop decides when it reports a checkpoint.
-        checkpoint_at_end: Refused for the same reason.
-
-    Raises:
-        ValueError: A value makes no sense; the message says what is allowed.
-        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
-    """
-
-    num_to_keep: int | None = None
-    checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: Literal["max", "min"] = "max"
-    checkpoint_frequency: dataclasses.InitVar[Any] = NOT_GIVEN
-    checkpoint_at_end: dataclasses.InitVar[Any] = NOT_GIVEN
-
-    def __post_init__(self, checkpoint_frequency: Any, checkpoint_at_end: Any) -> None:
-        instead = "The train loop decides: pass a checkpoint to report() where one is due."
-        refuse_given(
-            "CheckpointConfig",
-            {
-                "checkpoint_frequency": (checkpoint_frequency, instead),
-                "checkpoint_at_end": (checkpoint_at_end, instead),
-            },
-        )
-        if self.num_to_keep is not None and not is_whole(self.num_to_keep, least=1):
-            raise ValueError(
-                f"CheckpointConfig(num_to_keep={self.num_to_keep!r}) must be 1 or more, "
-                f"or None to keep all."
-            )
-        if self.checkpoint_score_order not in ("max", "min"):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}) must be "
-                f"'max' (higher is better) or 'min'."
-            )
-        attribute = self.checkpoint_score_attribute
-        if attribute is not None and (not isinstance(attribute, str) or not attribute):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_attribute={attribute!r}) must be a key of the "
-                f"metrics that the train loop reports."
-            )
-
-
-@dataclasses.dataclass
-class FailureConfig:
-    """What happens when workers or the controller fail.
-
-    Args:
-        max_failures: How many times a run starts its workers again, from its newest
-            checkpoint, after some of them failed. 0: never; -1: without end.
-        controller_failure_limit: How many times the controller begins again after processes or
-            nodes were lost while it started the workers; from the second time on after a pause.
-            These do not count as ``max_failures``. In a detached run it is also how many times a
-            controller that was killed or lost with its node is started again, which counts as one
-            of them; the run goes on from its newest checkpoint. It is not started if the node
-            where ``fit()`` was called is lost too and had the train loop or the data, as it has if
-            they take more than 100 KiB. 0: never; -1: without end.
-        hang_timeout_s: Seconds without progress after which the workers count as hung, such as in
-            a collective call that one of them never makes. Progress is a report, the beginning or
-            end of an upload, or a call of ``collective`` on any rank, so this has to be longer
-            than what lies between two of them, and than the first report takes. The stacks of all
-            ranks are written to the run's folder, and the workers have failed. Default: no limit.
-        fail_fast: Refused: it is ``max_failures=0``.
-        max_preemption_failures: Refused, as the three below: nodes that are drained are not told
-            apart from others that are lost.
-        relax_collectives_on_preemption: Refused.
-        preemption_grace_s: Refused.
-
-    Raises:
-        ValueError: A value makes no sense; the message says what is allowed.
-        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
-    """
-
-    max_failures: int = 0
-    _: dataclasses.KW_ONLY
-    controller_failure_limit: int = -1
-    hang_timeout_s: float | None = None
-    fail_fast: dataclasses.InitVar[Any] = NOT_GIVEN
-    max_preemption_failures: dataclasses.InitVar[Any] = NOT_GIVEN
-    relax_collectives_on_preemption: dataclasses.InitVar[Any] = NOT_GIVEN
-    preemption_grace_s: dataclasses.InitVar[Any] = NOT_GIVEN
-
-    def __post_init__(
-        self,
-        fail_fast: Any,
-        max_preemption_failures: Any,
-        relax_collectives_on_preemption: Any,
-        preemption_grace_s: Any,
-    ) -> None:
-        preempted = "The loss of a node counts like any other failure: set max_failures."
-        refuse_given(
-            "FailureConfig",
-            {
-                "fail_fast": (
-                    fail_fast,
-                    "max_failures=0, the default, ends a run at the first failure.",
-                ),
-                "max_preemption_failures": (max_preemption_failures, preempted),
-                "relax_collectives_on_preemption": (relax_collectives_on_preemption, preempted),
-                "preemption_grace_s": (preemption_grace_s, preempted),
-            },
-        )
-        for name in ("max_failures", "controller_failure_limit"):
-            value = getattr(self, name)
-            if not is_whole(value, least=-1):
-                raise ValueError(
-                    f"FailureConfig({name}={value!r}) must be a number of restarts: "
-                    f"0 for none, -1 for no limit."
-                )
-        limit = self.hang_timeout_s
-        if limit is not None and (not is_amount(limit) or limit == 0):
-            raise ValueError(
-                f"FailureConfig(hang_timeout_s={limit!r}) must be a number of seconds above 0, or "
-                f"None for no limit."
-            )
-
-
-@dataclasses.dataclass
-class LoggingConfig:
-    """What the train layer itself logs, in the controller and on every rank.
-
-    Args:
-        log_level: Least level of what the logger ``miniray.train`` passes on, by the names of
-            Python's ``logging``. Other loggers are not touched.
-
-    Raises:
-        ValueError: There is no such level.
-    """
-
-    log_level: str = "INFO"
-
-    def __post_init__(self) -> None:
-        level = self.log_level.upper() if isinstance(self.log_level, str) else None
-        if level is None or not isinstance(logging.getLevelName(level), int):
-            raise ValueError(
-                f"LoggingConfig(log_level={self.log_level!r}) is not known. Use one of "
-                f"DEBUG, INFO, WARNING, ERROR, CRITICAL."
-            )
-        self.log_level = level
-
-    def apply(self) -> None:
-        """Set the level in this process."""
-        logging.getLogger("miniray.train").setLevel(self.log_level)
 
 
 def default_run_name() -> str:
@@ -283,8 +134,6 @@ class RunConfig:
             )
         self.callbacks = list(given)
         if self.callbacks:
-            from miniray.train.callbacks import Callback
-
             strange = [entry for entry in self.callbacks if not isinstance(entry, Callback)]
             if strange:
                 raise ValueError(
@@ -293,8 +142,6 @@ class RunConfig:
                 )
 
     def _check_policies(self) -> None:
-        from miniray.train.base.policies import FailurePolicy, ScalingPolicy
-
         kinds = {"failure_policy": FailurePolicy, "scaling_policy": ScalingPolicy}
         for name, kind in kinds.items():
             given = getattr(self, name)
@@ -331,3 +178,111 @@ class RunConfig:
         assert self.storage_path is not None
         path = os.fspath(self.storage_path)
         return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """The run that a callback is told about.
+
+    Attributes:
+        name: Name of the run.
+        path: Path of its folder in the storage.
+        run_config: As given to the trainer.
+        scaling_config: As given to the trainer.
+        filesystem: The fsspec filesystem that holds ``path``.
+        report_number: Number of the report that ``after_report`` and ``after_checkpoint`` are
+            about, from 0. It goes on after a restart, and when a later run of the same name
+            continues this one. None in other hooks.
+        run_id: Tells the run from others of the same name.
+        train_loop_config: As given to the trainer, with JSON values, as ``config.json`` of
+            the run's folder has it: what JSON has no form for is text, and secrets are left out.
+    """
+
+    name: str
+    path: str
+    run_config: RunConfig
+    scaling_config: ScalingConfig
+    filesystem: Any = None
+    report_number: int | None = None
+    run_id: str = ""
+    train_loop_config: Any = None
+
+    def get_run_config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.run_config
+
+
+class Callback:
+    """Base of callbacks; override what is of interest.
+
+    Hooks run in the controller's process, one at a time, in the order of
+    ``RunConfig(callbacks)``. Checkpoints become complete in the same thread, so a hook that takes
+    long delays them. An exception in a hook ends the run with a ControllerError that names the
+    callback and the hook. Callbacks are pickled on their way to the controller: open files and
+    connections in ``on_start``, not in the constructor.
+    """
+
+    def on_start(self, run_context: RunContext) -> None:
+        """Called once, before any worker is started."""
+
+    def on_state_change(self, run_context: RunContext, old: RunState, new: RunState) -> None:
+        """Called when the run goes from one state to another."""
+
+    def after_report(
+        self,
+        run_context: RunContext,
+        metrics: list[dict[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Called when a report is recorded: when all workers have made it.
+
+        One with metrics alone does not wait for workers that report far less often.
+
+        Args:
+            run_context: The run.
+            metrics: What each worker reported, by world rank; empty for one that did not report.
+            checkpoint: The checkpoint in the storage, complete; None if no worker reported one.
+        """
+
+    def after_checkpoint(
+        self, run_context: RunContext, checkpoint: Checkpoint, metrics: dict[str, Any]
+    ) -> None:
+        """Called when a checkpoint is complete, before ``after_report`` of the same report.
+
+        Args:
+            run_context: The run.
+            checkpoint: The checkpoint in the storage.
+            metrics: What rank 0 reported with it.
+        """
+
+    def after_exception(
+        self, run_context: RunContext, worker_exceptions: dict[int, BaseException]
+    ) -> None:
+        """Called when workers have failed, before it is decided whether the run goes on.
+
+        Args:
+            run_context: The run.
+            worker_exceptions: The exception of each worker that failed, by world rank.
+        """
+
+    def after_resize(self, run_context: RunContext, old_size: int, new_size: int) -> None:
+        """Called when the workers are connected and are not as many as before.
+
+        Args:
+            run_context: The run.
+            old_size: World size of the group before.
+            new_size: World size of the group that now begins.
+        """
+
+    def on_end(self, run_context: RunContext, state: RunState, error: str | None) -> None:
+        """Called once at the end of the run, however it ends, after ``on_start`` was called.
+
+        Args:
+            run_context: The run.
+            state: FINISHED, ERRORED or ABORTED.
+            error: For ERRORED, what happened.
+        """
+
+
+#: Ray's name of the same class.
+UserCallback = Callback

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from miniray.train.base.reports import Report, Step
     from miniray.train.controller.recorder import RunRecorder
     from miniray.train.controller.waits import BlockingWork
-    from miniray.train.storage.checkpoint_book import CheckpointRecord
+    from miniray.train.storage.manifests import CheckpointRecord
     from miniray.train.worker.controller_client import CollectiveOutcome
 
 #: Seconds after which a rank counts as waiting for a key of another one.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.policies import RunState
-from miniray.train.storage.checkpoint_book import CheckpointRecord
+from miniray.train.storage.manifests import CheckpointRecord
 
 if TYPE_CHECKING:
     from miniray.train.storage.storage import RunStorage
@@ -23,6 +23,12 @@ logger = logging.getLogger(__name__)
 
 #: What the error of a run says that the user has stopped.
 STOPPED = "The run was stopped before it had finished."
+
+#: What the user reads when a run does not stop at once.
+STOPPING = (
+    "Stopping the run once the checkpoints that are being uploaded are complete. "
+    "Press Ctrl-C again to stop at once."
+)
 
 #: Name of the file in the run's folder.
 OUTCOME_FILE = "outcome.json"

@@ -10,7 +10,7 @@ import asyncio
 import enum
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.exceptions import MinirayError
 from miniray.util.placement_group import (
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from miniray.train.base.policies import ScalingDecision, ScalingPolicy
-    from miniray.train.controller.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -243,6 +242,15 @@ class MoreRoom:
             room.remove()
 
 
+class GrowingGroup(Protocol):
+    """A worker group that others can be added to."""
+
+    size: int
+
+    def more_room(self) -> MoreRoom:
+        """What waits for room for workers beside these."""
+
+
 class Growth:
     """What follows from the scaling policy while a group runs.
 
@@ -259,7 +267,7 @@ class Growth:
         self._size = 0
         self._decision: ScalingDecision | None = None
 
-    def begin(self, group: WorkerGroup) -> None:
+    def begin(self, group: GrowingGroup) -> None:
         """Ask for room beside a group that runs now, if the policy wants it."""
         self._size = group.size
         wanted = self._policy.wanted(group.size)

@@ -11,7 +11,8 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-import miniray
+from miniray import api
+from miniray.decorator import remote
 from miniray.exceptions import ActorError, MinirayError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.ranks import (
@@ -21,7 +22,7 @@ from miniray.train.base.ranks import (
     unreachable_address,
 )
 from miniray.train.controller.room import MoreRoom, Room, explain, largest_room, waiting_demand
-from miniray.train.worker.backend import Member
+from miniray.train.worker.backend import GroupMember
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import TrainWorker
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -156,7 +157,7 @@ class WorkerGroup:
         assert self._room is not None
         try:
             demand = waiting_demand(self._room.name)
-            total, free = miniray.cluster_resources(), miniray.available_resources()
+            total, free = api.cluster_resources(), api.available_resources()
         except (MinirayError, OSError) as error:
             logger.warning("It is not known why the workers wait for resources: %s", error)
             return explain(self.size, {}, {}, {})
@@ -200,7 +201,7 @@ class WorkerGroup:
         backend = self._backend
         preload = backend.preload(self._resources)
         later = backend.preload_later(self._resources)
-        actor_class = miniray.remote(TrainWorker)
+        actor_class = remote(TrainWorker)
         self._workers = [
             actor_class.options(
                 **worker_options(
@@ -214,7 +215,7 @@ class WorkerGroup:
             ).remote(self._backend, self._logging)
             for bundle in range(self.size)
         ]
-        nodes = miniray.nodes()
+        nodes = api.nodes()
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
         labels = {node["NodeID"]: node.get("Labels", {}) for node in nodes}
         described = [worker.describe.remote(addresses) for worker in self._workers]
@@ -248,7 +249,7 @@ class WorkerGroup:
         )
         return {rank: problem for rank, problem in enumerate(problems) if problem}
 
-    def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
+    def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[GroupMember]:
         """What each worker is told of the group, in the order of ``infos``."""
         unreachable = unreachable_address(infos)
         if unreachable is not None:
@@ -259,7 +260,7 @@ class WorkerGroup:
         environments = self._backend.environments(in_order, self._resources)
         master = in_order[0]
         return [
-            Member(
+            GroupMember(
                 ranks=rank,
                 address=info.address,
                 master_address=master.address,
@@ -293,7 +294,7 @@ class WorkerGroup:
         if graceful:
             await _end(workers)
         for worker in workers:
-            miniray.kill(worker)
+            api.kill(worker)
         room, self._room = self._room, None
         if room is not None:
             room.remove()
@@ -344,7 +345,7 @@ async def _end(workers: Sequence[Any]) -> None:
         )
     for task in late:
         task.cancel()
-        miniray.kill(ends[task])
+        api.kill(ends[task])
 
 
 async def _wait_for_end(ref: Any) -> None:

@@ -378,9 +378,9 @@ def _device(device: Any) -> Any:
 
     if device != "auto":
         return torch.device(device) if device is not None else None
-    from miniray.train.torch import get_device
+    from miniray.train.data.devices import own_devices
 
-    return get_device()
+    return own_devices()[0]
 
 
 def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
@@ -388,7 +388,7 @@ def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
     if device is None:
         yield from batches
         return
-    from miniray.train.torch.batches import move, moved_ahead
+    from miniray.train.data.tensors import move, moved_ahead
 
     if device.type == "cuda":
         yield from moved_ahead(batches, device)

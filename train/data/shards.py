@@ -6,10 +6,14 @@ import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from miniray.api import get
+from miniray.common.object_ref import ObjectRef
+from miniray.messages.protocol import VALUE_BYTES
 from miniray.train.data.config import DataConfig
+from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from miniray.train.data.iterator import DataIterator
 
@@ -98,15 +102,55 @@ class Shards:
         )
 
 
-def _fetch(source: Any) -> Any:
-    from miniray.common.object_ref import ObjectRef
+class Packed:
+    """A pickled value. Arrays in it stay in shared memory when it is passed on.
 
+    Args:
+        form: One of the forms of ``values/serialization.py``.
+        data: The pickle.
+        buffers: What is beside it.
+    """
+
+    __slots__ = ("_buffers", "_data", "_form")
+
+    def __init__(self, form: int, data: Any, buffers: Sequence[Any]) -> None:
+        self._form = form
+        self._data = data
+        self._buffers = buffers
+
+    @classmethod
+    def of(cls, value: Any) -> Packed:
+        """Pickle a value.
+
+        Raises:
+            TypeError: It can't be pickled; the text names what can't.
+            ValueError: It holds refs or actors that belong to this process.
+        """
+        serialized = serialize(value)
+        owned = [ref for ref in serialized.refs if ref._owner_node]
+        if owned:
+            raise ValueError(
+                f"A detached run can't take along {owned[0]!r}, an ObjectRef or an actor that ends "
+                f"with this driver. Pass the value itself, or the name of a detached actor."
+            )
+        return cls(serialized.form, b"".join(serialized.parts), serialized.buffers)
+
+    def load(self) -> Any:
+        """The value; arrays in it are read-only and share the memory."""
+        if self._form == VALUE_BYTES:
+            return bytes(self._data)
+        buffers = [memoryview(buffer).toreadonly() for buffer in self._buffers]
+        return pickle.loads(self._data, buffers=buffers)
+
+    def __reduce__(self) -> tuple[Callable[..., Packed], tuple[Any, ...]]:
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
+        return Packed, (self._form, pickle.PickleBuffer(self._data), buffers)
+
+
+def _fetch(source: Any) -> Any:
     if not isinstance(source, ObjectRef):
         return source
-    import miniray
-    from miniray.train.worker.packed import Packed
-
-    found = miniray.get(source)
+    found = get(source)
     return found.load() if isinstance(found, Packed) else found
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.train.base.ranks import WorkerInfo
-    from miniray.train.worker.backend import Member
+    from miniray.train.worker.backend import GroupMember
 
 #: Port on which slices find each other, on the first host of the first one.
 MEGASCALE_PORT = 8081
@@ -131,7 +131,7 @@ class JaxBackend(Backend):
         """Load JAX; no device is touched by that."""
         import jax  # noqa: F401
 
-    def on_start(self, member: Member) -> None:
+    def on_start(self, member: GroupMember) -> None:
         """Choose the platform, set the slice's variables, connect the processes."""
         import jax
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from miniray.logs.screen import SCREEN, is_terminal
 from miniray.train.base.policies import RunState
-from miniray.train.progress.display import WORDS, ProgressMeter, format_row, format_status
+from miniray.train.progress.meter import WORDS, ProgressMeter, format_row, format_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

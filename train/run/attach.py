@@ -9,6 +9,9 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from miniray import api
+from miniray.decorator import remote
+from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError, StorageNotSharedError
 from miniray.train.run.driver import (
     AGAIN,
@@ -23,8 +26,7 @@ if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage
-    from miniray.train.worker.packed import PackedLoop
-    from miniray.train.worker.worker import TrainLoop
+    from miniray.train.worker.worker import PackedLoop, TrainLoop
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def run_detached(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
             ends with this process.
     """
     require_lasting_cluster()
-    from miniray.train.worker.packed import PackedLoop
+    from miniray.train.worker.worker import PackedLoop
 
     packed = PackedLoop.of(loop)
     spec = with_uploaded_environment(spec)
@@ -97,41 +99,37 @@ def require_lasting_cluster() -> None:
     Raises:
         ValueError: There is none.
     """
-    import miniray
-
     instead = (
         "RunConfig(detached=True) needs a cluster that outlives this program. Start one with "
         "`miniray start --head`, and attach to it with init(), or init(address=...) from another "
         "machine."
     )
-    if not miniray.is_initialized():
+    if not api.is_initialized():
         try:
-            miniray.init(address=os.environ.get("MINIRAY_ADDRESS") or "auto")
+            api.init(address=os.environ.get("MINIRAY_ADDRESS") or "auto")
         except ConnectionError as error:
             raise ValueError(f"{instead} ({error})") from error
-    if miniray.get_runtime_context().gcs_address.startswith("unix:"):
+    if get_runtime_context().gcs_address.startswith("unix:"):
         raise ValueError(f"{instead} This program has an embedded one, which ends with it.")
 
 
 def find_controller(storage: RunStorage) -> Any:
     """The controller of the detached run in this folder; None if there is none."""
-    import miniray
     from miniray.train.run.detached import NAMESPACE, controller_name
 
     try:
-        return miniray.get_actor(controller_name(storage), namespace=NAMESPACE)
+        return api.get_actor(controller_name(storage), namespace=NAMESPACE)
     except ValueError:
         return None
 
 
 def _start(spec: RunSpec, packed: PackedLoop) -> Any:
     """Start the controller; None if another driver was quicker."""
-    import miniray
     from miniray.exceptions import ActorAlreadyExistsError
     from miniray.train.run.detached import NAMESPACE, DetachedController, controller_name
 
     assert spec.run_config.failure_config is not None
-    actor_class = miniray.remote(DetachedController).options(
+    actor_class = remote(DetachedController).options(
         **controller_options(spec),
         name=controller_name(spec.storage),
         namespace=NAMESPACE,
@@ -145,8 +143,8 @@ def _start(spec: RunSpec, packed: PackedLoop) -> Any:
     except KeyboardInterrupt:
         # It may exist by now, and nobody would follow it.
         controller = find_controller(spec.storage)
-        if controller is not None and miniray.get(controller.run_id.remote()) == spec.run_id:
-            miniray.kill(controller)
+        if controller is not None and api.get(controller.run_id.remote()) == spec.run_id:
+            api.kill(controller)
         raise
 
 
@@ -158,13 +156,12 @@ def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | No
         controller: The controller of the run of that name.
         started: Whether it is this driver's.
     """
-    import miniray
     from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
 
     run_id = spec.run_id if started else None
     try:
         run = controller.outcome.options(**AGAIN).remote()
-        opened = miniray.get(controller.opened.options(**AGAIN).remote())
+        opened = api.get(controller.opened.options(**AGAIN).remote())
         if opened.over and not started:
             _await_end(controller)
             return None
@@ -172,7 +169,7 @@ def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | No
         if not started:
             _join(spec, run_id)
         follow(spec, controller, run)
-        outcome: RunOutcome = miniray.get(run)
+        outcome: RunOutcome = api.get(run)
         return outcome
     except KeyboardInterrupt:
         _stop(controller)
@@ -208,12 +205,11 @@ def _join(spec: RunSpec, run_id: str) -> None:
 
 def _await_end(controller: Any) -> None:
     """Wait until a controller whose run is over is gone, and with it its name."""
-    import miniray
     from miniray.exceptions import ActorDiedError, TaskCancelledError
 
     while True:
         try:
-            miniray.get(controller.gone.options(**AGAIN).remote())
+            api.get(controller.gone.options(**AGAIN).remote())
         except ActorDiedError as gone:  # noqa: PERF203 - it waits for another process
             logger.debug("The controller is gone: %s", gone)
             return
@@ -223,19 +219,15 @@ def _await_end(controller: Any) -> None:
 
 def _stop(controller: Any) -> None:
     """Stop a run; at once if the user does not want to wait, or its controller does not run."""
-    import miniray
-
     ended = False
     try:
         # One that waits for resources or for a node has no workers, and nothing to end first.
-        lives, _ = miniray.wait(
-            [controller.run_id.options(**AGAIN).remote()], timeout=ANSWER_TIMEOUT
-        )
+        lives, _ = api.wait([controller.run_id.options(**AGAIN).remote()], timeout=ANSWER_TIMEOUT)
         if lives:
             ended = abort(controller, controller.outcome.options(**AGAIN).remote())
     finally:
         if not ended:
-            miniray.kill(controller)
+            api.kill(controller)
 
 
 def _outcome_of_gone(storage: RunStorage, run_id: str, error: Exception) -> RunOutcome:

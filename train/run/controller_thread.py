@@ -13,9 +13,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerLostError
-from miniray.train.base.interrupts import STOPPING
 from miniray.train.controller.controller import TrainController
-from miniray.train.progress.display import Pace, make_display
+from miniray.train.controller.outcome import STOPPING
+from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
 from miniray.train.worker.controller_client import LocalCarrier
 
@@ -159,14 +159,14 @@ class ControllerThread:
 
     async def _show(self) -> None:
         # Lines, also on a terminal: a debugger in the train loop needs the screen.
-        display, pace = make_display(self._name, self._user_callbacks, live=False), Pace()
+        display = make_display(self._name, self._user_callbacks, live=False)
         seen, over = Seen(), False
         while not over:
             progress = await self._controller.progress(seen)
             display.show(progress)
             seen, over = progress.seen, progress.state.terminal
             if not over:
-                await asyncio.sleep(pace.delay())
+                await asyncio.sleep(PAUSE)
         display.close()
 
     def _close(self) -> None:

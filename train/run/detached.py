@@ -12,6 +12,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray import api
+from miniray.runtime_context import get_runtime_context
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import read_outcome, write_outcome
 from miniray.train.controller.run_spec import pause_after
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage
-    from miniray.train.worker.packed import PackedLoop
+    from miniray.train.worker.worker import PackedLoop
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +109,8 @@ class DetachedController(TrainController):
     # --- its life ------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        import miniray
 
-        own = miniray.get_runtime_context().current_actor
+        own = get_runtime_context().current_actor
         try:
             self._end = await self._run_to_end(ActorCarrier(own))
         except Exception as error:
@@ -156,11 +157,9 @@ class DetachedController(TrainController):
 
     def _put_loop(self) -> Any:
         """Put the train loop into the store: this process owns it, and not the driver."""
-        import miniray
-
         packed, self._packed = self._packed, None
         assert packed is not None
-        return miniray.put(packed.published(miniray.put))
+        return api.put(packed.published(api.put))
 
     def _keep_outcome(self, outcome: RunOutcome) -> None:
         write_outcome(self._spec.storage, self._spec.run_id, outcome)

@@ -8,9 +8,13 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from miniray import api
+from miniray.decorator import remote
+from miniray.exceptions import MinirayError
+from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError
-from miniray.train.base.interrupts import STOPPING
-from miniray.train.progress.display import Pace, make_display
+from miniray.train.controller.outcome import STOPPING
+from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
 
 if TYPE_CHECKING:
@@ -40,31 +44,30 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         ControllerError: The controller was lost.
         KeyboardInterrupt: The user stopped the run.
     """
-    import miniray
     from miniray.train.controller.controller import TrainController
     from miniray.train.worker.controller_client import ActorCarrier
-    from miniray.train.worker.packed import sent
+    from miniray.train.worker.worker import sent
 
     spec = with_uploaded_environment(spec)
-    loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
-    loop_ref = sent(loop, miniray.put)
-    actor_class: Any = miniray.remote(TrainController)
+    loop = dataclasses.replace(loop, datasets=loop.datasets.published(api.put))
+    loop_ref = sent(loop, api.put)
+    actor_class: Any = remote(TrainController)
     controller = actor_class.options(**controller_options(spec)).remote(spec)
     run = controller.run.remote(ActorCarrier(controller), [loop_ref])
     try:
         follow(spec, controller, run)
-        outcome: RunOutcome = miniray.get(run)
+        outcome: RunOutcome = api.get(run)
         return outcome
     except KeyboardInterrupt:
         # One that waits for resources has no workers, and nothing to end first.
-        lives, _ = miniray.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
+        lives, _ = api.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
         if lives:
             abort(controller, run)
         raise
-    except miniray.exceptions.MinirayError as error:
+    except MinirayError as error:
         raise ControllerError(error) from error
     finally:
-        miniray.kill(controller)
+        api.kill(controller)
 
 
 def with_uploaded_environment(spec: RunSpec) -> RunSpec:
@@ -85,11 +88,10 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
 def controller_options(spec: RunSpec) -> dict[str, Any]:
     """The actor options of a controller."""
-    import miniray
     from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     resources = spec.scaling_config.controller_resources
-    node_id = miniray.get_runtime_context().get_node_id()
+    node_id = get_runtime_context().get_node_id()
     return {
         # Each rank may have a call that waits here, beside those that end it.
         "max_concurrency": 1_000_000,
@@ -110,18 +112,16 @@ def follow(spec: RunSpec, controller: Any, run: Any) -> None:
         controller: Its controller.
         run: The ref of how it ended.
     """
-    import miniray
     from miniray.exceptions import ActorError, TaskCancelledError
 
     display = make_display(spec.name, spec.run_config.callbacks or ())
-    pace = Pace()
     seen, over = Seen(), False
     try:
         while not over:
-            progress = miniray.get(controller.progress.options(**AGAIN).remote(seen))
+            progress = api.get(controller.progress.options(**AGAIN).remote(seen))
             display.show(progress)
             seen, over = progress.seen, progress.state.terminal
-            miniray.wait([run], timeout=pace.delay())
+            api.wait([run], timeout=PAUSE)
     except (ActorError, TaskCancelledError) as error:
         # The controller has ended, and how the run did is the other call's to tell.
         logger.debug("Run %s is not followed any more: %s", spec.name, error)
@@ -135,17 +135,15 @@ def abort(controller: Any, run: Any) -> bool:
     Raises:
         KeyboardInterrupt: The user does not want to wait for uploads that have begun.
     """
-    import miniray
-
     logger.warning(STOPPING)
     stopping = controller.abort.remote()
     try:
-        miniray.wait([stopping, run])
+        api.wait([stopping, run])
     except KeyboardInterrupt:
         controller.abort.remote(True)
-        miniray.wait([run], timeout=AT_ONCE_TIMEOUT)
+        api.wait([run], timeout=AT_ONCE_TIMEOUT)
         raise
-    ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
+    ended, _ = api.wait([run], timeout=ABORT_TIMEOUT)
     if not ended:
         logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)
     return bool(ended)

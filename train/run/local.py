@@ -10,12 +10,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import logging
 import queue
-from typing import TYPE_CHECKING, cast
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import WorkerFailure, describe
-from miniray.train.base.interrupts import Interrupts
 from miniray.train.base.policies import (
     FailureDecision,
     FailurePolicy,
@@ -23,7 +25,7 @@ from miniray.train.base.policies import (
     ScalingDecision,
     ScalingPolicy,
 )
-from miniray.train.controller.outcome import RunOutcome
+from miniray.train.controller.outcome import STOPPING, RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.run.local_group import (
     FAILURE_TIMEOUT,
@@ -36,10 +38,12 @@ from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
 from miniray.train.worker.controller_client import LocalCarrier
 from miniray.train.worker.local_link import LinkClient, LinkServer
-from miniray.train.worker.session import Session
+from miniray.train.worker.session import RankSession
 from miniray.train.worker.worker import TrainWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from miniray.train.base.policies import GroupFailure
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
@@ -50,6 +54,9 @@ if TYPE_CHECKING:
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.session import SessionSetup
     from miniray.train.worker.worker import TrainLoop, WorkerOutcome
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +94,56 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
         return _Leader(spec, loop, place, place.link).run()
 
 
+class DeferredInterrupts:
+    """Ctrl-C where the train loop is in the thread that signals interrupt.
+
+    On workers the first Ctrl-C reaches the driver, and cuts no upload off. Here an upload is made
+    to end first, if it runs in that thread. What runs in other threads goes on by itself.
+
+    Attributes:
+        at_once: Whether nothing is to be waited for any more.
+    """
+
+    def __init__(self) -> None:
+        self.at_once = False
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt at the end of the block; at once where it comes twice.
+
+        Only where it would be raised: elsewhere a program has its own way with the signal.
+        """
+        ours = threading.current_thread() is threading.main_thread()
+        if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+        asked = False
+
+        def handle(*_: Any) -> None:
+            nonlocal asked
+            if asked:
+                self.at_once = True
+                raise KeyboardInterrupt
+            asked = True
+            logger.warning(STOPPING)
+
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if asked:
+            raise KeyboardInterrupt
+
+
 class _LocalWorker(TrainWorker):
     """A rank that is no actor, and keeps what its train loop raised."""
 
     def __init__(self, spec: RunSpec, place: LocalPlace) -> None:
         super().__init__(spec.backend, spec.run_config.logging_config)
         self._ranks = place.ranks
-        self._session: Session | None = None
-        self.interrupts = Interrupts()
+        self._session: RankSession | None = None
+        self.interrupts = DeferredInterrupts()
         self.error: BaseException | None = None
 
     def run_once(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
@@ -111,11 +160,11 @@ class _LocalWorker(TrainWorker):
             self._session.close(wait=True)
             self._session.confirm_reports()
 
-    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> Session:
-        self._session = Session(setup, ranks, carrier, self.interrupts.deferred)
+    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
+        self._session = RankSession(setup, ranks, carrier, self.interrupts.deferred)
         return self._session
 
-    def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
+    def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
         self.error = error
         if isinstance(error, KeyboardInterrupt):
             # The upload that runs goes on, and one of the user asks the session for the storage.

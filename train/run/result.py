@@ -13,8 +13,8 @@ from miniray.train.base.exceptions import TrainingFailedError
 from miniray.train.base.policies import RunState
 from miniray.train.config import CheckpointConfig
 from miniray.train.controller.outcome import STOPPED, make_error, read_outcome
-from miniray.train.progress.display import format_value, shorten
-from miniray.train.storage.checkpoint_book import CheckpointBook, lookup, score
+from miniray.train.controller.recorder import CheckpointBook, lookup, score
+from miniray.train.progress.meter import format_value, shorten
 from miniray.train.storage.metrics_log import flatten, read_rows
 from miniray.train.storage.storage import RunStorage
 

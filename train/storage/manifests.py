@@ -23,6 +23,20 @@ _DEFAULT_NAME = re.compile(r"checkpoint_(\d{6,})")
 _MANIFEST, _PENDING = ".json", ".pending"
 
 
+def check_folder_name(argument: str, name: str) -> None:
+    """Raise ValueError if this can't be the name of one folder.
+
+    Args:
+        argument: How the message names the argument, up to its name: ``RunConfig(name``.
+        name: The name to check.
+    """
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name.startswith("."):
+        raise ValueError(
+            f"{argument}={name!r}) must be the name of one folder: not empty, "
+            f"without a slash, not beginning with a dot."
+        )
+
+
 def default_checkpoint_name(number: int) -> str:
     """The name of a checkpoint's folder when the train loop gives none."""
     return f"checkpoint_{number:06d}"
@@ -102,3 +116,18 @@ def parse(text: str) -> Manifest | None:
         and isinstance(manifest.metrics, dict)
     )
     return manifest if whole else None
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointRecord:
+    """A complete checkpoint.
+
+    Attributes:
+        name: Name of its folder in the run's folder.
+        number: Its place in the order of the run's reports.
+        metrics: What rank 0 reported with it.
+    """
+
+    name: str
+    number: int
+    metrics: Mapping[str, Any]

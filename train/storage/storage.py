@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import RunTakenOverError
 from miniray.train.base.reports import Upload
-from miniray.train.config import check_folder_name
 from miniray.train.storage import manifests
 from miniray.train.storage.checkpoint import METADATA_FILE, Checkpoint
-from miniray.train.storage.checkpoint_book import CheckpointRecord
 from miniray.train.storage.filesystem import protocols, resolve, shown
-from miniray.train.storage.manifests import Manifest, default_checkpoint_name
+from miniray.train.storage.manifests import (
+    CheckpointRecord,
+    Manifest,
+    check_folder_name,
+    default_checkpoint_name,
+)
 from miniray.train.storage.store import Store, list_files, merge
 
 if TYPE_CHECKING:

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from miniray.train.torch.amp import accelerate, backward, prepare_optimizer
     from miniray.train.torch.checkpoint import TorchCheckpoint
     from miniray.train.torch.data_loader import prepare_data_loader
-    from miniray.train.torch.devices import get_device, get_devices
-    from miniray.train.torch.models import enable_reproducibility, prepare_model
+    from miniray.train.torch.models import (
+        enable_reproducibility,
+        get_device,
+        get_devices,
+        prepare_model,
+    )
 
 _HOMES = {
     "TorchCheckpoint": "checkpoint",
     "accelerate": "amp",
     "backward": "amp",
     "enable_reproducibility": "models",
-    "get_device": "devices",
-    "get_devices": "devices",
+    "get_device": "models",
+    "get_devices": "models",
     "prepare_data_loader": "data_loader",
     "prepare_model": "models",
     "prepare_optimizer": "amp",

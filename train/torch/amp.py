@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from miniray.train.torch.devices import own_devices
+from miniray.train.data.devices import own_devices
 from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.worker.session import Session
+    from miniray.train.worker.session import RankSession
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MixedPrecision:
 
 
 _OFF = MixedPrecision(enabled=False)
-_chosen: weakref.WeakKeyDictionary[Session, MixedPrecision] = weakref.WeakKeyDictionary()
+_chosen: weakref.WeakKeyDictionary[RankSession, MixedPrecision] = weakref.WeakKeyDictionary()
 
 
 def accelerate(amp: bool = False) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from miniray.train.config import ScalingConfig
-    from miniray.train.worker.backend import LocalPlace, Member
+    from miniray.train.worker.backend import GroupMember, LocalPlace
 
 logger = logging.getLogger(__name__)
 
@@ -102,14 +102,16 @@ class TorchBackend(Backend):
         """Load PyTorch."""
         import torch.distributed  # noqa: F401
 
-    def on_start(self, member: Member) -> None:
+    def on_start(self, member: GroupMember) -> None:
         """Set the variables of torchrun, share the node's GPUs, make the process group."""
         import torch
 
         rocm = torch.version.hip is not None
         os.environ.update(environment.torchrun_variables(member))
         os.environ.update(
-            environment.gloo_variables(member.address, os.environ, interface_addresses())
+            environment.gloo_variables(
+                member.address, os.environ, environment.interface_addresses()
+            )
         )
         # This works only before CUDA is first used; a worker's process is new.
         os.environ.update(environment.shared_visibility(member, os.environ, rocm=rocm))
@@ -141,7 +143,7 @@ class TorchBackend(Backend):
 
         self._leave = contextlib.ExitStack()
         given = dist.is_initialized()
-        place = join(self._config, config, self._leave)
+        place = join(self._config.backend, self._config.timeout_s, config, self._leave)
         # A rank that is alone may run its train loop again, in the same group.
         self._made_group = place.link is not None and not given
         return place
@@ -156,11 +158,11 @@ class TorchBackend(Backend):
         # Goes to the workers, each of which makes its own.
         return {**self.__dict__, "_store": None, "_leave": None}
 
-    def _make_group(self, member: Member) -> None:
+    def _make_group(self, member: GroupMember) -> None:
         import torch
         import torch.distributed as dist
 
-        from miniray.train.torch.devices import own_devices
+        from miniray.train.data.devices import own_devices
 
         ranks = member.ranks
         timeout = datetime.timedelta(seconds=self._config.timeout_s)
@@ -181,13 +183,13 @@ class TorchBackend(Backend):
         )
         self._made_group = True
 
-    def _agree_on_backend(self, member: Member) -> str:
+    def _agree_on_backend(self, member: GroupMember) -> str:
         """The backend that was asked for, or what rank 0 finds best, so that all have the same."""
         if self._config.backend is not None:
             return self._config.backend
         if member.ranks.world_rank != 0:
             return str(self._store.get(_BACKEND_KEY).decode())
-        backend = environment.default_backend(member, cuda=has_nccl())
+        backend = environment.default_backend(member, cuda=environment.has_nccl())
         if member.resources.get("GPU") and backend != "nccl":
             why = (
                 "workers share GPUs, which NCCL refuses"
@@ -199,7 +201,7 @@ class TorchBackend(Backend):
         return backend
 
 
-def _store(member: Member, timeout: datetime.timedelta) -> Any:
+def _store(member: GroupMember, timeout: datetime.timedelta) -> Any:
     """Where the ranks find each other: at the controller; a rank that is alone needs nobody."""
     if member.ranks.world_size == 1:
         import torch.distributed as dist
@@ -209,27 +211,3 @@ def _store(member: Member, timeout: datetime.timedelta) -> Any:
 
     assert member.controller is not None
     return GroupStore(member.controller, timeout)
-
-
-def has_nccl() -> bool:
-    """Whether this process can use NCCL; on AMD GPUs, RCCL."""
-    import torch
-    import torch.distributed as dist
-
-    return bool(torch.cuda.is_available() and dist.is_nccl_available())
-
-
-def interface_addresses() -> dict[str, list[str]]:
-    """The IP addresses of each network interface of this machine."""
-    import socket
-
-    import psutil
-
-    return {
-        name: [
-            entry.address.partition("%")[0]
-            for entry in entries
-            if entry.family in (socket.AF_INET, socket.AF_INET6)
-        ]
-        for name, entries in psutil.net_if_addrs().items()
-    }

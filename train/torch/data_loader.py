@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from miniray.train.torch.batches import move, moved_ahead
-from miniray.train.torch.devices import get_device
+from miniray.train.data.tensors import move, moved_ahead
+from miniray.train.torch.models import get_device
 from miniray.train.torch.sampling import share_of
 from miniray.train.worker.context import current_session
 

@@ -1,16 +1,18 @@
 """What the process of a rank needs to know before PyTorch starts: variables, devices, interface.
 
-Pure: it computes from what it is given; ``TorchBackend`` applies it.
+Computed from what is given, but for the last two; ``TorchBackend`` applies it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.train.data.devices import visibility_variable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.worker.backend import Member
+    from miniray.train.worker.backend import GroupMember
 
 #: Variables of torchrun that tell a process its place (PyTorch's page "torchrun").
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -18,7 +20,7 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-def torchrun_variables(member: Member) -> dict[str, str]:
+def torchrun_variables(member: GroupMember) -> dict[str, str]:
     """The variables that torchrun sets, for this process."""
     ranks = member.ranks
     return {
@@ -63,19 +65,9 @@ def gloo_variables(
     return {}
 
 
-def visibility_variable(environ: Mapping[str, str], *, rocm: bool) -> str | None:
-    """The variable that says which GPUs PyTorch sees; None if none is set.
-
-    On ROCm, HIP counts within what ROCR leaves visible, so HIP's says which devices they are.
-    """
-    names = ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] if rocm else []
-    for name in [*names, "CUDA_VISIBLE_DEVICES"]:
-        if name in environ:
-            return name
-    return None
-
-
-def shared_visibility(member: Member, environ: Mapping[str, str], *, rocm: bool) -> dict[str, str]:
+def shared_visibility(
+    member: GroupMember, environ: Mapping[str, str], *, rocm: bool
+) -> dict[str, str]:
     """The variable that lets the process see the GPUs of all workers of its node.
 
     Then ``cuda:<local rank>`` is its own, as libraries that follow torchrun expect, and NCCL can
@@ -86,29 +78,7 @@ def shared_visibility(member: Member, environ: Mapping[str, str], *, rocm: bool)
     return {variable: ",".join(ids)} if ids and variable is not None else {}
 
 
-def device_indexes(own: Sequence[str], visible: str | None) -> list[int]:
-    """The numbers by which PyTorch knows a worker's devices.
-
-    Args:
-        own: Ids of the worker's devices.
-        visible: The visibility variable of the process, or None if it is not set.
-
-    Raises:
-        RuntimeError: A device of the worker is not visible.
-    """
-    if visible is None:
-        return sorted(int(id) for id in own)
-    ids = [id.strip() for id in visible.split(",")]
-    missing = [id for id in own if id not in ids]
-    if missing:
-        raise RuntimeError(
-            f"This worker holds the devices {', '.join(missing)}, but the process sees only "
-            f"{visible!r}. Do not change CUDA_VISIBLE_DEVICES in a train loop."
-        )
-    return sorted(ids.index(id) for id in own)
-
-
-def default_backend(member: Member, *, cuda: bool) -> str:
+def default_backend(member: GroupMember, *, cuda: bool) -> str:
     """The backend of process groups that suits what the workers hold.
 
     Args:
@@ -122,3 +92,27 @@ def default_backend(member: Member, *, cuda: bool) -> str:
 def thread_count(cpus: float, cores: int, local_world_size: int) -> int:
     """Threads of a worker: as many as it holds CPUs, or without CPUs its share of the cores."""
     return max(1, int(cpus) or cores // local_world_size)
+
+
+def has_nccl() -> bool:
+    """Whether this process can use NCCL; on AMD GPUs, RCCL."""
+    import torch
+    import torch.distributed as dist
+
+    return bool(torch.cuda.is_available() and dist.is_nccl_available())
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """The IP addresses of each network interface of this machine."""
+    import socket
+
+    import psutil
+
+    return {
+        name: [
+            entry.address.partition("%")[0]
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+        for name, entries in psutil.net_if_addrs().items()
+    }

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from miniray.train.base.ranks import Ranks
+from miniray.train.data.devices import set_local_devices
 from miniray.train.torch import environment
-from miniray.train.torch.config import has_nccl, interface_addresses
-from miniray.train.torch.devices import set_local_devices
 from miniray.train.worker.backend import LocalPlace
 from miniray.train.worker.local_link import LinkClient, LinkServer
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from miniray.train.config import ScalingConfig
-    from miniray.train.torch.config import TorchConfig
 
 #: The store of torchrun with this process's rank and their number, and how many groups used it.
 _rendezvous: tuple[Any, int, int] | None = None
@@ -31,14 +29,15 @@ _groups = 0
 
 
 def join(
-    torch_config: TorchConfig, scaling: ScalingConfig, leave: contextlib.ExitStack
+    backend: str | None, timeout: float, scaling: ScalingConfig, leave: contextlib.ExitStack
 ) -> LocalPlace:
     """Make a process group in this process, or take the place that torchrun gave it.
 
     A group that the program has made itself is used as it is, and left standing.
 
     Args:
-        torch_config: How the group is made.
+        backend: The group's backend; None for the one that suits the device.
+        timeout: Seconds after which operations of the group fail.
         scaling: Whether it is to use GPUs, and how many.
         leave: Gets what undoes all of it.
     """
@@ -52,14 +51,14 @@ def join(
         torch.cuda.set_device(devices[0])
     leave.callback(set_local_devices, set_local_devices(devices))
     if not dist.is_initialized():
-        _make_group(torch_config, devices[0], leave, by_torchrun=by_torchrun)
+        _make_group(backend, timeout, devices[0], leave, by_torchrun=by_torchrun)
     size = dist.get_world_size()
     if size == 1:
         return LocalPlace(Ranks(0, 1, 0, 1, 0), None)
     rank, local_size = dist.get_rank(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     node_rank = int(os.environ.get("GROUP_RANK", rank // local_size))
     ranks = Ranks(rank, size, local_rank, local_size, node_rank)
-    link = _connect(rank, size, local_size, torch_config.timeout_s)
+    link = _connect(rank, size, local_size, timeout)
     return LocalPlace(ranks, link)
 
 
@@ -80,15 +79,23 @@ def local_devices(scaling: ScalingConfig, chosen: int | None) -> list[torch.devi
 
 
 def _make_group(
-    config: TorchConfig, device: torch.device, leave: contextlib.ExitStack, *, by_torchrun: bool
+    chosen: str | None,
+    seconds: float,
+    device: torch.device,
+    leave: contextlib.ExitStack,
+    *,
+    by_torchrun: bool,
 ) -> None:
-    backend = config.backend or ("nccl" if device.type == "cuda" and has_nccl() else "gloo")
-    timeout = datetime.timedelta(seconds=config.timeout_s)
+    nccl = device.type == "cuda" and environment.has_nccl()
+    backend = chosen or ("nccl" if nccl else "gloo")
+    timeout = datetime.timedelta(seconds=seconds)
     if by_torchrun:
         store, rank, size = _torchruns_store(timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     else:
-        variables = environment.gloo_variables("127.0.0.1", os.environ, interface_addresses())
+        variables = environment.gloo_variables(
+            "127.0.0.1", os.environ, environment.interface_addresses()
+        )
         place = dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
         place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
         leave.enter_context(changed_environment({**variables, **place}))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from miniray.train.data.devices import own_devices
 from miniray.train.torch.amp import autocast_forward
-from miniray.train.torch.devices import get_device
 from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
@@ -170,3 +170,23 @@ def layers_of(model: torch.nn.Module, classes: Collection[type]) -> list[torch.n
         if module is not model and isinstance(module, tuple(classes))
     ]
     return found[::-1]
+
+
+def get_devices() -> list[torch.device]:
+    """All devices of this worker: its GPUs, lowest number first, or the CPU.
+
+    Raises:
+        RuntimeError: Called outside a train loop, or ``CUDA_VISIBLE_DEVICES`` was changed in it.
+    """
+    current_session("torch.get_devices")
+    return own_devices()
+
+
+def get_device() -> torch.device:
+    """The device of this worker: its first GPU, or the CPU.
+
+    Raises:
+        RuntimeError: Called outside a train loop, or ``CUDA_VISIBLE_DEVICES`` was changed in it.
+    """
+    current_session("torch.get_device")
+    return own_devices()[0]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class GroupMember:
     """What a process knows of its group when the backend connects it.
 
     Attributes:
@@ -103,7 +103,7 @@ class Backend:
             resources: What each of them holds, by resource name.
 
         Returns:
-            Variables for ``Member.environment``, in order of rank.
+            Variables for ``GroupMember.environment``, in order of rank.
 
         Raises:
             ValueError: These workers can't train together.
@@ -113,7 +113,7 @@ class Backend:
     def prepare(self) -> None:
         """Called first in each process, while others still start: load what takes time."""
 
-    def on_start(self, member: Member) -> None:
+    def on_start(self, member: GroupMember) -> None:
         """Called in each process before any train loop begins: connect it to the others."""
 
     def on_shutdown(self) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.config import check_folder_name
 from miniray.train.storage.checkpoint import (
     Checkpoint,
     CheckpointConsistencyMode,
@@ -17,14 +16,15 @@ from miniray.train.storage.checkpoint import (
     ReportedCheckpoint,
     member,
 )
-from miniray.train.worker.session import CheckpointReport, Session, check_deletable
+from miniray.train.storage.manifests import check_folder_name
+from miniray.train.worker.session import CheckpointReport, RankSession, check_deletable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from miniray.train.storage.storage import RunStorage
 
-_session: Session | None = None
+_session: RankSession | None = None
 #: The thread that runs the train loop of the session.
 _thread: int | None = None
 #: The thread that has a run in local mode, also between its attempts.
@@ -32,7 +32,7 @@ _local_thread: int | None = None
 _claiming = threading.Lock()
 
 
-def set_session(session: Session | None) -> None:
+def set_session(session: RankSession | None) -> None:
     """Make this the session of the process; None when its train loop is over."""
     global _session, _thread
     _session = session
@@ -67,7 +67,7 @@ def process_of_a_run(name: str) -> Iterator[None]:
             _session, _thread, _local_thread = earlier
 
 
-def current_session(name: str) -> Session:
+def current_session(name: str) -> RankSession:
     """The session of this process, for the public function of this name."""
     if _session is None:
         raise RuntimeError(
@@ -80,7 +80,7 @@ def current_session(name: str) -> Session:
 class TrainContext:
     """The place of this process in the run. Get one with ``get_context()``."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RankSession) -> None:
         self._session = session
 
     def get_experiment_name(self) -> str:

@@ -11,6 +11,8 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
+from miniray import api
+
 if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Callable
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from miniray.train.base.exceptions import CollectiveError
     from miniray.train.base.failures import WorkerFailure
     from miniray.train.base.reports import Report
-    from miniray.train.storage.checkpoint_book import CheckpointRecord
+    from miniray.train.storage.manifests import CheckpointRecord
 
     T = TypeVar("T")
     #: Waits for the result of a call; raises if the controller is gone.
@@ -115,10 +117,8 @@ class ActorCarrier:
 
 def _wait(ref: ObjectRef[Any]) -> Any:
     """The value of a ref, when it is there."""
-    import miniray
-
     if threading.current_thread() is threading.main_thread():
-        return miniray.get(ref)
+        return api.get(ref)
     # get() would read this process's messages while it waits, to answer sooner: that is for the
     # train loop to do.
     return ref.future().result()

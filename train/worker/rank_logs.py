@@ -12,7 +12,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.decorator import remote
 from miniray.exceptions import MinirayError, TaskUnschedulableError
+from miniray.runtime_context import get_runtime_context
 from miniray.train.base.ranks import listed
 
 if TYPE_CHECKING:
@@ -33,9 +35,7 @@ TIMEOUT, ABORT_TIMEOUT = 20.0, 3.0
 
 def output_of_this_process() -> str:
     """Pattern of the files with this worker's output, without ``.out`` and ``.err``."""
-    import miniray
-
-    context = miniray.get_runtime_context()
+    context = get_runtime_context()
     folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
     return str(folder / f"worker-*-{context.get_worker_id()}")
 
@@ -104,9 +104,7 @@ async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) ->
         folder: Where in it.
         infos: Where the ranks ran, in order of rank.
     """
-    import miniray
-
-    own_node = miniray.get_runtime_context().get_node_id()
+    own_node = get_runtime_context().get_node_id()
     by_node: dict[str, dict[int, str]] = {}
     for rank, info in enumerate(infos):
         by_node.setdefault(info.node_id, {})[rank] = info.output
@@ -136,10 +134,9 @@ async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) ->
 async def _copy_elsewhere(
     node: str, storage: RunStorage, folder: str, outputs: dict[int, str]
 ) -> None:
-    import miniray
     from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    copy: Any = miniray.remote(copy_output).options(
+    copy: Any = remote(copy_output).options(
         num_cpus=0,
         max_retries=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),

@@ -81,7 +81,7 @@ class CheckpointReport:
     upload_fn: Callable[[Checkpoint, str], Checkpoint] | None
 
 
-class Session:
+class RankSession:
     """A rank's side of an attempt. Thread-safe.
 
     Args:

@@ -10,16 +10,16 @@ import dataclasses
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.runtime_context import get_runtime_context
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.data.shards import Datasets, Shards, set_shards
+from miniray.train.data.shards import Datasets, Packed, Shards, set_shards
 from miniray.train.worker import context
 from miniray.train.worker.controller_client import rank_calls
-from miniray.train.worker.packed import PackedLoop
 from miniray.train.worker.rank_logs import output_of_this_process
-from miniray.train.worker.session import Session
+from miniray.train.worker.session import RankSession
 from miniray.train.worker.stacks import show_if_asked
 
 if TYPE_CHECKING:
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from miniray.train.base.ranks import Ranks
     from miniray.train.config import LoggingConfig
     from miniray.train.storage.storage import RunStorage
-    from miniray.train.worker.backend import Backend, Member
+    from miniray.train.worker.backend import Backend, GroupMember
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.session import SessionSetup
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,62 @@ class TrainLoop:
     def __call__(self) -> Any:
         """Run the train loop."""
         return self.function(*self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedLoop:
+    """A train loop with its datasets.
+
+    Attributes:
+        loop: The train loop without datasets.
+        datasets: The datasets, each packed, or refs to such.
+    """
+
+    loop: Packed
+    datasets: Datasets
+
+    @classmethod
+    def of(cls, loop: TrainLoop) -> PackedLoop:
+        """Pack a train loop whose datasets are sources.
+
+        Raises:
+            TypeError: Something can't be pickled.
+            ValueError: Something belongs to this process.
+        """
+        bare = dataclasses.replace(loop, datasets=Datasets())
+        return cls(sent(bare, Packed.of), loop.datasets.published(Packed.of))
+
+    def published(self, put: Callable[[Any], Any]) -> PackedLoop:
+        """The same with refs in place of the datasets, so that each node gets those only once."""
+        return dataclasses.replace(self, datasets=self.datasets.published(put))
+
+    def load(self) -> TrainLoop:
+        """The train loop with its datasets."""
+        loop: TrainLoop = self.loop.load()
+        return dataclasses.replace(loop, datasets=self.datasets)
+
+
+def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
+    """Pickle a train loop without datasets.
+
+    Args:
+        loop: The train loop.
+        put: Pickles it.
+
+    Raises:
+        TypeError: It can't be pickled; the text names the variable or the item at fault.
+    """
+    try:
+        return put(loop)
+    except TypeError as error:
+        from miniray.values.serialization import at_fault, explain
+
+        parts = [("train_loop_per_worker", loop.function)]
+        parts += [("train_loop_config", argument) for argument in loop.arguments]
+        for name, part in parts:
+            if at_fault(part, 1) is not None:
+                raise explain(part, error, name, "train loop") from error
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +130,7 @@ class TrainWorker:
         Args:
             addresses: Address of each node, by its id.
         """
-        import miniray
-
-        runtime = miniray.get_runtime_context()
+        runtime = get_runtime_context()
         node_id = runtime.get_node_id()
         address = addresses[node_id]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -94,7 +150,7 @@ class TrainWorker:
         """Load the framework, while the controller gives out the ranks."""
         self._backend.prepare()
 
-    def connect(self, member: Member) -> None:
+    def connect(self, member: GroupMember) -> None:
         """Join the group."""
         self._ranks = member.ranks
         listener, self._listener = self._listener, None
@@ -136,10 +192,10 @@ class TrainWorker:
         context.set_session(None)
         return outcome
 
-    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> Session:
-        return Session(setup, ranks, carrier)
+    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
+        return RankSession(setup, ranks, carrier)
 
-    def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
+    def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
         """End the session of a train loop that has raised this."""
         # What it has reported may complete checkpoints, so it is uploaded until this process ends
         # with its group; uploads of the user ask the session for the storage.

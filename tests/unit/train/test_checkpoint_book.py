@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.train import CheckpointConfig
-from miniray.train.storage.checkpoint_book import CheckpointBook, CheckpointRecord, lookup
+from miniray.train.controller.recorder import CheckpointBook, lookup
+from miniray.train.storage.manifests import CheckpointRecord
 
 
 def record(number, **metrics):

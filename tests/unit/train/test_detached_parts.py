@@ -20,13 +20,12 @@ from miniray.train.controller.outcome import (
     write_outcome,
 )
 from miniray.train.data.config import DataConfig
-from miniray.train.data.shards import Datasets
+from miniray.train.data.shards import Datasets, Packed
 from miniray.train.progress.feed import MAX_ROWS, ProgressFeed, Row, Seen
 from miniray.train.run.detached import controller_name
-from miniray.train.storage.checkpoint_book import CheckpointRecord
+from miniray.train.storage.manifests import CheckpointRecord
 from miniray.train.storage.storage import RunStorage
-from miniray.train.worker.packed import Packed, PackedLoop
-from miniray.train.worker.worker import TrainLoop
+from miniray.train.worker.worker import PackedLoop, TrainLoop
 from miniray.values.serialization import collector
 
 

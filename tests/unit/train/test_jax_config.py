@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from miniray.train.v2.jax import JaxTrainer as SameTrainer
 
 from miniray.train import RunConfig, ScalingConfig
 from miniray.train.base.policies import ScalingDecision
@@ -12,8 +13,7 @@ from miniray.train.base.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInf
 from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform
-from miniray.train.v2.jax import JaxTrainer as SameTrainer
-from miniray.train.worker.backend import Member
+from miniray.train.worker.backend import GroupMember
 
 
 def host(number, slice_name, worker_id, node=None):
@@ -99,7 +99,7 @@ def test_the_run_knows_better_than_the_platform_how_many_slices_there_are(monkey
     told = {"MEGASCALE_NUM_SLICES": "2", "TPU_WORKER_ID": "0", "MEGASCALE_PORT": "8081"}
     monkeypatch.setenv("MEGASCALE_PORT", "9")
     ranks = Ranks(0, 1, 0, 1, 0)
-    member = Member(ranks, "10.0.0.0", "10.0.0.0", 1, None, {"TPU": 4.0}, {}, told)
+    member = GroupMember(ranks, "10.0.0.0", "10.0.0.0", 1, None, {"TPU": 4.0}, {}, told)
     JaxConfig().make_backend().on_start(member)
     assert os.environ["MEGASCALE_NUM_SLICES"] == "2"
     # What is that of the host itself the platform knows.

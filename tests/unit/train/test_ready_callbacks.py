@@ -29,16 +29,10 @@ from miniray.train.base.policies import RunState
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.files import CsvFile, JsonLinesFile
 from miniray.train.callbacks.runner import CallbackRunner
-from miniray.train.progress.display import (
-    PlainDisplay,
-    ProgressGoals,
-    ProgressMeter,
-    format_seconds,
-    format_status,
-    make_display,
-)
+from miniray.train.progress.display import PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
 from miniray.train.progress.live_display import LiveDisplay
+from miniray.train.progress.meter import ProgressGoals, ProgressMeter, format_seconds, format_status
 from miniray.train.storage.filesystem import resolve
 
 

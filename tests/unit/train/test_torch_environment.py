@@ -7,16 +7,15 @@ import pytest
 from torch_helpers import member
 
 from miniray.train.base.ranks import Ranks
+from miniray.train.data.devices import device_indexes, visibility_variable
 from miniray.train.torch import TorchConfig
 from miniray.train.torch.environment import (
     default_backend,
-    device_indexes,
     gloo_variables,
     shared_visibility,
     started_by_torchrun,
     thread_count,
     torchrun_variables,
-    visibility_variable,
 )
 
 INTERFACES = {

@@ -12,7 +12,8 @@ import torch.distributed as dist  # noqa: E402
 
 from miniray import train  # noqa: E402
 from miniray.train import RunConfig, ScalingConfig  # noqa: E402
-from miniray.train.torch import TorchConfig, TorchTrainer, devices  # noqa: E402
+from miniray.train.data import devices  # noqa: E402
+from miniray.train.torch import TorchConfig, TorchTrainer  # noqa: E402
 from miniray.train.torch.local import changed_environment, local_devices  # noqa: E402
 
 

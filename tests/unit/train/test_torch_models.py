@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 
 from torch_helpers import session  # noqa: E402
 
+from miniray.train.data import devices  # noqa: E402
 from miniray.train.torch import (  # noqa: E402
     accelerate,
     amp,
     backward,
-    devices,
     enable_reproducibility,
     get_device,
     get_devices,

@@ -29,7 +29,7 @@ from miniray.train import (
 )
 from miniray.train.callbacks import ProgressCallback
 from miniray.train.controller.attempt import Attempt
-from miniray.train.run.local_mode import LOCAL_VARIABLE, is_local
+from miniray.train.data_parallel_trainer import LOCAL_VARIABLE, is_local
 
 
 @pytest.fixture

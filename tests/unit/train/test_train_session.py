@@ -25,12 +25,12 @@ from miniray.train import (
 from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.base.ranks import Ranks
 from miniray.train.base.reports import Report, plain_metrics
-from miniray.train.storage.checkpoint_book import CheckpointRecord
+from miniray.train.storage.manifests import CheckpointRecord
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker import context
 from miniray.train.worker.backend import Backend
 from miniray.train.worker.controller_client import CollectiveOutcome
-from miniray.train.worker.session import Session, SessionSetup
+from miniray.train.worker.session import RankSession, SessionSetup
 from miniray.train.worker.worker import TrainLoop, TrainWorker
 
 
@@ -77,7 +77,9 @@ def controller():
 def session(tmp_path, controller):
     storage = RunStorage(tmp_path / "runs", "run")
     storage.write_run_facts({"token": "token"})
-    session = Session(SessionSetup(storage, "token", 2, 10, None), Ranks(1, 4, 0, 2, 1), controller)
+    session = RankSession(
+        SessionSetup(storage, "token", 2, 10, None), Ranks(1, 4, 0, 2, 1), controller
+    )
     context.set_session(session)
     yield session
     context.set_session(None)

@@ -33,7 +33,7 @@ from miniray.train.data_parallel_trainer import make_train_loop
 from miniray.train.progress.display import PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
 from miniray.train.torch import TorchConfig, TorchTrainer
-from miniray.train.worker.packed import sent
+from miniray.train.worker.worker import sent
 from miniray.values.serialization import serialize
 
 

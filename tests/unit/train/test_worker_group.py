@@ -10,8 +10,8 @@ import pytest
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Backend, RunConfig, ScalingConfig
 from miniray.train.base.failures import GroupStartError
-from miniray.train.base.policies import FixedScaling
 from miniray.train.base.ranks import WorkerInfo
+from miniray.train.config.policies import FixedScaling
 from miniray.train.controller import worker_group
 from miniray.train.controller.worker_group import WorkerGroup, gather_workers
 from miniray.train.worker.worker import TrainWorker
@@ -94,7 +94,7 @@ def test_each_rank_is_told_its_own_address_and_that_of_rank_0():
 
 def test_a_worker_listens_at_the_address_of_its_node(monkeypatch):
     place = types.SimpleNamespace(get_node_id=lambda: "b", get_accelerator_ids=dict)
-    monkeypatch.setattr("miniray.get_runtime_context", lambda: place)
+    monkeypatch.setattr("miniray.train.worker.worker.get_runtime_context", lambda: place)
     monkeypatch.setattr("miniray.train.worker.worker.output_of_this_process", str)
     worker = TrainWorker(Backend())
     told = worker.describe({"a": "127.0.0.1", "b": "127.0.0.2"})

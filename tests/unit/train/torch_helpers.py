@@ -7,8 +7,8 @@ import contextlib
 from miniray.train.base.ranks import Ranks
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker import context
-from miniray.train.worker.backend import Member
-from miniray.train.worker.session import Session, SessionSetup
+from miniray.train.worker.backend import GroupMember
+from miniray.train.worker.session import RankSession, SessionSetup
 
 
 def member(**changes):
@@ -22,14 +22,14 @@ def member(**changes):
         "node_devices": {},
         **changes,
     }
-    return Member(**values)
+    return GroupMember(**values)
 
 
 @contextlib.contextmanager
 def session(folder, rank=0, world_size=1):
     """Makes this process a rank of a group of this size, without the others."""
     setup = SessionSetup(RunStorage(folder, "run"), "token", 1, 0, None)
-    context.set_session(Session(setup, Ranks(rank, world_size, rank, world_size, 0), None))
+    context.set_session(RankSession(setup, Ranks(rank, world_size, rank, world_size, 0), None))
     try:
         yield
     finally:

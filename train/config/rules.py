@@ -1,0 +1,162 @@
+"""Parts of ``RunConfig``: rules for checkpoints and failures, and what is logged."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any, Literal
+
+from miniray.train.config.checks import NOT_GIVEN, is_amount, is_whole, refuse_given
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+    """Which checkpoints are kept.
+
+    Args:
+        num_to_keep: At most this many are kept: the newest, or with a score attribute the best.
+            The latest one always stays, since a restart begins from it. None keeps all.
+        checkpoint_score_attribute: Key of the reported metrics that scores a checkpoint; keys of
+            nested dictionaries are joined by ``/``.
+        checkpoint_score_order: ``"max"`` if a higher score is better, else ``"min"``.
+        checkpoint_frequency: Refused: the train loop decides when it reports a checkpoint.
+        checkpoint_at_end: Refused for the same reason.
+
+    Raises:
+        ValueError: A value makes no sense; the message says what is allowed.
+        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Literal["max", "min"] = "max"
+    checkpoint_frequency: dataclasses.InitVar[Any] = NOT_GIVEN
+    checkpoint_at_end: dataclasses.InitVar[Any] = NOT_GIVEN
+
+    def __post_init__(self, checkpoint_frequency: Any, checkpoint_at_end: Any) -> None:
+        instead = "The train loop decides: pass a checkpoint to report() where one is due."
+        refuse_given(
+            "CheckpointConfig",
+            {
+                "checkpoint_frequency": (checkpoint_frequency, instead),
+                "checkpoint_at_end": (checkpoint_at_end, instead),
+            },
+        )
+        if self.num_to_keep is not None and not is_whole(self.num_to_keep, least=1):
+            raise ValueError(
+                f"CheckpointConfig(num_to_keep={self.num_to_keep!r}) must be 1 or more, "
+                f"or None to keep all."
+            )
+        if self.checkpoint_score_order not in ("max", "min"):
+            raise ValueError(
+                f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}) must be "
+                f"'max' (higher is better) or 'min'."
+            )
+        attribute = self.checkpoint_score_attribute
+        if attribute is not None and (not isinstance(attribute, str) or not attribute):
+            raise ValueError(
+                f"CheckpointConfig(checkpoint_score_attribute={attribute!r}) must be a key of the "
+                f"metrics that the train loop reports."
+            )
+
+
+@dataclasses.dataclass
+class FailureConfig:
+    """What happens when workers or the controller fail.
+
+    Args:
+        max_failures: How many times a run starts its workers again, from its newest
+            checkpoint, after some of them failed. 0: never; -1: without end.
+        controller_failure_limit: How many times the controller begins again after processes or
+            nodes were lost while it started the workers; from the second time on after a pause.
+            These do not count as ``max_failures``. In a detached run it is also how many times a
+            controller that was killed or lost with its node is started again, which counts as one
+            of them; the run goes on from its newest checkpoint. It is not started if the node
+            where ``fit()`` was called is lost too and had the train loop or the data, as it has if
+            they take more than 100 KiB. 0: never; -1: without end.
+        hang_timeout_s: Seconds without progress after which the workers count as hung, such as in
+            a collective call that one of them never makes. Progress is a report, the beginning or
+            end of an upload, or a call of ``collective`` on any rank, so this has to be longer
+            than what lies between two of them, and than the first report takes. The stacks of all
+            ranks are written to the run's folder, and the workers have failed. Default: no limit.
+        fail_fast: Refused: it is ``max_failures=0``.
+        max_preemption_failures: Refused, as the three below: nodes that are drained are not told
+            apart from others that are lost.
+        relax_collectives_on_preemption: Refused.
+        preemption_grace_s: Refused.
+
+    Raises:
+        ValueError: A value makes no sense; the message says what is allowed.
+        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
+    """
+
+    max_failures: int = 0
+    _: dataclasses.KW_ONLY
+    controller_failure_limit: int = -1
+    hang_timeout_s: float | None = None
+    fail_fast: dataclasses.InitVar[Any] = NOT_GIVEN
+    max_preemption_failures: dataclasses.InitVar[Any] = NOT_GIVEN
+    relax_collectives_on_preemption: dataclasses.InitVar[Any] = NOT_GIVEN
+    preemption_grace_s: dataclasses.InitVar[Any] = NOT_GIVEN
+
+    def __post_init__(
+        self,
+        fail_fast: Any,
+        max_preemption_failures: Any,
+        relax_collectives_on_preemption: Any,
+        preemption_grace_s: Any,
+    ) -> None:
+        preempted = "The loss of a node counts like any other failure: set max_failures."
+        refuse_given(
+            "FailureConfig",
+            {
+                "fail_fast": (
+                    fail_fast,
+                    "max_failures=0, the default, ends a run at the first failure.",
+                ),
+                "max_preemption_failures": (max_preemption_failures, preempted),
+                "relax_collectives_on_preemption": (relax_collectives_on_preemption, preempted),
+                "preemption_grace_s": (preemption_grace_s, preempted),
+            },
+        )
+        for name in ("max_failures", "controller_failure_limit"):
+            value = getattr(self, name)
+            if not is_whole(value, least=-1):
+                raise ValueError(
+                    f"FailureConfig({name}={value!r}) must be a number of restarts: "
+                    f"0 for none, -1 for no limit."
+                )
+        limit = self.hang_timeout_s
+        if limit is not None and (not is_amount(limit) or limit == 0):
+            raise ValueError(
+                f"FailureConfig(hang_timeout_s={limit!r}) must be a number of seconds above 0, or "
+                f"None for no limit."
+            )
+
+
+@dataclasses.dataclass
+class LoggingConfig:
+    """What the train layer itself logs, in the controller and on every rank.
+
+    Args:
+        log_level: Least level of what the logger ``miniray.train`` passes on, by the names of
+            Python's ``logging``. Other loggers are not touched.
+
+    Raises:
+        ValueError: There is no such level.
+    """
+
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        level = self.log_level.upper() if isinstance(self.log_level, str) else None
+        if level is None or not isinstance(logging.getLevelName(level), int):
+            raise ValueError(
+                f"LoggingConfig(log_level={self.log_level!r}) is not known. Use one of "
+                f"DEBUG, INFO, WARNING, ERROR, CRITICAL."
+            )
+        self.log_level = level
+
+    def apply(self) -> None:
+        """Set the level in this process."""
+        logging.getLogger("miniray.train").setLevel(self.log_level)
