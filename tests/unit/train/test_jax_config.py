@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from miniray.train.v2.jax import JaxTrainer as SameTrainer
 
 from miniray.train import RunConfig, ScalingConfig
 from miniray.train.base.policies import ScalingDecision
@@ -13,6 +12,7 @@ from miniray.train.base.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInf
 from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform
+from miniray.train.v2.jax import JaxTrainer as SameTrainer
 from miniray.train.worker.backend import GroupMember
 
 
