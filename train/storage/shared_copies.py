@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import pickle
-import secrets
 import shutil
 import stat
 import tempfile
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.storage.filesystem import download, in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +40,17 @@ def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
     """
     key = _key_of(filesystem, path)
     folder = None if key is None else _folder_of_copies()
-    if key is None or folder is None:
+    if folder is None:
         with tempfile.TemporaryDirectory(prefix="miniray_checkpoint_") as own:
             download(filesystem, path, Path(own))
             yield own
         return
-    copy = _Copy(folder, key)
-    lock = copy.enter(lambda target: download(filesystem, path, target))
+    lock = folder / f"{key}.lock"
+    number = _enter(lock, lambda target: download(filesystem, path, target))
     try:
-        yield str(copy.files)
+        yield str(lock.with_suffix(""))
     finally:
-        copy.leave(lock)
+        _leave(lock, number)
 
 
 def _key_of(filesystem: Any, path: str) -> str | None:
@@ -76,122 +75,75 @@ def _folder_of_copies() -> Path | None:
     """The folder that holds the copies of this user; None if there can be none."""
     folder = Path(tempfile.gettempdir(), f"miniray_checkpoints_{os.getuid()}")
     try:
-        with _alone_in(folder):
-            return folder
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
     except OSError as error:
         logger.warning("Checkpoints are fetched by each process for itself: %s", error)
         return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        logger.warning(
+            "Checkpoints are fetched by each process for itself: %s is not a folder of this user "
+            "alone",
+            folder,
+        )
+        return None
+    return folder
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made for it and goes when nothing is in it.
+def _enter(lock: Path, fetch: Callable[[Path], None]) -> int:
+    """Have the files of a copy, fetched by whoever comes first; returns the lock, for ``_leave``.
 
-    Raises:
-        OSError: It is not this user's own, or can't be locked.
+    Args:
+        lock: The lock file of the copy.
+        fetch: Called with the folder to fetch them into.
     """
+    files, part = lock.with_suffix(""), lock.with_suffix(".part")
     while True:
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
+            lock.parent.mkdir(mode=0o700)
         try:
-            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            continue  # the last one has just left
+            continue  # the last one has just left, and deleted the folder
         try:
-            found = os.fstat(number)
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
-                raise PermissionError(f"{folder} is not a folder of this user alone")
-            fcntl.flock(number, fcntl.LOCK_EX)
-            if _is_at(number, folder):
-                yield
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-                return
-        finally:
-            os.close(number)
+            if _try_alone(number) and _is_at(number, lock):
+                for left in (files, part):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                fetch(part)
+                part.rename(files)
+            # Waits for who fetches them. Who deletes them may come before this one has the lock.
+            fcntl.flock(number, fcntl.LOCK_SH)
+            if _is_at(number, lock) and files.exists():
+                return number
+        except BaseException:
+            _leave(lock, number)
+            raise
+        os.close(number)
 
 
-class _Copy:
-    """A copy of some files.
+def _leave(lock: Path, number: int) -> None:
+    """Read a copy no more; the last one deletes it, and what killed processes have left."""
+    _delete_unused(lock, number)
+    fcntl.flock(number, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open too
+    os.close(number)
+    for other in lock.parent.glob("*.lock"):
+        with contextlib.suppress(FileNotFoundError), other.open("rb") as file:
+            _delete_unused(other, file.fileno())
+    with contextlib.suppress(OSError):
+        lock.parent.rmdir()
 
-    Attributes:
-        files: The folder of the files; it exists when all of them are there.
-    """
 
-    def __init__(self, folder: Path, key: str) -> None:
-        self._folder = folder
-        self._lock = folder / f"{key}.lock"
-        self._part = folder / f"{key}.part"
-        self.files = folder / key
-
-    def enter(self, fetch: Any) -> int:
-        """Have the files, fetched by whoever came first; returns the lock that ``leave`` takes.
-
-        Args:
-            fetch: Called with the folder to fetch them into.
-        """
-        while True:
-            with _alone_in(self._folder):
-                number = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                first = _try_alone(number)
-            try:
-                if first:
-                    self._fetch(fetch)
-                    with _alone_in(self._folder):
-                        # Nobody takes it alone meanwhile, as that is done in this folder's lock.
-                        fcntl.flock(number, fcntl.LOCK_SH)
-                else:
-                    fcntl.flock(number, fcntl.LOCK_SH)  # waits for who fetches them
-                if _is_at(number, self._lock) and self.files.exists():
-                    return number
-            except BaseException:
-                self.leave(number)
-                raise
-            self.leave(number)  # who fetched them failed, or was killed
-
-    def _fetch(self, fetch: Any) -> None:
-        for left in (self.files, self._part):
-            shutil.rmtree(left, ignore_errors=True)
-        fetch(self._part)
-        self._part.rename(self.files)
-
-    def leave(self, number: int) -> None:
-        """Read the files no more; the last one deletes them, and what killed processes left."""
-        unused: list[Path] = []
-        try:
-            with _alone_in(self._folder):
-                if _is_at(number, self._lock) and _try_alone(number):
-                    unused += _set_aside(self._lock)
-                # A process that was forked meanwhile has the file open too.
-                fcntl.flock(number, fcntl.LOCK_UN)
-                for lock in self._folder.glob("*.lock"):
-                    with lock.open("rb") as file:
-                        if _try_alone(file.fileno()):
-                            unused += _set_aside(lock)
-                unused = [*{*unused, *self._folder.glob("*.unused")}]
-        finally:
-            os.close(number)
-        for path in unused:
+def _delete_unused(lock: Path, number: int) -> None:
+    """Delete a copy that nobody else has a lock of."""
+    if _try_alone(number) and _is_at(number, lock):
+        for path in (lock.with_suffix(""), lock.with_suffix(".part")):
             shutil.rmtree(path, ignore_errors=True)
-        if unused:
-            with _alone_in(self._folder):
-                pass  # which deletes it, if nothing is left
-
-
-def _set_aside(lock: Path) -> list[Path]:
-    """Take a copy from where it is found; returns what is to be deleted of it."""
-    aside = []
-    for path in (lock.with_suffix(""), lock.with_suffix(".part")):
-        target = path.with_name(f"{secrets.token_hex(8)}.unused")
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(target)
-            aside.append(target)
-    lock.unlink()
-    return aside
+        lock.unlink()
 
 
 def _try_alone(number: int) -> bool:
-    """Take a lock alone if nobody else has it."""
+    """Take a lock alone if nobody else has it; else it is lost."""
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
