@@ -69,54 +69,35 @@ if TYPE_CHECKING:
         report,
     )
 
-_HOMES = {
-    "Backend": "worker.backend",
-    "BackendConfig": "worker.backend",
-    "CSVCallback": "callbacks",
-    "Callback": "callbacks",
-    "CallbackError": "base.exceptions",
-    "Checkpoint": "storage.checkpoint",
-    "CheckpointConfig": "config",
-    "CheckpointConsistencyMode": "storage.checkpoint",
-    "CheckpointUploadMode": "storage.checkpoint",
-    "CollectiveError": "base.exceptions",
-    "CollectiveTimeoutError": "base.exceptions",
-    "ControllerError": "base.exceptions",
-    "ControllerLostError": "base.exceptions",
-    "DataConfig": "data",
-    "DataParallelTrainer": "data_parallel_trainer",
-    "FailureConfig": "config",
-    "FailureDecision": "base.policies",
-    "FailurePolicy": "base.policies",
-    "GroupFailure": "base.policies",
-    "JSONCallback": "callbacks",
-    "LoggingConfig": "config",
-    "MLflowCallback": "callbacks",
-    "PlacementTimeoutError": "base.exceptions",
-    "ProgressCallback": "callbacks",
-    "ReportedCheckpoint": "storage.checkpoint",
-    "ReportedCheckpointStatus": "storage.checkpoint",
-    "Result": "run.result",
-    "RunConfig": "config",
-    "ScalingConfig": "config",
-    "ScalingDecision": "base.policies",
-    "ScalingPolicy": "base.policies",
-    "StorageNotSharedError": "base.exceptions",
-    "StorageUnusableError": "base.exceptions",
-    "TRAIN_DATASET_KEY": "data.config",
-    "TensorBoardCallback": "callbacks",
-    "TrainContext": "worker.context",
-    "TrainingFailedError": "base.exceptions",
-    "UserCallback": "callbacks",
-    "WorkerGroupError": "base.exceptions",
-    "WorkerHungError": "base.exceptions",
-    "get_all_reported_checkpoints": "worker.context",
-    "get_checkpoint": "worker.context",
-    "get_context": "worker.context",
-    "get_dataset_shard": "data",
-    "report": "worker.context",
-    "stop_run": "run.attach",
-}
+#: By module: which public names it has.
+_HOMES: dict[str, str] = {}
+for _home, _names in {
+    "base.exceptions": (
+        "CallbackError CollectiveError CollectiveTimeoutError ControllerError "
+        "ControllerLostError PlacementTimeoutError StorageNotSharedError StorageUnusableError "
+        "TrainingFailedError WorkerGroupError WorkerHungError"
+    ),
+    "base.policies": ("FailureDecision FailurePolicy GroupFailure ScalingDecision ScalingPolicy"),
+    "callbacks": (
+        "CSVCallback Callback JSONCallback MLflowCallback ProgressCallback TensorBoardCallback "
+        "UserCallback"
+    ),
+    "config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
+    "data": "DataConfig get_dataset_shard",
+    "data.config": "TRAIN_DATASET_KEY",
+    "data_parallel_trainer": "DataParallelTrainer",
+    "run.attach": "stop_run",
+    "run.result": "Result",
+    "storage.checkpoint": (
+        "Checkpoint CheckpointConsistencyMode CheckpointUploadMode ReportedCheckpoint "
+        "ReportedCheckpointStatus"
+    ),
+    "worker.backend": "Backend BackendConfig",
+    "worker.context": (
+        "TrainContext get_all_reported_checkpoints get_checkpoint get_context report"
+    ),
+}.items():
+    _HOMES |= dict.fromkeys(_names.split(), _home)
 
 #: Names of Ray Train that are not here, and what to do instead.
 _VALIDATE = "validate in the train loop, or in a task that the train loop starts"

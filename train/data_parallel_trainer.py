@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config as tunables
 from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
-from miniray.train.config.policies import LimitedRetries, default_scaling
+from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.outcome import make_error
 from miniray.train.controller.recorder import CheckpointBook
 from miniray.train.controller.run_spec import RunSpec

@@ -141,13 +141,7 @@ def describe(
     returned: Collection[int],
     activities: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """What happened as text, with ranks that failed alike told together.
-
-    Args:
-        failures: The failure of each rank that failed.
-        returned: Ranks whose train loop had returned by then.
-        activities: What other ranks were doing, by rank.
-    """
+    """What happened as text, with ranks that failed alike told together."""
     parts = _told_together(failures)
     if returned:
         parts.append(f"The train loop had already returned on: {listed(returned)}.")

@@ -119,11 +119,7 @@ def refuse_given(kind: str, arguments: Mapping[str, tuple[Any, str]]) -> None:
 
 
 def by_name_only(likely: str) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass refuse arguments without names, and say what to write.
-
-    Args:
-        likely: The argument that is probably meant.
-    """
+    """Make a dataclass refuse arguments without names, and say what to write."""
 
     def decorate(cls: type[T]) -> type[T]:
         kind: Any = cls

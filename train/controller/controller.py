@@ -72,12 +72,7 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
 
 
 class TrainController:
-    """Runs one training run; an actor with asyncio methods.
-
-    Args:
-        spec: The run.
-        make_group: What makes a worker group.
-    """
+    """Runs one training run; an actor with asyncio methods."""
 
     def __init__(
         self,
@@ -184,9 +179,6 @@ class TrainController:
         """Stop the run once the uploads that ranks have begun have ended.
 
         ``run`` returns when everything has ended.
-
-        Args:
-            at_once: Do not wait for these uploads.
         """
         self._stop_asked = True
         if self._attempt is not None and not at_once:

@@ -70,13 +70,7 @@ def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
 
 
 def write_outcome(storage: RunStorage, run_id: str, outcome: RunOutcome) -> None:
-    """Store how a run ended.
-
-    Args:
-        storage: The run's folder.
-        run_id: Which of the runs of this name it was.
-        outcome: How it ended.
-    """
+    """Store how a run ended."""
     failures = {str(rank): _failure(each) for rank, each in outcome.worker_failures.items()}
     failure = outcome.controller_failure
     facts = {

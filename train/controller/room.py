@@ -154,13 +154,7 @@ class Room:
 async def largest_room(
     ask: Callable[[int], Room], sizes: Sequence[int], begun: Callable[[Room], None]
 ) -> Room:
-    """The room for the largest of some sizes that fits; waits until the smallest does.
-
-    Args:
-        ask: Asks for the room of a size.
-        sizes: The sizes, ascending.
-        begun: Told of each room that is waited for.
-    """
+    """The room for the largest of some sizes that fits; waits until the smallest does."""
     # First what the nodes could hold: of that, what others hold may be free in a moment.
     size = await _largest(ask, sizes, lambda fit: fit is not Fit.NEVER)
     while size is not None and size > sizes[0]:
@@ -214,11 +208,7 @@ async def _ready_in(room: Room, timeout: float) -> bool:
 
 
 class MoreRoom:
-    """Waits for room for more workers, one after the other, and keeps what it gets.
-
-    Args:
-        ask: Asks for the room of the n-th worker more.
-    """
+    """Waits for room for more workers, one after the other, and keeps what it gets."""
 
     def __init__(self, ask: Callable[[int], Room]) -> None:
         self._ask = ask

@@ -50,11 +50,6 @@ MOST_PAUSE = 10.0
 class RunFacts:
     """What a controller counts, and stores for the next one.
 
-    Args:
-        storage: The run's folder.
-        run_id: Id of the run.
-        token: Proves that the run is this controller's.
-
     Attributes:
         attempts: How many worker groups were placed.
         worker_failures: How many of them failed after their train loops had begun.

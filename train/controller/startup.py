@@ -70,12 +70,6 @@ async def place(
 async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Blocking) -> None:
     """Start the workers of a group that is placed, and connect them.
 
-    Args:
-        group: The group.
-        carrier: The way to the controller, for the ranks.
-        attempt: Number of the attempt in which they run.
-        blocking: Runs what blocks.
-
     Raises:
         GroupStartError: Some could not be started, or their node was lost before they were: they
             would wait until there is room for them again, which may be never.

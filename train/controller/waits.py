@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 async def first_of(main: asyncio.Task[None], beside: asyncio.Task[None]) -> None:
-    """Wait for the main task; if the one beside it fails before, cancel the first and raise that.
-
-    Args:
-        main: What is waited for.
-        beside: Has no end of its own.
-    """
+    """Wait for the main task; if the one beside it fails before, cancel the first and raise that."""
     await asyncio.wait({main, beside}, return_when=asyncio.FIRST_COMPLETED)
     if beside.done():
         main.cancel()

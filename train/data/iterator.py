@@ -19,7 +19,7 @@ from miniray.train.data.position import (
     state_of,
 )
 from miniray.train.data.read_ahead import read_ahead
-from miniray.train.data.reading import LocalShuffle, PartReader, StreamShuffle, read_stream
+from miniray.train.data.reading import LocalShuffle, PartReader, StreamReader, StreamShuffle
 from miniray.train.data.sources import Source
 
 if TYPE_CHECKING:
@@ -62,6 +62,17 @@ class BatchSpec:
     local_shuffle: tuple[int, int] | None
     make: Callable[[Any], Any]
     device: Any = None
+
+    def checked(self, caller: str) -> BatchSpec:
+        """This spec; raises ValueError if a number makes no sense."""
+        _check_whole(caller, "batch_size", self.batch_size, 1)
+        _check_whole(caller, "prefetch_batches", self.prefetch_batches, 0)
+        return self
+
+
+def _check_whole(caller: str, name: str, value: Any, least: int) -> None:
+    if not is_whole(value, least=least):
+        raise ValueError(f"{caller}({name}={value!r}) must be a whole number, {least} or more.")
 
 
 class DataIterator:
@@ -128,15 +139,9 @@ class DataIterator:
                 iterable dataset: it gave less items than there are workers.
         """
         make = formatter(batch_format, tabular=self._tabular)
-        return self._batches(
-            "iter_batches",
-            batch_size,
-            prefetch_batches,
-            drop_last,
-            local_shuffle_buffer_size,
-            local_shuffle_seed,
-            make,
-        )
+        local = self._local_shuffle("iter_batches", local_shuffle_buffer_size, local_shuffle_seed)
+        spec = BatchSpec(batch_size, prefetch_batches, drop_last, local, make)
+        return BatchIterable(self, spec.checked("iter_batches"))
 
     def iter_torch_batches(
         self,
@@ -178,16 +183,11 @@ class DataIterator:
                 "iter_torch_batches(dtypes=...) is for columns of tables that are not collated by "
                 "a collate_fn; convert the tensors there."
             )
-        return self._batches(
-            "iter_torch_batches",
-            batch_size,
-            prefetch_batches,
-            drop_last,
-            local_shuffle_buffer_size,
-            local_shuffle_seed,
-            self._collate(dtypes, collate_fn, pin_memory=pin_memory),
-            _device(device),
-        )
+        caller = "iter_torch_batches"
+        local = self._local_shuffle(caller, local_shuffle_buffer_size, local_shuffle_seed)
+        make = self._collate(dtypes, collate_fn, pin_memory=pin_memory)
+        spec = BatchSpec(batch_size, prefetch_batches, drop_last, local, make, _device(device))
+        return BatchIterable(self, spec.checked(caller))
 
     def state_dict(self) -> dict[str, Any]:
         """How far the newest pass has come, as plain values to be saved with a checkpoint.
@@ -245,33 +245,16 @@ class DataIterator:
 
         return make
 
-    def _batches(
-        self,
-        caller: str,
-        batch_size: Any,
-        prefetch_batches: Any,
-        drop_last: bool,
-        buffer_size: Any,
-        shuffle_seed: Any,
-        make: Callable[[Any], Any],
-        device: Any = None,
-    ) -> BatchIterable:
-        limits = {
-            "batch_size": (batch_size, 1),
-            "prefetch_batches": (prefetch_batches, 0),
-            "local_shuffle_buffer_size": (1 if buffer_size is None else buffer_size, 1),
-            "local_shuffle_seed": (0 if shuffle_seed is None else shuffle_seed, 0),
-        }
-        for name, (value, least) in limits.items():
-            if not is_whole(value, least=least):
-                raise ValueError(
-                    f"{caller}({name}={value!r}) must be a whole number, {least} or more."
-                )
-        local = None
-        if buffer_size is not None:
-            local = buffer_size, (self._seed or 0) if shuffle_seed is None else shuffle_seed
-        spec = BatchSpec(batch_size, prefetch_batches, drop_last, local, make, device)
-        return BatchIterable(self, spec)
+    def _local_shuffle(
+        self, caller: str, size: int | None, seed: int | None
+    ) -> tuple[int, int] | None:
+        """Buffer size and seed of a local shuffle, or None."""
+        if seed is not None:
+            _check_whole(caller, "local_shuffle_seed", seed, 0)
+        if size is None:
+            return None
+        _check_whole(caller, "local_shuffle_buffer_size", size, 1)
+        return size, (self._seed or 0) if seed is None else seed
 
     # --- passes, for BatchIterable ------------------------------------------------------
 
@@ -310,18 +293,18 @@ class DataIterator:
         """The rows of each batch of a pass."""
         source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
-            yield from read_stream(
+            yield from StreamReader(
+                self._name,
                 source,
+                self._rank,
+                self._world_size,
                 position.epoch,
                 position.ranges[0][0],
                 position.taken,
-                self._rank,
-                self._world_size,
                 spec.batch_size,
-                drop_last=spec.drop_last,
-                name=self._name,
-                shuffle=StreamShuffle(*local, position.epoch, position.taken) if local else None,
-            )
+                spec.drop_last,
+                StreamShuffle(*local, position.epoch, position.taken) if local else None,
+            ).batches()
             return
         plan = self._plan(position, spec)
         assert plan is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.data.order import Permutation, derive_key
@@ -127,75 +128,93 @@ class StreamShuffle:
         return [items[number] for number in order.take(np.arange(taken, len(items)))]
 
 
-def read_stream(
-    source: StreamSource,
-    epoch: int,
-    origin: int,
-    taken: int,
-    rank: int,
-    world_size: int,
-    batch_size: int,
-    *,
-    drop_last: bool,
-    name: str = "",
-    shuffle: StreamShuffle | None = None,
-) -> Iterator[list[Any]]:
-    """A rank's batches of items, as many as every other rank has.
+@dataclasses.dataclass(frozen=True)
+class StreamReader:
+    """Reads a rank's batches of items, as many as every other rank has.
 
     Every rank reads all items. Of each ``world_size`` of them that follow each other, it keeps one.
 
-    Args:
+    Attributes:
+        name: Name of the dataset.
         source: The data.
+        rank: Which rank.
+        world_size: Number of ranks.
         epoch: Which epoch.
         origin: Items of the epoch that ranks of another number have seen. If what they have left
             is not one for each rank, some are given to several.
         taken: Items that each rank has seen after those.
-        rank: Which rank.
-        world_size: Number of ranks.
         batch_size: Items of a batch. Where the last items are less than one for each rank, they
             join the batch before.
         drop_last: Leave out what does not fill a batch on every rank.
-        name: Name of the dataset.
         shuffle: Mixes the items that the rank keeps.
-
-    Raises:
-        ValueError: The epoch has items, but not one for each rank.
     """
-    begin = taken if shuffle is None else shuffle.begin
-    count = (begin - taken) * world_size  # items that were not seen, when it is above 0
-    first: list[Any] = []  # one for each rank
-    ready: list[Any] = []  # own items in the order in which they are handed out
-    whole = 0  # batches of these; the last is held back until it is known whether more join it
-    for number, item in enumerate(source.items(epoch)):
-        if number < origin + begin * world_size:
-            continue
-        if not taken and count < world_size:
-            first.append(item)
-        if count % world_size == rank:
-            ready += [item] if shuffle is None else shuffle.add(item)
-        count += 1
-        whole += count > 0 and count % (world_size * batch_size) == 0
-        while whole > 1 and len(ready) >= batch_size:
-            yield ready[:batch_size]
-            del ready[:batch_size]
-            whole -= 1
-    if shuffle is not None:
-        ready += shuffle.rest()
-    sizes = [batch_size] * whole
-    rest = max(0, count) % (world_size * batch_size)
-    if rest and not drop_last:
-        last = len(ready) - whole * batch_size
-        if sizes and rest < world_size:
-            sizes[-1] += last
-        elif count >= world_size:
-            sizes.append(last)
-        elif not taken:  # else they were in the batch before
-            if not origin:
-                raise ValueError(
-                    f"datasets[{name!r}] gave {count} items in epoch {epoch}, less than one for "
-                    f"each of {world_size} workers."
-                )
-            ready, sizes = [first[rank % count]], [1]
-    for size in sizes:
-        yield ready[:size]
-        del ready[:size]
+
+    name: str
+    source: StreamSource
+    rank: int
+    world_size: int
+    epoch: int
+    origin: int
+    taken: int
+    batch_size: int
+    drop_last: bool
+    shuffle: StreamShuffle | None = None
+
+    def batches(self) -> Iterator[list[Any]]:
+        """The batches of the rank.
+
+        Raises:
+            ValueError: The epoch has items, but not one for each rank.
+        """
+        taken, world_size, batch_size = self.taken, self.world_size, self.batch_size
+        begin = taken if self.shuffle is None else self.shuffle.begin
+        count = (begin - taken) * world_size  # items that were not seen, when it is above 0
+        first: list[Any] = []  # one for each rank
+        ready: list[Any] = []  # own items in the order in which they are handed out
+        whole = 0  # batches of these; the last is held back until it is known whether more join it
+        for number, item in enumerate(self.source.items(self.epoch)):
+            if number < self.origin + begin * world_size:
+                continue
+            if not taken and count < world_size:
+                first.append(item)
+            if count % world_size == self.rank:
+                ready += [item] if self.shuffle is None else self.shuffle.add(item)
+            count += 1
+            whole += count > 0 and count % (world_size * batch_size) == 0
+            while whole > 1 and len(ready) >= batch_size:
+                yield ready[:batch_size]
+                del ready[:batch_size]
+                whole -= 1
+        if self.shuffle is not None:
+            ready += self.shuffle.rest()
+        if self._shares(count):
+            ready, sizes = [first[self.rank % count]], [1]
+        else:
+            sizes = self._sizes(whole, count, len(ready))
+        for size in sizes:
+            yield ready[:size]
+            del ready[:size]
+
+    def _shares(self, count: int) -> bool:
+        """Whether the items are less than one for each rank, and some are given to several."""
+        if self.drop_last or self.taken or not 0 < count < self.world_size:
+            return False
+        if not self.origin:
+            raise ValueError(
+                f"datasets[{self.name!r}] gave {count} items in epoch {self.epoch}, less than one "
+                f"for each of {self.world_size} workers."
+            )
+        return True
+
+    def _sizes(self, whole: int, count: int, ready: int) -> list[int]:
+        """The sizes of the last batches: of ``whole`` ones, and of what is left of the items."""
+        sizes = [self.batch_size] * whole
+        rest = max(0, count) % (self.world_size * self.batch_size)
+        if rest and not self.drop_last:
+            last = ready - whole * self.batch_size
+            if sizes and rest < self.world_size:
+                sizes[-1] += last
+            elif count >= self.world_size:
+                sizes.append(last)
+            # Else they were in the batch before.
+        return sizes

@@ -149,13 +149,7 @@ def _start(spec: RunSpec, packed: PackedLoop) -> Any:
 
 
 def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | None:
-    """Follow a run to its end; None if it had ended before, and its controller is gone now.
-
-    Args:
-        spec: The run that this driver wants.
-        controller: The controller of the run of that name.
-        started: Whether it is this driver's.
-    """
+    """Follow a run to its end; None if it had ended before, and its controller is gone now."""
     from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
 
     run_id = spec.run_id if started else None

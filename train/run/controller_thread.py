@@ -103,9 +103,6 @@ class ControllerThread:
     def abort(self, *, at_once: bool = False) -> None:
         """Stop the run once the uploads that ranks have begun have ended; wait for its end.
 
-        Args:
-            at_once: Do not wait for these uploads.
-
         Raises:
             KeyboardInterrupt: The user did not want to wait for them any more, and the run has
                 ended without.

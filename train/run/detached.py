@@ -53,12 +53,7 @@ class Opened(NamedTuple):
 
 
 class DetachedController(TrainController):
-    """Runs one training run without a driver.
-
-    Args:
-        spec: The run.
-        loop: Its train loop.
-    """
+    """Runs one training run without a driver."""
 
     def __init__(self, spec: RunSpec, loop: PackedLoop) -> None:
         super().__init__(spec)

@@ -105,13 +105,7 @@ def controller_options(spec: RunSpec) -> dict[str, Any]:
 
 
 def follow(spec: RunSpec, controller: Any, run: Any) -> None:
-    """Show the progress of a run until it ends, or its controller does.
-
-    Args:
-        spec: The run.
-        controller: Its controller.
-        run: The ref of how it ended.
-    """
+    """Show the progress of a run until it ends, or its controller does."""
     from miniray.exceptions import ActorError, TaskCancelledError
 
     display = make_display(spec.name, spec.run_config.callbacks or ())

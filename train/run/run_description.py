@@ -26,13 +26,7 @@ _MAX_DEPTH = 12
 
 
 def describe_run(*, name: str, train_loop: Any, **configs: Any) -> dict[str, Any]:
-    """The configuration of a run.
-
-    Args:
-        name: Name of the run.
-        train_loop: The user's function.
-        configs: The user's configurations by name.
-    """
+    """The configuration of a run."""
     from miniray.version import VERSION
 
     function = getattr(train_loop, "func", train_loop)  # of functools.partial

@@ -32,12 +32,7 @@ _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated"
 
 @contextlib.contextmanager
 def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
-    """A local folder with the files, which other processes of this machine may read too.
-
-    Args:
-        filesystem: An fsspec filesystem.
-        path: A folder there.
-    """
+    """A local folder with the files, which other processes of this machine may read too."""
     key = _key_of(filesystem, path)
     folder = None if key is None else _folder_of_copies()
     if folder is None:

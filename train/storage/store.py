@@ -80,12 +80,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 class Store:
-    """The files below a folder. Paths are relative to it. Picklable.
-
-    Args:
-        filesystem: An fsspec filesystem.
-        path: The folder on it; made with the first file.
-    """
+    """The files below a folder. Paths are relative to it. Picklable."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self.filesystem = filesystem

@@ -65,13 +65,7 @@ class RankCalls(Protocol):
 
 
 def rank_calls(carrier: Carrier, attempt: int, rank: int) -> RankCalls:
-    """The calls of a rank.
-
-    Args:
-        carrier: The way to the controller.
-        attempt: Number of the attempt in which the rank runs.
-        rank: Its world rank.
-    """
+    """The calls of a rank."""
     return cast("RankCalls", _RankCalls(carrier, attempt, rank))
 
 
@@ -101,11 +95,7 @@ class Carrier(Protocol):
 
 
 class ActorCarrier:
-    """Brings calls to a controller that is an actor.
-
-    Args:
-        handle: The actor's handle.
-    """
+    """Brings calls to a controller that is an actor."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -125,11 +115,7 @@ def _wait(ref: ObjectRef[Any]) -> Any:
 
 
 class LocalCarrier:
-    """Brings calls to a controller in a thread of this process, or of that of rank 0.
-
-    Args:
-        begin: Begins a call of the controller.
-    """
+    """Brings calls to a controller in a thread of this process, or of that of rank 0."""
 
     def __init__(self, begin: Callable[..., concurrent.futures.Future[Any]]) -> None:
         self._begin = begin

@@ -190,11 +190,7 @@ async def _reply(
 
 
 class LinkClient:
-    """Another rank's end of its connection with rank 0. Thread-safe.
-
-    Args:
-        connected: A connection whose other end has proven itself.
-    """
+    """Another rank's end of its connection with rank 0. Thread-safe."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

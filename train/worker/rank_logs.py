@@ -41,11 +41,7 @@ def output_of_this_process() -> str:
 
 
 class RankLogs:
-    """The output of all attempts of a run, in a folder for each; they are numbered on over runs.
-
-    Args:
-        storage: The run's folder.
-    """
+    """The output of all attempts of a run, in a folder for each; they are numbered on over runs."""
 
     def __init__(self, storage: RunStorage) -> None:
         self._storage = storage
@@ -58,11 +54,7 @@ class RankLogs:
         self._next = max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def keep(self, infos: Sequence[WorkerInfo]) -> None:
-        """Begin to copy the output of an attempt's ranks; what follows need not wait for it.
-
-        Args:
-            infos: Where the ranks ran, in order of rank.
-        """
+        """Begin to copy the output of an attempt's ranks; what follows need not wait for it."""
         if any(info.output for info in infos):
             folder = f"{FOLDER}/attempt_{self._next:03d}"
             self._next += 1
@@ -97,13 +89,7 @@ def copy_output(storage: RunStorage, folder: str, outputs: dict[int, str]) -> No
 
 
 async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) -> None:
-    """Copy the output of an attempt's ranks, each on its node. Failures are logged only.
-
-    Args:
-        storage: The run's folder.
-        folder: Where in it.
-        infos: Where the ranks ran, in order of rank.
-    """
+    """Copy the output of an attempt's ranks, each on its node. Failures are logged only."""
     own_node = get_runtime_context().get_node_id()
     by_node: dict[str, dict[int, str]] = {}
     for rank, info in enumerate(infos):

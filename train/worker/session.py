@@ -82,14 +82,7 @@ class CheckpointReport:
 
 
 class RankSession:
-    """A rank's side of an attempt. Thread-safe.
-
-    Args:
-        setup: What the controller gives the rank.
-        ranks: Its place in the group.
-        carrier: Its way to the controller.
-        uploading: What the train loop's own uploads run in.
-    """
+    """A rank's side of an attempt. Thread-safe."""
 
     def __init__(
         self,

@@ -110,9 +110,6 @@ class UploadProcess:
     """The process that uploads for one rank, one upload after the other; started with the first.
 
     It ends at the latest with the thread that called ``upload`` first.
-
-    Args:
-        storage: The run's folder.
     """
 
     def __init__(self, storage: RunStorage) -> None:

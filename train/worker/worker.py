@@ -86,10 +86,6 @@ class PackedLoop:
 def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
     """Pickle a train loop without datasets.
 
-    Args:
-        loop: The train loop.
-        put: Pickles it.
-
     Raises:
         TypeError: It can't be pickled; the text names the variable or the item at fault.
     """
@@ -125,11 +121,7 @@ class TrainWorker:
             logging_config.apply()
 
     def describe(self, addresses: Mapping[str, str]) -> WorkerInfo:
-        """Where this worker runs; from now on it listens, should it become rank 0.
-
-        Args:
-            addresses: Address of each node, by its id.
-        """
+        """Where this worker runs; from now on it listens, should it become rank 0."""
         runtime = get_runtime_context()
         node_id = runtime.get_node_id()
         address = addresses[node_id]

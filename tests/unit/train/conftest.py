@@ -8,7 +8,7 @@ import pytest
 from controller_helpers import FakeGroup
 
 from miniray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from miniray.train.config.policies import LimitedRetries, default_scaling
+from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.storage.storage import RunStorage

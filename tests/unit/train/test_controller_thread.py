@@ -12,7 +12,7 @@ import pytest
 from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
 from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
-from miniray.train.config.policies import FixedScaling, LimitedRetries
+from miniray.train.config.rules import FixedScaling, LimitedRetries
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.progress.feed import Seen
 from miniray.train.run.controller_thread import ControllerThread

@@ -6,7 +6,7 @@ import pytest
 
 from miniray.train import FailureConfig, FailureDecision, GroupFailure
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.config.policies import LimitedRetries
+from miniray.train.config.rules import LimitedRetries
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from miniray.train import ScalingConfig
-from miniray.train.config.policies import ElasticScaling, FixedScaling, default_scaling
+from miniray.train.config.rules import ElasticScaling, FixedScaling, default_scaling
 from miniray.train.controller import room
 from miniray.train.controller.room import Fit, MoreRoom, largest_room
 

@@ -11,7 +11,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Backend, RunConfig, ScalingConfig
 from miniray.train.base.failures import GroupStartError
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.config.policies import FixedScaling
+from miniray.train.config.rules import FixedScaling
 from miniray.train.controller import worker_group
 from miniray.train.controller.worker_group import WorkerGroup, gather_workers
 from miniray.train.worker.worker import TrainWorker
