@@ -6,7 +6,6 @@ hook. When which hook is called is the controller's and the recorder's part.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import time
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which the user is told of a hook that has not returned.
-SLOW_HOOK = 30.0
-
 Hook = Literal[
     "on_start",
     "on_state_change",
@@ -37,20 +33,12 @@ Hook = Literal[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class RunningHook:
-    """A hook that has not returned yet."""
-
-    callback: str
-    hook: Hook
-    since: float  # time.monotonic()
-
-
 class CallbackRunner:
     """The callbacks of one run. Not thread-safe: one thread calls it.
 
     Attributes:
-        running: The hook that is being called; None between hooks. Any thread may look.
+        running: What is being called and since when, by time.monotonic(); None between hooks. Any
+            thread may look.
 
     Args:
         callbacks: The callbacks, in the order in which they are called.
@@ -61,7 +49,7 @@ class CallbackRunner:
         self._callbacks = list(callbacks)
         self._context = context
         self._started: list[Callback] = []
-        self.running: RunningHook | None = None
+        self.running: tuple[str, float] | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anybody to tell."""
@@ -114,33 +102,11 @@ class CallbackRunner:
             raise failures[0]
 
     def _call(self, callback: Callback, hook: Hook, *arguments: Any) -> None:
-        self.running = RunningHook(type(callback).__qualname__, hook, time.monotonic())
+        name = f"{hook}() of the callback {type(callback).__qualname__}"
+        self.running = name, time.monotonic()
         try:
             getattr(callback, hook)(*arguments)
         except (Exception, SystemExit) as error:
             raise CallbackError(type(callback).__qualname__, hook, error) from error
         finally:
             self.running = None
-
-
-async def watch_hooks(runner: CallbackRunner, run_name: str) -> None:
-    """Tell of each hook that a run waits for; only its author knows what it waits for itself.
-
-    Looked at from outside, as timers for each call would cost more than most hooks.
-    """
-    told = None
-    while runner:
-        await asyncio.sleep(SLOW_HOOK)
-        running = runner.running
-        if running is None or running is told:
-            continue
-        waited = time.monotonic() - running.since
-        if waited >= SLOW_HOOK:
-            told = running
-            logger.warning(
-                "Run %s waits for %s() of the callback %s, which has not returned for %.0f s.",
-                run_name,
-                running.hook,
-                running.callback,
-                waited,
-            )

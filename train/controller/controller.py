@@ -23,7 +23,7 @@ from miniray.train.base.exceptions import (
 from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.base.policies import FailureDecision, GroupFailure, RunState, check_transition
 from miniray.train.callbacks import RunContext
-from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
+from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.controller.attempt import Attempt
 from miniray.train.controller.hangs import watch_for_hang
 from miniray.train.controller.outcome import RunOutcome
@@ -31,7 +31,7 @@ from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import RunFacts, pause_after
 from miniray.train.controller.startup import check_shared, place, start
-from miniray.train.controller.waits import BlockingWork, end, first_of, wait_at_most
+from miniray.train.controller.waits import BlockingWork, end, first_of, wait_at_most, watch_for_slow
 from miniray.train.progress.feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
 from miniray.train.worker.rank_logs import RankLogs
@@ -132,10 +132,7 @@ class TrainController:
         self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
         if self._stop_asked:
             self._machine.cancel()
-        watching = asyncio.gather(
-            watch_hooks(self._callbacks, self._spec.name),
-            self._work.watch(lambda: self._callbacks.running is not None, self._tell_slow),
-        )
+        watching = asyncio.create_task(watch_for_slow(self._running_work, self._feed.note))
         try:
             await first_of(self._machine, recording)
         except asyncio.CancelledError:
@@ -165,11 +162,10 @@ class TrainController:
             raise AttemptOverError(f"Rank {rank} of attempt {attempt} was replaced: others run.")
         return await getattr(current, method)(rank, *arguments)
 
-    def _tell_slow(self, seconds: float) -> None:
-        self._feed.note(
-            f"The run waits for its storage: a call about {self._spec.storage.path} has not "
-            f"returned for {seconds:.0f} s. No checkpoint becomes complete before it does."
-        )
+    def _running_work(self) -> tuple[str, float] | None:
+        since, hook = self._work.since, self._callbacks.running
+        storage = f"its storage, a call about {self._spec.storage.path}"
+        return hook or (None if since is None else (storage, since))
 
     async def progress(self, seen: Seen) -> Progress:
         """Wait for news of the run that a driver does not have."""

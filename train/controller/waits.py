@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def first_of(main: asyncio.Task[None], beside: asyncio.Task[None]) -> None:
-    """Wait for the main task; if the one beside it fails before, cancel the first and raise that."""
+    """Wait for the main task; if the one beside it fails before, cancel it and raise that."""
     await asyncio.wait({main, beside}, return_when=asyncio.FIRST_COMPLETED)
     if beside.done():
         main.cancel()
@@ -46,19 +45,40 @@ T = TypeVar("T")
 SLOW_WORK = 30.0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Running:
-    """A piece of work that has not ended."""
+async def watch_for_slow(
+    running: Callable[[], tuple[str, float] | None], tell: Callable[[str], None]
+) -> None:
+    """Tell of each piece of work that takes long.
 
-    since: float  # time.monotonic()
+    Looked at from outside, as timers for each would cost more than most of the work.
+
+    Args:
+        running: What runs now, and since when, by time.monotonic(); None if nothing does.
+        tell: Called with a sentence, once for each.
+    """
+    told = None
+    while True:
+        await asyncio.sleep(SLOW_WORK / 3)
+        found = running()
+        if found is None or found == told:
+            continue
+        what, since = found
+        waited = time.monotonic() - since
+        if waited >= SLOW_WORK:
+            told = found
+            tell(f"The run waits for {what}, which has not returned for {waited:.0f} s.")
 
 
 class BlockingWork:
-    """Runs one piece of work after the other, so that what is stored is stored in order."""
+    """Runs one piece of work after the other, so that what is stored is stored in order.
+
+    Attributes:
+        since: When the piece that runs has begun, by time.monotonic(); None if none runs.
+    """
 
     def __init__(self) -> None:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
-        self._running: _Running | None = None
+        self.since: float | None = None
 
     async def do(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function that blocks, behind those that were given before."""
@@ -71,28 +91,8 @@ class BlockingWork:
         self._thread.shutdown()
 
     def _run(self, function: Callable[..., T], *args: Any) -> T:
-        self._running = _Running(time.monotonic())
+        self.since = time.monotonic()
         try:
             return function(*args)
         finally:
-            self._running = None
-
-    async def watch(self, is_known: Callable[[], bool], tell: Callable[[float], None]) -> None:
-        """Tell of each piece of work that takes long.
-
-        Looked at from outside, as timers for each would cost more than most of the work.
-
-        Args:
-            is_known: Whether somebody else tells what the thread waits for now.
-            tell: Called with the seconds by then, once for each.
-        """
-        told = None
-        while True:
-            await asyncio.sleep(SLOW_WORK / 3)
-            running = self._running
-            if running is None or running is told or is_known():
-                continue
-            waited = time.monotonic() - running.since
-            if waited >= SLOW_WORK:
-                told = running
-                tell(waited)
+            self.since = None

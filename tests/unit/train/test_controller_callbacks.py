@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import shutil
 import threading
@@ -13,6 +12,7 @@ from controller_helpers import run
 
 from miniray.train import Callback, CallbackError
 from miniray.train.base.policies import RunState, ScalingDecision, ScalingPolicy
+from miniray.train.progress.feed import ProgressFeed
 
 
 def test_callbacks_see_states_reports_and_failures(start):
@@ -69,27 +69,19 @@ def test_callbacks_are_told_which_run_it_is_and_what_its_loop_is_called_with(sta
     assert told == [("abc", {"lr": 0.1})]
 
 
-def test_a_hook_that_does_not_return_is_named(start, monkeypatch, caplog):
+def test_a_hook_that_does_not_return_is_named(start, monkeypatch):
     class Slow(Callback):
         def after_report(self, run_context, metrics, checkpoint):
             assert told.wait(20)
 
-    class Handler(logging.Handler):
-        def emit(self, record):
-            told.set()
-
     async def loop(rank):
         await rank.report({})
 
-    told = threading.Event()
-    monkeypatch.setattr("miniray.train.callbacks.runner.SLOW_HOOK", 0.01)
-    handler = Handler(logging.WARNING)
-    logging.getLogger("miniray.train.callbacks.runner").addHandler(handler)
-    try:
-        assert run(start(callbacks=[Slow()]), loop).state is RunState.FINISHED
-    finally:
-        logging.getLogger("miniray.train.callbacks.runner").removeHandler(handler)
-    assert re.search(r"Run run waits for after_report\(\) of the callback .*Slow", caplog.text)
+    told, notes = threading.Event(), []
+    monkeypatch.setattr("miniray.train.controller.waits.SLOW_WORK", 0.01)
+    monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
+    assert run(start(callbacks=[Slow()]), loop).state is RunState.FINISHED
+    assert re.match(r"The run waits for after_report\(\) of the callback .*Slow", notes[0])
 
 
 def test_callbacks_are_told_of_another_world_size(start):
