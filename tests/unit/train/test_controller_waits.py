@@ -152,8 +152,6 @@ def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, w
     assert run(start(), loop).state is RunState.FINISHED
     expected = r"The run waits for its storage, .*/run, which has not returned for \d+ s\."
     assert re.match(expected, notes[0])
-        r"The run waits for its storage, .*/run, which has not returned for \d+ s\.", notes[0]
-    )
 
 
 def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkeypatch):
