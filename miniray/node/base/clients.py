@@ -131,13 +131,16 @@ class ClientServer:
                 raise ValueError("ids and messages to another process are bytes")
             self._events.relay(client, node_id, process_id, bodies)
         elif kind == p.NODE_REQUEST:
-            self._request(client, message[1], message[2], message[3])
+            _, number, method, args = message
+            self._request(client, number, method, args)
         elif kind == p.NODE_NOTICE:
             self._checked(message[1], self.notices, message[2])(client, *message[2])
         elif kind == p.HEAD_REQUEST:
-            self._events.head_request(client, message[1], message[2], message[3])
+            _, number, method, body = message
+            self._events.head_request(client, number, method, body)
         elif kind == p.HEAD_NOTICE:
-            self._events.head_request(client, 0, message[1], message[2])
+            _, method, body = message
+            self._events.head_request(client, 0, method, body)
         else:
             logger.error("%s sent a message of kind %.40r", client, kind)
 

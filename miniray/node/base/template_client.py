@@ -161,24 +161,25 @@ class TemplateClient:
             if not data:
                 self._lose()
                 return
-            message = marshal.loads(data)
-            if message[0] == "exited":
-                self._on_exited(message[1], message[2])
-            elif message[0] == "lingers":
-                self._on_lingers(message[1], message[2])
-            elif message[0] == "forked":
-                future = self._open.pop(message[1])
-                if not future.done():
-                    future.set_result(message[2])
-                return  # its caller must know the pid before the next message, which may name it
-            elif message[0] == "settled":
-                settled = self._open.pop(message[1])
-                if not settled.done():
-                    settled.set_result(0)
-            elif message[0] == "ready":
-                self.pid, self.ready = message[1], True
-            elif message[0] == "refused":
-                self._refuse(message[1], OSError(f"cannot start a process: {message[2]}"))
+            match marshal.loads(data):
+                case ("exited", pid, status):
+                    self._on_exited(pid, status)
+                case ("lingers", pid, left):
+                    self._on_lingers(pid, left)
+                case ("forked", number, pid):
+                    self._answer(number, pid)
+                    return  # its caller must know the pid before the next message may name it
+                case ("settled", number):
+                    self._answer(number, 0)
+                case ("ready", pid):
+                    self.pid, self.ready = pid, True
+                case ("refused", number, reason):
+                    self._refuse(number, OSError(f"cannot start a process: {reason}"))
+
+    def _answer(self, number: int, result: int) -> None:
+        future = self._open.pop(number)
+        if not future.done():
+            future.set_result(result)
 
     def _refuse(self, number: int, error: Exception) -> None:
         future = self._open.pop(number, None)

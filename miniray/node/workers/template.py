@@ -140,27 +140,29 @@ class Template:
         data, fds = control_socket.receive(self._control)
         if not data:
             self._end_everything()
-        message = marshal.loads(data)
-        if message[0] == "fork":
-            return self._fork(message[1], fds)
-        if message[0] in ("template", "helper"):
-            return self._fork_helper(message[0] == "template", message[1], message[2], fds)
-        if message[0] == "kill":
-            _, pid, number = message
-            if pid in self._workers:
-                _kill(pid, number)
-        elif message[0] == "kill_helper":
-            for pid, number in self._helpers.items():
-                if number == message[1]:
-                    _kill(pid, signal.SIGKILL)
-        elif message[0] == "fence":
-            _, token, template = message
-            self._fences[token] = template
-            if template in self._helpers:
-                _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
-            self._look_for_strays()
-        elif message[0] == "end":  # the daemon hangs up next, and goes on itself
-            self._clean_up = None
+        match marshal.loads(data):
+            case ("fork", token):
+                return self._fork(token, fds)
+            case ("template", (preload, beside), number):
+                return self._fork_helper(
+                    lambda own: run_template(own, preload, None, beside=beside), number, fds
+                )
+            case ("helper", module, number):
+                return self._fork_helper(lambda own: run_helper(own, module), number, fds)
+            case ("kill", pid, number):
+                if pid in self._workers:
+                    _kill(pid, number)
+            case ("kill_helper", number):
+                for pid, each in self._helpers.items():
+                    if each == number:
+                        _kill(pid, signal.SIGKILL)
+            case ("fence", token, template):
+                self._fences[token] = template
+                if template in self._helpers:
+                    _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
+                self._look_for_strays()
+            case ("end",):  # the daemon hangs up next, and goes on itself
+                self._clean_up = None
         return None
 
     def _fork(self, token: int, fds: list[int]) -> Callable[[], NoReturn] | None:
@@ -183,7 +185,7 @@ class Template:
         return None
 
     def _fork_helper(
-        self, template: bool, what: Any, number: int, fds: list[int]
+        self, run: Callable[[socket.socket], NoReturn], number: int, fds: list[int]
     ) -> Callable[[], NoReturn] | None:
         """Fork a template with more modules, or another process of the node's own.
 
@@ -205,14 +207,7 @@ class Template:
         os.close(self._wake_read)
         os.close(self._wake_write)
         own = socket.socket(fileno=fds[0])
-        if template:
-            preload, beside = what
-            return lambda: run_template(own, preload, None, beside=beside)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        gc.unfreeze()
-        gc.enable()
-        return lambda: run_helper(own, what)
+        return lambda: run(own)
 
     def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
         try:
@@ -444,6 +439,10 @@ def _fresh_random_state() -> None:
 def run_helper(control: socket.socket, module: str) -> NoReturn:
     """Run ``serve(control)`` of a module in this process, and never return."""
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        gc.unfreeze()
+        gc.enable()
         importlib.import_module(module).serve(control)
     except BaseException:  # noqa: BLE001 - it ends the process
         traceback.print_exc()
