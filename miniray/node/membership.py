@@ -166,8 +166,10 @@ class Membership:
         body = marshal.loads(push.body)
         if push.process_id != self._config.node_id:
             self._clients.push(push.process_id, push.topic, body)
-        elif push.topic == "actor" and body[1] == DEAD:
-            self._adopted.actor_died(body[0])
+        elif push.topic == "actor":
+            actor_id, state, *_ = body
+            if state == DEAD:
+                self._adopted.actor_died(actor_id)
 
     def _joined(self, node: head_pb2.NodeJoined) -> None:
         address = DaemonAddress.parse(node.address)
