@@ -91,8 +91,9 @@ class SpillFiles:
         self._threads = concurrent.futures.ThreadPoolExecutor(
             _THREADS, thread_name_prefix="miniray-spill"
         )
-        #: Descriptors that are being closed.
-        self._closing: dict[concurrent.futures.Future[None], int] = {}
+        #: Closes files, which takes long for large ones and must not wait for what is written.
+        self._closer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="miniray-close")
+        self._closing: set[concurrent.futures.Future[None]] = set()
 
     # --- places -----------------------------------------------------------------------------
     def reserve(self, size: int) -> DiskPlace:
@@ -142,14 +143,9 @@ class SpillFiles:
         self._files.remove(file)
         if file is self._shared:
             self._shared = None
-        closing = self._threads.submit(os.close, file.fd)  # it takes long for a large one
-        self._closing[closing] = file.fd
-        closing.add_done_callback(self._closed)
-
-    def _closed(self, closing: concurrent.futures.Future[None]) -> None:
-        fd = self._closing.pop(closing)
-        if closing.cancelled():
-            os.close(fd)
+        closing = self._closer.submit(os.close, file.fd)
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def all_closed(self) -> None:
         """Wait until the disk has the blocks of all files back whose values are gone."""
@@ -160,6 +156,7 @@ class SpillFiles:
         """Begin no read or write any more, and end those under way early."""
         self._stopped.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._closer.shutdown(wait=False)
 
     def close(self) -> None:
         """Close all files."""
