@@ -18,7 +18,7 @@ from miniray.node.process_setup import trim
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.base.clients import Answer, Client, ClientServer
     from miniray.node.base.head_client import HeadClient
 
 #: Seconds before the first retry of a name that the head does not know, and how many retries.
@@ -107,19 +107,18 @@ class CodeRequests:
         self._head = head
         self.cache = CodeCache(lambda name: head.ask("get_code", name), config().code_cache)
         clients.requests["get_code"] = self._get_code
-        clients.quick["get_code"] = self._known_code
         clients.notices["put_code"] = self._put_code
 
-    def _known_code(self, client: Client, name: bytes) -> tuple[bytes, int] | None:
+    def _get_code(self, client: Client, name: bytes) -> Answer | Awaitable[Answer]:
         content = self.cache.known(client.job_id, name)
-        return (content, -1) if content is not None else None
+        return self._fetch_code(client, name) if content is None else (content, -1)
+
+    async def _fetch_code(self, client: Client, name: bytes) -> Answer:
+        return await self.cache.get(client.job_id, name), -1
 
     def _put_code(self, client: Client, name: bytes, content: bytes) -> None:
         if self.cache.put(client.job_id, name, content):
             self._head.notify("put_code", client.job_id, name, content)
-
-    async def _get_code(self, client: Client, name: bytes) -> tuple[bytes | None, int]:
-        return await self.cache.get(client.job_id, name), -1
 
     async def package(self, uri: str) -> bytes:
         """Fetch a package of a runtime environment.

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: The result of a request, and a descriptor that goes with it or -1.
+Answer = tuple[Any, int]
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Client:
@@ -98,11 +101,9 @@ class ClientServer:
         )
         self.clients: dict[bytes, Client] = {}
         self._unnamed: set[Connection] = set()
-        #: Requests: method → coroutine function (client, *args) → result or (result, fd).
-        self.requests: dict[str, Callable[..., Awaitable[Any]]] = {}
-        #: Requests that can be answered without waiting: method → function (client, *args) →
-        #: (result, fd), or None if the coroutine of the same name has to answer.
-        self.quick: dict[str, Callable[..., tuple[Any, int] | None]] = {}
+        #: Requests: method → function (client, *args) that returns (result, fd), or a coroutine
+        #: that does if it has to wait; fd is -1 if no descriptor goes with the result.
+        self.requests: dict[str, Callable[..., Answer | Awaitable[Answer]]] = {}
         #: Notices: method → function (client, *args).
         self.notices: dict[str, Callable[..., None]] = {}
         self._arguments: dict[Callable[..., Any], Arguments] = {}
@@ -134,7 +135,8 @@ class ClientServer:
             _, number, method, args = message
             self._request(client, number, method, args)
         elif kind == p.NODE_NOTICE:
-            self._checked(message[1], self.notices, message[2])(client, *message[2])
+            _, method, args = message
+            self._checked(method, self.notices, args)(client, *args)
         elif kind == p.HEAD_REQUEST:
             _, number, method, body = message
             self._events.head_request(client, number, method, body)
@@ -166,7 +168,7 @@ class ClientServer:
     def _checked(
         self, method: str, handlers: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
     ) -> Callable[..., Any]:
-        """The handler of a request or notice, if that is what the handler can take."""
+        """Return the handler of a request or notice; raise ValueError if it cannot take these."""
         handler = handlers.get(method)
         if handler is None:
             raise ValueError(f"A node has no request {method!r}.")
@@ -177,27 +179,22 @@ class ClientServer:
         return handler
 
     def _request(self, client: Client, number: int, method: str, args: tuple[Any, ...]) -> None:
-        quick = self.quick.get(method)
-        self._checked(method, self.requests if quick is None else self.quick, args)
-        if quick is not None:
-            try:
-                answer = quick(client, *args)
-            except Exception as error:  # noqa: BLE001 - it is the answer
-                _answer_error(client, p.NODE_REPLY, number, error)
-                return
-            if answer is not None:
-                self._reply(client, number, *answer)
-                return
-        task = asyncio.get_running_loop().create_task(self._answer(client, number, method, args))
+        handler = self._checked(method, self.requests, args)
+        try:
+            answer = handler(client, *args)
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            _answer_error(client, p.NODE_REPLY, number, error)
+            return
+        if isinstance(answer, tuple):
+            self._reply(client, number, *answer)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(client, number, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(
-        self, client: Client, number: int, method: str, args: tuple[Any, ...]
-    ) -> None:
+    async def _answer(self, client: Client, number: int, answer: Awaitable[Answer]) -> None:
         try:
-            result, fd = await self.requests[method](client, *args)
-            self._reply(client, number, result, fd)
+            self._reply(client, number, *await answer)
         except Exception as error:  # noqa: BLE001 - it is the answer
             _answer_error(client, p.NODE_REPLY, number, error)
 

@@ -63,7 +63,7 @@ class AdoptedService:
         self._losses: set[asyncio.Task[None]] = set()
         #: Detached actors whose arguments are kept here.
         self._actors: dict[bytes, KeptArguments] = {}
-        clients.quick["adopt"] = self._adopt
+        clients.requests["adopt"] = self._adopt
         clients.notices["keep_arguments"] = self._keep_arguments
         clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
             node, sender, client.process_id, body

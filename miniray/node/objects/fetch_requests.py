@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
-    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.base.clients import Answer, Client, ClientServer
     from miniray.node.objects.objects import NodeObjects
 
 _HERE: tuple[None, int] = (None, -1)
@@ -29,28 +29,29 @@ class FetchRequests:
         """
         self._objects = objects
         self._runs = runs
-        clients.quick["fetch_segment"] = self._is_here
-        clients.quick["are_here"] = self._are_here
+        clients.requests["are_here"] = self._are_here
         clients.requests["fetch_segment"] = self._fetch
         clients.notices["prefetch"] = self._prefetch
         clients.notices["withdraw"] = self._withdraw
-
-    def _is_here(
-        self, _client: Client, node_id: bytes, number: int, *_: Any
-    ) -> tuple[None, int] | None:
-        return _HERE if self._objects.is_here(node_id, number) else None
 
     def _are_here(
         self, _client: Client, places: Iterable[tuple[bytes, int]]
     ) -> tuple[list[bool], int]:
         return [self._objects.is_here(*place) for place in places], -1
 
-    async def _fetch(
+    def _fetch(
         self, client: Client, node_id: bytes, number: int, size: int, request: int
-    ) -> tuple[None, int]:
-        """Answers when a value is here; it may have to wait its turn."""
+    ) -> Answer | Awaitable[Answer]:
+        """Answer when a value is here."""
+        if self._objects.is_here(node_id, number):
+            return _HERE
+        return self._fetch_later(client, node_id, number, size, request)
+
+    async def _fetch_later(
+        self, client: Client, node_id: bytes, number: int, size: int, request: int
+    ) -> Answer:
         if not self._runs(client.process_id):
-            raise ConnectionError("the process that asked has ended")  # nobody hears it
+            raise ConnectionError("the process that asked has ended")
         await self._objects.ahead.fetch(client.process_id, request, (node_id, number), size)
         return _HERE
 

@@ -88,7 +88,7 @@ class MemoryService:
         self._questions: dict[int, Question] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         clients.requests["memory_report"] = self._cluster
-        clients.quick["own_memory"] = lambda _client: (self.own(), -1)
+        clients.requests["own_memory"] = lambda _client: (self.own(), -1)
         clients.notices["objects_held"] = lambda client, number, held: self._answered(
             number, client.process_id, held
         )

@@ -11,7 +11,7 @@ from miniray.node.store.spill_files import DiskPlace
 from miniray.objects.warm_memory import ON_DISK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.objects import NodeObjects
@@ -51,9 +51,7 @@ class StoreRequests:
         self._store = store = objects.store
         self._runs = runs
         memories = store.memories
-        clients.requests["map_segment"] = self._fetch_and_map
-        clients.requests["create_segment"] = self._create_later
-        clients.quick.update(
+        clients.requests.update(
             {
                 "create_segment": self._create,
                 "memory": lambda _client, number: (None, memories.descriptor(number)),
@@ -80,20 +78,19 @@ class StoreRequests:
         form: int,
         owner: bytes,
         owner_node: bytes,
-    ) -> _Created | None:
-        """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
-        if self._spilling.queue:
-            return None
-        try:
-            return self._room_for(client, size, form, owner, owner_node)
-        except ObjectStoreFullError:
-            return None
-        except OSError as error:
-            if error.errno in OUT_OF_DESCRIPTORS:  # values have to leave memory
-                return None
-            raise
-        finally:
-            self._spilling.spill_ahead()
+    ) -> _Created | Awaitable[_Created]:
+        """Make a segment; no descriptor goes along if the writer has its memory mapped."""
+        if not self._spilling.queue:
+            try:
+                return self._room_for(client, size, form, owner, owner_node)
+            except ObjectStoreFullError:
+                pass
+            except OSError as error:
+                if error.errno not in OUT_OF_DESCRIPTORS:  # else values have to leave memory
+                    raise
+            finally:
+                self._spilling.spill_ahead()
+        return self._create_later(client, size, form, owner, owner_node)
 
     async def _create_later(
         self,
@@ -111,7 +108,7 @@ class StoreRequests:
         room = await self._spilling.room_for(claim)
         if not self._runs(process):
             self._spilling.give_back(room)
-            raise ConnectionError("the process that asked has ended")  # nobody hears it
+            raise ConnectionError("the process that asked has ended")
         if not isinstance(room, DiskPlace):
             return self._room_for(client, size, form, owner, owner_node, room)
         segment = self._objects.create_on_disk(room, form, owner, owner_node, process)
@@ -143,11 +140,13 @@ class StoreRequests:
         client: Client,
         node_id: bytes,
         number: int,
-        _size: int,
-        _request: int,
-    ) -> _Mapped | None:
+        size: int,
+        request: int,
+    ) -> _Mapped | Awaitable[_Mapped]:
         segment = self._objects.map_here(node_id, number, client.process_id)
-        return None if segment is None else _shown(segment)
+        if segment is None:
+            return self._fetch_and_map(client, node_id, number, size, request)
+        return _shown(segment)
 
     async def _fetch_and_map(
         self,

@@ -21,7 +21,7 @@ ID = OWNER + b"00000001"
 
 class Clients:
     def __init__(self) -> None:
-        self.quick: dict[str, Any] = {}
+        self.requests: dict[str, Any] = {}
         self.notices: dict[str, Any] = {}
         self.clients: dict[bytes, Any] = {}
 
@@ -64,7 +64,7 @@ def parts() -> tuple[AdoptedService, Relay, Objects]:
     clients, relay, objects = Clients(), Relay(), Objects()
     service = AdoptedService(NODE, clients, relay, objects, lambda _: True, lambda _: None)  # type: ignore[arg-type]
     value = (p.VALUE_SHARED, (NODE, 7, 1000), ())
-    clients.quick["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
+    clients.requests["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
     return service, relay, objects
 
 

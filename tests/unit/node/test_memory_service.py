@@ -32,7 +32,6 @@ class Clients:
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
         self.notices: dict[str, Any] = {}
-        self.quick: dict[str, Any] = {}
         self.clients: dict[bytes, Client] = {}
         self.asked: list[tuple[bytes, tuple[Any, ...]]] = []
 
