@@ -6,10 +6,10 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from miniray.train.v2.jax import JaxTrainer
 
 from miniray import train
 from miniray.train import RunConfig, ScalingConfig
+from miniray.train.v2.jax import JaxTrainer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from miniray.train.v2.jax import JaxTrainer
 
 import miniray as ray
 import miniray.train
 from miniray.cluster_utils import Cluster
 from miniray.train import RunConfig, ScalingConfig
+from miniray.train.v2.jax import JaxTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
