@@ -184,7 +184,7 @@ class DataParallelTrainer:
 
 
 def is_local(config: ScalingConfig) -> bool:
-    """Whether a run with this configuration happens in the driver's process.
+    """Return whether a run with this configuration happens in the driver's process.
 
     Raises:
         ValueError: ``MINIRAY_TRAIN_LOCAL`` is neither 0 nor 1.
@@ -203,7 +203,7 @@ def refuse_unsupported(trainer: str, given: dict[str, Any]) -> None:
 
 
 def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
-    """The train loop of a function that takes a config or nothing.
+    """Return the train loop of a function that takes a config or nothing.
 
     Raises:
         ValueError: It is no function, one that a call does not run, or takes more than one
@@ -248,7 +248,7 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
 
 
 def make_result(outcome: RunOutcome, storage: RunStorage, config: CheckpointConfig) -> Result:
-    """The results of a run that finished, and keeps checkpoints by this rule."""
+    """Return the results of a run that finished, and keeps checkpoints by this rule."""
     records = outcome.checkpoints
     book = CheckpointBook(config)
     book.restore(records)

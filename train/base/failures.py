@@ -69,7 +69,7 @@ class WorkerFailure:
         return self.traceback.rstrip().removesuffix(self.summary).rstrip()
 
     def exception(self) -> BaseException:
-        """The exception, or a RuntimeError with its text where it can't be loaded."""
+        """Return the exception, or a RuntimeError with its text where it can't be loaded."""
         errors = _unpickled(self.pickled)
         for error, cause in itertools.pairwise(errors):
             error.__cause__ = cause
@@ -101,7 +101,7 @@ def _pickled(error: BaseException) -> tuple[bytes, ...]:
 
 
 def _unpickled(pickled: Sequence[bytes]) -> list[BaseException]:
-    """The exceptions, up to the first that can't be loaded here."""
+    """Return the exceptions, up to the first that can't be loaded here."""
     import pickle
 
     errors: list[BaseException] = []
@@ -141,7 +141,7 @@ def describe(
     returned: Collection[int],
     activities: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """What happened as text, with ranks that failed alike told together."""
+    """Return what happened as text, with ranks that failed alike told together."""
     parts = _told_together(failures)
     if returned:
         parts.append(f"The train loop had already returned on: {listed(returned)}.")

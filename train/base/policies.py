@@ -114,10 +114,10 @@ class ScalingPolicy(abc.ABC):
 
     @abc.abstractmethod
     def next_group(self) -> ScalingDecision:
-        """The group to start, at the beginning of a run and after each failure."""
+        """Return the group to start, at the beginning of a run and after each failure."""
 
     def wanted(self, size: int) -> int:
-        """How many workers more a group of this size could use; by default none.
+        """Return how many workers more a group of this size could use; by default none.
 
         The controller asks the cluster for the room of so many and keeps what it gets.
         """

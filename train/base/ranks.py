@@ -67,7 +67,7 @@ def listed(ranks: Iterable[int], most: int = 10) -> str:
 
 
 def assign_ranks(workers: Sequence[WorkerInfo]) -> list[Ranks]:
-    """The ranks of each worker, in the order given."""
+    """Return the ranks of each worker, in the order given."""
     nodes: dict[str, list[int]] = {}
     for position, worker in enumerate(workers):
         nodes.setdefault(worker.node_id, []).append(position)
@@ -82,7 +82,7 @@ def assign_ranks(workers: Sequence[WorkerInfo]) -> list[Ranks]:
 def _slices_together(
     workers: Sequence[WorkerInfo], nodes: Mapping[str, list[int]]
 ) -> list[list[int]]:
-    """The workers of each node; slices in the order of their first worker."""
+    """Return the workers of each node; slices in the order of their first worker."""
     firsts: dict[str, int] = {}
 
     def place(positions: list[int]) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def _slices_together(
 
 
 def _device_order(worker: WorkerInfo) -> list[tuple[str, int, str]]:
-    """A sort key: the devices by resource, then by number (``"10"`` after ``"9"``)."""
+    """Return a sort key: the devices by resource, then by number (``"10"`` after ``"9"``)."""
     return sorted(
         (name, int(id) if id.isdecimal() else -1, id)
         for name, ids in worker.accelerator_ids.items()
@@ -106,7 +106,7 @@ def _device_order(worker: WorkerInfo) -> list[tuple[str, int, str]]:
 
 
 def shared_devices(workers: Sequence[WorkerInfo], node_id: str) -> dict[str, list[str]]:
-    """The devices of all workers of a node, by resource name, lowest first."""
+    """Return the devices of all workers of a node, by resource name, lowest first."""
     shared: dict[str, set[tuple[int, str]]] = {}
     for worker in workers:
         if worker.node_id == node_id:
@@ -117,7 +117,7 @@ def shared_devices(workers: Sequence[WorkerInfo], node_id: str) -> dict[str, lis
 
 
 def shares_devices(workers: Sequence[WorkerInfo]) -> bool:
-    """Whether two workers hold parts of the same device."""
+    """Return whether two workers hold parts of the same device."""
     held: set[tuple[str, str, str]] = set()
     for worker in workers:
         for name, ids in worker.accelerator_ids.items():
@@ -129,7 +129,7 @@ def shares_devices(workers: Sequence[WorkerInfo]) -> bool:
 
 
 def unreachable_address(workers: Sequence[WorkerInfo]) -> str | None:
-    """Why the workers' nodes can't reach each other by their addresses; None if they may.
+    """Return why the workers' nodes can't reach each other by their addresses; None if they may.
 
     A loopback address means another machine on each machine, so it serves only when all nodes
     have one, which is the case for several nodes of one machine.
@@ -147,7 +147,7 @@ def unreachable_address(workers: Sequence[WorkerInfo]) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means the machine itself."""
+    """Return whether an address means the machine itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with NumPy numbers as Python ones.
+    """Return the metrics with NumPy numbers as Python ones.
 
     Raises:
         TypeError: They are not a dictionary with string keys, or hold what can't be sent or kept.
@@ -234,19 +234,19 @@ class ReportBoard:
         return all((rank, self._next) in coming for rank in self._absent(self._next))
 
     def count(self, rank: int) -> int:
-        """How many times a rank has reported."""
+        """Return how many times a rank has reported."""
         return self._counts[rank]
 
     def missing(self, index: int) -> list[int]:
-        """The ranks that have not made the report of this index."""
+        """Return the ranks that have not made the report of this index."""
         return [rank for rank, count in enumerate(self._counts) if count <= index]
 
     def absent(self, index: int) -> list[int]:
-        """The ranks for which the step of this index waits; none if it is given out."""
+        """Return the ranks for which the step of this index waits; none if it is given out."""
         return self._absent(index) if index in self._waiting else []
 
     def mismatch(self) -> tuple[int, str] | None:
-        """A rank that returned without its report of a checkpoint's step, and the reason.
+        """Return a rank that returned without its report of a checkpoint's step, and the reason.
 
         None while every checkpoint can still become complete.
         """
@@ -309,7 +309,7 @@ class ReportBoard:
         return [rank for rank in range(self._world_size) if rank not in entry]
 
     def _is_silent(self, rank: int) -> bool:
-        """Whether no report of this rank is to be expected."""
+        """Return whether no report of this rank is to be expected."""
         return rank in self._returned or not self._counts[rank]
 
     def _is_passed(self, rank: int, waited: bool) -> bool:

@@ -176,7 +176,7 @@ class _FileCallback(Callback):
             self._file = None
 
     def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What a row holds of the metrics."""
+        """Return what a row holds of the metrics."""
         raise NotImplementedError
 
 

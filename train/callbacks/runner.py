@@ -52,7 +52,7 @@ class CallbackRunner:
         self.running: tuple[str, float] | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is anybody to tell."""
+        """Return whether there is anybody to tell."""
         return bool(self._callbacks)
 
     def start(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def choose(callback: str, choices: Mapping[str, Sequence[str]], install: str) -> str:
-    """The first module of which everything needed is installed; nothing is imported.
+    """Return the first module of which everything needed is installed; nothing is imported.
 
     Args:
         callback: Name of the callback's class, for the message.
@@ -47,7 +47,7 @@ def choose(callback: str, choices: Mapping[str, Sequence[str]], install: str) ->
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the metrics, keys of nested dictionaries joined by ``/``."""
+    """Return the numbers among the metrics, keys of nested dictionaries joined by ``/``."""
     return {
         key: float(value)
         for key, value in flatten(metrics).items()
@@ -58,7 +58,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 def step_of(
     callback: object, step_key: str | None, run_context: RunContext, metrics: Mapping[str, Any]
 ) -> int:
-    """The step of a report: its number, or the metric of this key.
+    """Return the step of a report: its number, or the metric of this key.
 
     Raises:
         ValueError: There is no such metric, or it is no whole number.

@@ -36,12 +36,12 @@ class RefusedArgumentError(ValueError, DeprecationWarning):
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether a value is a whole number that is not below ``least``."""
+    """Return whether a value is a whole number that is not below ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_amount(value: Any) -> bool:
-    """Whether a value can be an amount: a finite number of 0 or more."""
+    """Return whether a value can be an amount: a finite number of 0 or more."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value >= 0
 
@@ -92,7 +92,7 @@ def check_resources(argument: str, resources: Mapping[str, float] | None) -> Non
 
 
 def instance_of(argument: str, value: Any, kind: type) -> Any:
-    """The value, or the default of its class for None; raise ValueError for other values."""
+    """Return the value, or the default of its class for None; raise ValueError for other values."""
     value = kind() if value is None else value
     matches = isinstance(value, kind)
     if not matches:

@@ -197,7 +197,7 @@ class FixedScaling(ScalingPolicy):
         self._decision = ScalingDecision(config.max_workers, config.worker_resources)
 
     def next_group(self) -> ScalingDecision:
-        """The group of the configuration."""
+        """Return the group of the configuration."""
         return self._decision
 
 
@@ -214,11 +214,11 @@ class ElasticScaling(ScalingPolicy):
         )
 
     def next_group(self) -> ScalingDecision:
-        """The largest that there is room for."""
+        """Return the largest that there is room for."""
         return self._group
 
     def wanted(self, size: int) -> int:
-        """What is missing to the most."""
+        """Return what is missing to the most."""
         return max(0, self._group.num_workers - size)
 
     def grow(self, size: int, room: int) -> ScalingDecision | None:
@@ -229,5 +229,5 @@ class ElasticScaling(ScalingPolicy):
 
 
 def default_scaling(config: ScalingConfig) -> ScalingPolicy:
-    """The policy of a configuration."""
+    """Return the policy of a configuration."""
     return ElasticScaling(config) if config.elasticity_enabled else FixedScaling(config)

@@ -35,7 +35,7 @@ DEFAULT_STORAGE_PATH = "~/miniray_results"
 
 
 def default_run_name() -> str:
-    """A name for a run whose user gave none: the time, and a part that makes it unique."""
+    """Return a name for a run whose user gave none: the time, and a part that makes it unique."""
     now = datetime.datetime.now(tz=datetime.timezone.utc).astimezone()
     return f"train_run-{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"
 
@@ -208,7 +208,7 @@ class RunContext:
     train_loop_config: Any = None
 
     def get_run_config(self) -> RunConfig:
-        """The run's configuration."""
+        """Return the run's configuration."""
         return self.run_config
 
 

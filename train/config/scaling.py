@@ -360,7 +360,7 @@ def _default_chips(config: ScalingConfig) -> float:
 
 
 def _default_resources(config: ScalingConfig) -> dict[str, float]:
-    """What a worker holds when nothing is given; of a host of a slice, a CPU as well."""
+    """Return what a worker holds when nothing is given; of a host of a slice, a CPU as well."""
     cpus = {} if _slice_shape(config) is None else {"CPU": 1.0}
     return {**cpus, "TPU": _default_chips(config)}
 

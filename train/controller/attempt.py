@@ -192,7 +192,7 @@ class Attempt:
     async def reported_checkpoints(
         self, rank: int, count: int, timeout: float | None
     ) -> tuple[list[CheckpointRecord], list[int]]:
-        """The run's checkpoints once the first ``count`` reports are in the storage.
+        """Return the run's checkpoints once the first ``count`` reports are in the storage.
 
         Args:
             rank: The rank.

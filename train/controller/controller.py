@@ -65,7 +65,7 @@ UPLOAD_GRACE = 30.0
 
 
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
-    """The worker group that a run starts when its scaling policy decides so."""
+    """Return the worker group that a run starts when its scaling policy decides so."""
     from miniray.train.controller.worker_group import WorkerGroup
 
     return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)

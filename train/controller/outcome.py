@@ -58,7 +58,7 @@ class RunOutcome:
 
 
 def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
-    """The error of a run that failed or was stopped."""
+    """Return the error of a run that failed or was stopped."""
     if (failure := outcome.controller_failure) is not None:
         return ControllerError(failure.exception(), failure.traceback)
     if outcome.state is RunState.ERRORED:
@@ -87,7 +87,7 @@ def write_outcome(storage: RunStorage, run_id: str, outcome: RunOutcome) -> None
 
 
 def read_outcome(storage: RunStorage, run_id: str) -> RunOutcome | None:
-    """How a run ended; None if it has not, or if it was another run of the same name."""
+    """Return how a run ended; None if it has not, or if it was another run of the same name."""
     try:
         facts = json.loads(storage.read_text(OUTCOME_FILE) or "{}")
         return _outcome(facts) if facts.get("run_id") == run_id else None

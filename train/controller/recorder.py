@@ -39,12 +39,12 @@ def lookup(metrics: Mapping[str, Any], key: str) -> Any:
 
 
 def has_score(metrics: Mapping[str, Any], key: str) -> bool:
-    """Whether metrics have a number of this key."""
+    """Return whether metrics have a number of this key."""
     return score(metrics, key, "max") > -math.inf
 
 
 def score(metrics: Mapping[str, Any], key: str, order: str) -> float:
-    """How good metrics are: higher is better; what has no such number is worst of all."""
+    """Return how good metrics are: higher is better; what has no such number is worst of all."""
     value = lookup(metrics, key)
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
         return -math.inf
@@ -229,7 +229,7 @@ class RunRecorder:
         return notes
 
     def _unscored(self, step: Step) -> list[str]:
-        """What to say of a checkpoint that has no score; nothing after the first of them."""
+        """Return what to say of a checkpoint that has no score; nothing after the first of them."""
         attribute = self._config.checkpoint_score_attribute
         if attribute is None or self._told_unscored or has_score(step.metrics, attribute):
             return []
@@ -265,7 +265,7 @@ class RunRecorder:
 
 
 def _left_out(number: int, step: Step) -> list[str]:
-    """What to say of a checkpoint that misses files of ranks which went on without."""
+    """Return what to say of a checkpoint that misses files of ranks which went on without."""
     if not step.failures:
         return []
     ranks = sorted(step.failures)

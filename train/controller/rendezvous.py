@@ -61,7 +61,7 @@ class GroupKeys:
         return await self.absent(keys)
 
     async def absent(self, keys: list[str]) -> list[str]:
-        """The keys that have no value now."""
+        """Return the keys that have no value now."""
         return [key for key in keys if key not in self._values]
 
     async def get(self, keys: list[str], timeout: float) -> tuple[list[bytes], list[str]]:
@@ -104,7 +104,7 @@ class GroupKeys:
         return self._values.pop(key, None) is not None
 
     async def count(self) -> int:
-        """The number of keys."""
+        """Return the number of keys."""
         return len(self._values)
 
 

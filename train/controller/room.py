@@ -34,7 +34,7 @@ def explain(
     free: Mapping[str, float],
     reason: str = "",
 ) -> str:
-    """A sentence for each resource that is short, then the head's reason.
+    """Return a sentence for each resource that is short, then the head's reason.
 
     Args:
         workers: Number of workers.
@@ -124,7 +124,7 @@ class Room:
         await self.placement.ready()
 
     def fit(self) -> Fit:
-        """Whether there is room by now; blocks for a moment."""
+        """Return whether there is room by now; block for a moment."""
         # The head tries to place a group when it hears of it, so the first answer is valid.
         if placement_group_table(self.placement).get("state") == "CREATED":
             return Fit.NOW
@@ -135,7 +135,7 @@ class Room:
         return Fit.NOW if created else Fit.BUSY
 
     def lost(self) -> list[int]:
-        """The bundles whose node was lost after they had been placed; blocks for a moment."""
+        """Return the bundles whose node was lost after they had been placed; block for a moment."""
         table = placement_group_table(self.placement)
         if table.get("state") == "CREATED":
             return []
@@ -154,7 +154,7 @@ class Room:
 async def largest_room(
     ask: Callable[[int], Room], sizes: Sequence[int], begun: Callable[[Room], None]
 ) -> Room:
-    """The room for the largest of some sizes that fits; waits until the smallest does."""
+    """Return the room for the largest of some sizes that fits; wait until the smallest does."""
     # First what the nodes could hold: of that, what others hold may be free in a moment.
     size = await _largest(ask, sizes, lambda fit: fit is not Fit.NEVER)
     while size is not None and size > sizes[0]:
@@ -174,7 +174,7 @@ async def largest_room(
 async def _largest(
     ask: Callable[[int], Room], sizes: Sequence[int], suits: Callable[[Fit], bool]
 ) -> int | None:
-    """The largest size that suits, by bisection; None if none does.
+    """Return the largest size that suits, by bisection; None if none does.
 
     The largest of all is tried first: mostly it suits.
     """
@@ -238,7 +238,7 @@ class GrowingGroup(Protocol):
     size: int
 
     def more_room(self) -> MoreRoom:
-        """What waits for room for workers beside these."""
+        """Return what waits for room for workers beside these."""
 
 
 class Growth:
@@ -270,7 +270,7 @@ class Growth:
         await room.collect(wanted)
 
     def at_checkpoint(self) -> bool:
-        """Whether a larger group is to go on from the checkpoint that is complete now."""
+        """Return whether a larger group is to go on from the checkpoint that is complete now."""
         if self._room is None:
             return False
         if self._asking is not None and self._asking.done():
@@ -280,7 +280,7 @@ class Growth:
         return self._decision is not None
 
     def next_group(self) -> ScalingDecision:
-        """The group to start."""
+        """Return the group to start."""
         decision, self._decision = self._decision, None
         return decision if decision is not None else self._policy.next_group()
 

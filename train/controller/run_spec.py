@@ -108,5 +108,5 @@ class RunFacts:
 
 
 def pause_after(lost: int) -> float:
-    """Seconds to wait before a start, when so many were lost."""
+    """Return seconds to wait before a start, when so many were lost."""
     return min(MOST_PAUSE, 0.5 * 2.0 ** min(lost - 2, 10)) if lost > 1 else 0

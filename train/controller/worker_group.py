@@ -60,7 +60,7 @@ def worker_options(
     preload: Sequence[str] = (),
     later: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The actor options of one worker.
+    """Return the actor options of one worker.
 
     Args:
         resources: What it holds, by resource name.
@@ -153,7 +153,7 @@ class WorkerGroup:
         self._room, self.size = room, room.size
 
     def why_waiting(self) -> str:
-        """Which resources are short, and by how much; blocks for a moment."""
+        """Return which resources are short, and by how much; block for a moment."""
         assert self._room is not None
         try:
             demand = waiting_demand(self._room.name)
@@ -165,11 +165,11 @@ class WorkerGroup:
         return explain(self.size, self._resources, total, free, reason)
 
     def lost_bundles(self) -> list[int]:
-        """The workers that have no place any more, by bundle; blocks for a moment."""
+        """Return the workers that have no place any more, by bundle; block for a moment."""
         return [] if self._room is None else self._room.lost()
 
     def more_room(self) -> MoreRoom:
-        """What waits for room for workers beside these; for a group that runs."""
+        """Return what waits for room for workers beside these; for a group that runs."""
         nodes = sorted({info.node_id for info in self.infos})
         beside = {
             # One more only makes a larger group where the strategy allows it.
@@ -243,14 +243,14 @@ class WorkerGroup:
         await gather_workers(_in_order(connected, order))
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
-        """What keeps ranks from using the storage in which this probe is, by rank."""
+        """Return what keeps ranks from using the storage in which this probe is, by rank."""
         problems = await gather_workers(
             [worker.storage_problem.remote(storage, token) for worker in self._workers]
         )
         return {rank: problem for rank, problem in enumerate(problems) if problem}
 
     def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[GroupMember]:
-        """What each worker is told of the group, in the order of ``infos``."""
+        """Return what each worker is told of the group, in the order of ``infos``."""
         unreachable = unreachable_address(infos)
         if unreachable is not None:
             raise GroupStartError({0: WorkerFailure.of(ConnectionError(unreachable))})
@@ -301,7 +301,7 @@ class WorkerGroup:
 
 
 async def gather_workers(refs: Sequence[Any]) -> list[Any]:
-    """The results of one call to each worker.
+    """Return the results of one call to each worker.
 
     Raises:
         GroupStartError: Some calls failed; others may still be under way.
@@ -356,5 +356,5 @@ async def _wait_for_end(ref: Any) -> None:
 
 
 def _in_order(items: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """The items sorted by their place in ``order``."""
+    """Return the items sorted by their place in ``order``."""
     return [item for _, item in sorted(zip(order, items, strict=True), key=lambda pair: pair[0])]

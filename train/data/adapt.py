@@ -24,7 +24,7 @@ _ALLOWED = (
 def adapt_all(
     datasets: Any, config: DataConfig, num_workers: int
 ) -> dict[str, Source | StreamSource]:
-    """A source for each dataset of a trainer.
+    """Return a source for each dataset of a trainer.
 
     Args:
         datasets: Datasets by name, or None.
@@ -62,7 +62,7 @@ def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
 
 
 def adapt(name: Any, dataset: Any) -> Source | StreamSource:
-    """The source of one dataset, or of what a function returns; see ``adapt_all``."""
+    """Return the source of one dataset, or of what a function returns; see ``adapt_all``."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"datasets has the key {name!r}; names of datasets are non-empty strings.")
     if inspect.isroutine(dataset) or isinstance(dataset, functools.partial):
@@ -97,7 +97,7 @@ def _source_of(name: str, dataset: Any) -> Source | StreamSource:
 
 
 def _items_of(name: str, dataset: Any) -> Source | StreamSource:
-    """The source of something that gives items."""
+    """Return the source of something that gives items."""
     from miniray.train.data.sources import IterableSource, MapSource
 
     refusal = _refusal(dataset)
@@ -116,7 +116,7 @@ def _items_of(name: str, dataset: Any) -> Source | StreamSource:
 
 
 def _refusal(dataset: Any) -> str | None:
-    """Why something that looks like items is none, or None."""
+    """Return why something that looks like items is none, or None."""
     if isinstance(dataset, type):
         return f"That is a class; give an object of it. Possible are {_ALLOWED}."
     if isinstance(dataset, dict | set | frozenset | bytes | bytearray):

@@ -76,11 +76,11 @@ class DataConfig:
                 )
 
     def splits(self, name: str) -> bool:
-        """Whether each worker gets a part of this dataset only."""
+        """Return whether each worker gets a part of this dataset only."""
         return self.datasets_to_split == "all" or name in self.datasets_to_split
 
     def shuffles(self, name: str) -> bool:
-        """Whether each epoch of this dataset has an order of its own."""
+        """Return whether each epoch of this dataset has an order of its own."""
         return self.datasets_to_shuffle == "all" or name in self.datasets_to_shuffle
 
 

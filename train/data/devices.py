@@ -25,7 +25,7 @@ def set_local_devices(devices: list[torch.device] | None) -> list[torch.device] 
 
 
 def own_devices() -> list[torch.device]:
-    """The GPUs that this process holds, or the CPU."""
+    """Return the GPUs that this process holds, or the CPU."""
     import torch
 
     if _local is not None:
@@ -38,7 +38,7 @@ def own_devices() -> list[torch.device]:
 
 
 def devices_of(own: Sequence[str], visible: str | None) -> list[torch.device]:
-    """The devices of a worker that holds GPUs of these ids; without any, the CPU.
+    """Return the devices of a worker that holds GPUs of these ids; without any, the CPU.
 
     Args:
         own: Ids of its GPUs.
@@ -51,7 +51,7 @@ def devices_of(own: Sequence[str], visible: str | None) -> list[torch.device]:
 
 
 def visibility_variable(environ: Mapping[str, str], *, rocm: bool) -> str | None:
-    """The variable that says which GPUs PyTorch sees; None if none is set.
+    """Return the variable that says which GPUs PyTorch sees; None if none is set.
 
     On ROCm, HIP counts within what ROCR leaves visible, so HIP's says which devices they are.
     """
@@ -63,7 +63,7 @@ def visibility_variable(environ: Mapping[str, str], *, rocm: bool) -> str | None
 
 
 def device_indexes(own: Sequence[str], visible: str | None) -> list[int]:
-    """The numbers by which PyTorch knows a worker's devices.
+    """Return the numbers by which PyTorch knows a worker's devices.
 
     Args:
         own: Ids of the worker's devices.

@@ -13,7 +13,7 @@ BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
 
 
 def formatter(batch_format: str | None, *, tabular: bool) -> Callable[[Any], Any]:
-    """What turns rows of a source into a batch.
+    """Return what turns rows of a source into a batch.
 
     Args:
         batch_format: One of ``BATCH_FORMATS``; None is ``"pyarrow"``.
@@ -108,7 +108,7 @@ def collate_numpy(items: Sequence[Any]) -> Any:
 
 
 def collate_torch(dtypes: Any) -> Callable[[Any], Any]:
-    """What makes tensors of a dictionary of arrays.
+    """Return what makes tensors of a dictionary of arrays.
 
     Args:
         dtypes: A dtype of PyTorch for all columns, one for each column by name, or None.

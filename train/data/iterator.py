@@ -190,7 +190,7 @@ class DataIterator:
         return BatchIterable(self, spec.checked(caller))
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the newest pass has come, as plain values to be saved with a checkpoint.
+        """Return how far the newest pass has come, as plain values to be saved with a checkpoint.
 
         A batch counts as seen when the loop gets it. After ``load_state_dict`` the next pass gives
         exactly the rows of this epoch that were not seen; an epoch that was read to its end is
@@ -259,7 +259,7 @@ class DataIterator:
     # --- passes, for BatchIterable ------------------------------------------------------
 
     def _begin(self, spec: BatchSpec) -> Position:
-        """The position of a new pass."""
+        """Return the position of a new pass."""
         position = self._position
         if position.begun:
             position = self._start_of(position.epoch + 1)
@@ -285,12 +285,12 @@ class DataIterator:
         return plan_batches(own, position.least_left, spec.batch_size, drop_last=spec.drop_last)
 
     def _upcoming(self, spec: BatchSpec) -> BatchPlan | None:
-        """The batches of the next pass; None if nobody knows."""
+        """Return the batches of the next pass; None if nobody knows."""
         position = self._position
         return self._plan(self._start_of(0) if position.begun else position, spec)
 
     def _rows(self, position: Position, spec: BatchSpec) -> Iterator[Any]:
-        """The rows of each batch of a pass."""
+        """Yield the rows of each batch of a pass."""
         source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
             yield from StreamReader(
@@ -350,7 +350,7 @@ class BatchIterable:
 
 
 def _apart(pairs: Iterator[tuple[int, Any]], sizes: collections.deque[int]) -> Iterator[Any]:
-    """The batches, whose sizes go where they are found when the batches come out."""
+    """Yield the batches, whose sizes go where they are found when the batches come out."""
     for size, batch in pairs:
         sizes.append(size)
         yield batch
@@ -367,7 +367,7 @@ def _device(device: Any) -> Any:
 
 
 def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
-    """The batches on a device, the next of which is copied there while one is used."""
+    """Yield the batches on a device, the next of which is copied there while one is used."""
     if device is None:
         yield from batches
         return

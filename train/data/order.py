@@ -34,7 +34,7 @@ def mix(values: Any) -> Any:
 
 
 def derive_key(*numbers: int) -> int:
-    """A 64-bit key that each of these numbers, and their order, changes."""
+    """Return a 64-bit key that each of these numbers, and their order, changes."""
     key: Any = np.zeros(1, np.uint64)
     for number in numbers:
         key = mix(key + np.uint64(_GOLDEN) + np.full(1, number & _MASK, np.uint64))
@@ -65,7 +65,7 @@ class Permutation:
         self._keys = [np.uint64(derive_key(key, step)) for step in range(_ROUNDS)]
 
     def take(self, positions: Any) -> Any:
-        """The numbers at these positions, as an array of int64."""
+        """Return the numbers at these positions, as an array of int64."""
         if self._order is not None:
             return self._order[positions]
         values = self._shuffle(np.asarray(positions, dtype=np.uint64))

@@ -102,7 +102,7 @@ def _blocks(fragment: Any) -> list[tuple[Any, int]]:
 
 
 def _find(paths: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[str]]:
-    """The filesystem of the paths, and the files there, sorted within each path."""
+    """Return the filesystem of the paths, and the files there, sorted within each path."""
     from miniray.train.storage.filesystem import resolve
 
     files: list[str] = []

@@ -14,7 +14,7 @@ Range = tuple[int, int]
 
 
 def size_of(ranges: Sequence[Range]) -> int:
-    """How many positions there are in all."""
+    """Return how many positions there are in all."""
     return sum(stop - start for start, stop in ranges)
 
 
@@ -38,19 +38,19 @@ def bounds(total: int, rank: int, world_size: int) -> Range:
 
 
 def split(ranges: Sequence[Range], world_size: int) -> list[list[Range]]:
-    """One part for each rank, in order; their sizes differ by at most one."""
+    """Return one part for each rank, in order; their sizes differ by at most one."""
     total = size_of(ranges)
     return [part(ranges, *bounds(total, rank, world_size)) for rank in range(world_size)]
 
 
 def left_over(ranges: Sequence[Range], world_size: int, taken: int) -> list[Range]:
-    """What is left when every rank has read so many rows of its part."""
+    """Return what is left when every rank has read so many rows of its part."""
     parts = split(ranges, world_size)
     return [found for each in parts for found in part(each, taken, size_of(each))]
 
 
 def enough_for(world_size: int, ranges: Sequence[Range]) -> list[Range]:
-    """The ranges, with some positions again if there are some, but not one for each rank.
+    """Return the ranges, with some positions again if there are some, but not one for each rank.
 
     A rank without a batch would leave the others in their next collective.
     """
@@ -75,14 +75,14 @@ class BatchPlan:
     last: int
 
     def bounds(self) -> Iterator[Range]:
-        """Where each batch begins and ends, from 0."""
+        """Yield where each batch begins and ends, from 0."""
         for index in range(self.count):
             start = index * self.size
             yield start, start + (self.last if index == self.count - 1 else self.size)
 
 
 def plan_batches(own: int, least: int, batch_size: int, *, drop_last: bool) -> BatchPlan:
-    """The batches of a rank, as many as on every other rank.
+    """Return the batches of a rank, as many as on every other rank.
 
     A rank with one batch more than the others would wait for ever in its next collective. So
     where one row more would be a batch of its own, it joins the last batch.
@@ -128,7 +128,7 @@ class Position:
     begun: bool = False
 
     def own(self, rank: int) -> list[Range]:
-        """The part of a rank, from its beginning."""
+        """Return the part of a rank, from its beginning."""
         start, stop = bounds(size_of(self.ranges), rank, self.world_size)
         return part(self.ranges, start, stop)
 
@@ -149,7 +149,7 @@ class Position:
 
 
 def state_of(position: Position, rank: int, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The position as plain values.
+    """Return the position as plain values.
 
     Args:
         position: Where a rank is.
@@ -172,7 +172,7 @@ def state_of(position: Position, rank: int, identity: Mapping[str, Any]) -> dict
 
 
 def position_of(state: Mapping[str, Any], identity: Mapping[str, Any], world_size: int) -> Position:
-    """The position that a state describes, for this many ranks.
+    """Return the position that a state describes, for this many ranks.
 
     Raises:
         ValueError: It is no such state, or one of other data, or of a place that can't be taken

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """The items, of which up to ``depth`` are made before they are asked for.
+    """Yield the items, of which up to ``depth`` are made before they are asked for.
 
     Whoever stops early waits for the one that is being made: after that nothing reads from
     ``items`` any more. 0 makes each when it is asked for, without a thread.
@@ -56,7 +56,7 @@ class _Buffer(Generic[T]):
             self._changed.notify_all()
 
     def drain(self) -> Iterator[T]:
-        """The items until there are no more.
+        """Yield the items until there are no more.
 
         Raises:
             BaseException: What the iterator raised, after the items before it.

@@ -27,7 +27,7 @@ class PartReader:
         self._open: tuple[int, Rows] | None = None
 
     def read(self, start: int, stop: int) -> Any:
-        """The rows from one place of the part up to, without, another."""
+        """Return the rows from one place of the part up to, without, another."""
         pieces = [
             self._block(block).take(rows)
             for low, high in part(self._ranges, start, stop)
@@ -59,7 +59,7 @@ class LocalShuffle:
         self._open: tuple[int, Any, Permutation] | None = None
 
     def read(self, start: int, stop: int) -> Any:
-        """The rows from one place of the mixed part up to, without, another."""
+        """Return the rows from one place of the mixed part up to, without, another."""
         pieces = []
         while start < stop:
             number = start // self._window
@@ -161,7 +161,7 @@ class StreamReader:
     shuffle: StreamShuffle | None = None
 
     def batches(self) -> Iterator[list[Any]]:
-        """The batches of the rank.
+        """Yield the batches of the rank.
 
         Raises:
             ValueError: The epoch has items, but not one for each rank.

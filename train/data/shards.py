@@ -31,7 +31,7 @@ class Datasets:
     config: DataConfig = dataclasses.field(default_factory=DataConfig)
 
     def published(self, put: Callable[[Any], Any]) -> Datasets:
-        """The same with refs in place of the data, so that each node gets those only once.
+        """Return the same with refs in place of the data, so that each node gets those only once.
 
         Raises:
             TypeError: A dataset can't be pickled.
@@ -59,7 +59,7 @@ class Shards:
         self._made: dict[str, DataIterator] = {}
 
     def get(self, name: str) -> DataIterator:
-        """The iterator over this rank's part of a dataset; the same one each time.
+        """Return the iterator over this rank's part of a dataset; the same one each time.
 
         Raises:
             KeyError: The trainer was given no dataset of this name.
@@ -69,7 +69,7 @@ class Shards:
         return self._made[name]
 
     def only(self) -> str:
-        """The name of the only dataset.
+        """Return the name of the only dataset.
 
         Raises:
             KeyError: There are several, or none.
@@ -136,7 +136,7 @@ class Packed:
         return cls(serialized.form, b"".join(serialized.parts), serialized.buffers)
 
     def load(self) -> Any:
-        """The value; arrays in it are read-only and share the memory."""
+        """Return the value; arrays in it are read-only and share the memory."""
         if self._form == VALUE_BYTES:
             return bytes(self._data)
         buffers = [memoryview(buffer).toreadonly() for buffer in self._buffers]

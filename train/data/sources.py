@@ -56,7 +56,7 @@ class StreamSource(abc.ABC):
 
     @abc.abstractmethod
     def items(self, epoch: int) -> Iterator[Any]:
-        """The items of an epoch."""
+        """Return the items of an epoch."""
 
 
 class ItemRows:
@@ -90,7 +90,7 @@ class MapSource(Source):
         return [self._size]
 
     def open_block(self, block: int) -> ItemRows:
-        """The dataset itself."""
+        """Return the dataset itself."""
         return ItemRows(self._dataset)
 
 
@@ -147,7 +147,7 @@ class TableSource(Source):
         return [self._table.num_rows]
 
     def open_block(self, block: int) -> TableRows:
-        """The table itself."""
+        """Return the table itself."""
         return TableRows(self._table)
 
 
@@ -163,7 +163,7 @@ class HuggingFaceSource(Source):
         return [len(self._dataset)]
 
     def open_block(self, block: int) -> HuggingFaceSource:
-        """The dataset itself."""
+        """Return the dataset itself."""
         return self
 
     def take(self, rows: Any) -> Any:
@@ -186,7 +186,7 @@ def must_be_decoded(feature: Any) -> bool:
 
 
 def _compact(table: Any) -> Any:
-    """The table in one chunk per column, and without what it is a slice of.
+    """Return the table in one chunk per column, and without what it is a slice of.
 
     Taking rows out of many chunks puts these together each time.
     """

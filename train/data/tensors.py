@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; what can't be moved stays as it is.
+    """Return the batch with its tensors on the device; what can't be moved stays as it is.
 
     Lists, tuples, named tuples, mappings and dataclasses keep their types.
     """
@@ -31,7 +31,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same type with changed items; anything else as it is."""
+    """Return a container of the same type with changed items; anything else as it is."""
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(change(item) for item in batch))
     if isinstance(batch, list | tuple):
@@ -67,7 +67,7 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def moved_ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches on a GPU, each copied while the one before is used."""
+    """Yield the batches on a GPU, each copied while the one before is used."""
     copying = torch.cuda.Stream(device)
     waiting: list[Any] = []
     for batch in batches:

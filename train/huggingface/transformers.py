@@ -91,12 +91,12 @@ def prepare_trainer(trainer: Any) -> Any:
         """The user's trainer, with loaders for batches that were made elsewhere."""
 
         def get_train_dataloader(self) -> Any:
-            """The loader of the training data."""
+            """Return the loader of the training data."""
             loader = _loader(self.train_dataset)
             return loader if loader is not None else super().get_train_dataloader()
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            """The loader of the evaluation data."""
+            """Return the loader of the evaluation data."""
             given = self.eval_dataset if eval_dataset is None else eval_dataset
             if isinstance(given, str):  # one of several, which the trainer goes through by name
                 given = self.eval_dataset[given]
@@ -108,7 +108,7 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 def _loader(dataset: Any) -> Any:
-    """A loader that passes batches on, or None for other datasets."""
+    """Return a loader that passes batches on, or None for other datasets."""
     if not isinstance(dataset, BatchIterable):
         return None
     return DataLoader(_Batches(dataset), batch_size=None)

@@ -27,7 +27,7 @@ DECIDED_HERE = frozenset(
 
 
 def slice_environments(workers: Sequence[WorkerInfo]) -> list[dict[str, str]]:
-    """The variables of each worker, one worker on each host.
+    """Return the variables of each worker, one worker on each host.
 
     Hosts without the name of a slice form one slice together.
 
@@ -106,7 +106,7 @@ class JaxConfig(BackendConfig):
             )
 
     def make_backend(self) -> JaxBackend:
-        """The backend that connects the processes."""
+        """Return the backend that connects the processes."""
         return JaxBackend(self)
 
 
@@ -171,7 +171,7 @@ class JaxBackend(Backend):
 
 
 def platform(config: JaxConfig, resources: Mapping[str, float]) -> str:
-    """The platform of JAX that suits what the workers hold: tpu, cuda or cpu."""
+    """Return the platform of JAX that suits what the workers hold: tpu, cuda or cpu."""
     if config.use_tpu or (resources.get("TPU") and not config.use_gpu):
         return "tpu"
     return "cuda" if config.use_gpu or resources.get("GPU") else "cpu"

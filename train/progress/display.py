@@ -58,7 +58,7 @@ class PlainDisplay:
 def make_display(
     name: str, callbacks: Iterable[Callback] = (), *, live: bool = True
 ) -> PlainDisplay | LiveDisplay:
-    """The display that suits standard output, as the run's ProgressCallback wants it.
+    """Return the display that suits standard output, as the run's ProgressCallback wants it.
 
     Args:
         name: Name of the run.
@@ -75,6 +75,6 @@ def make_display(
 
 
 def _writes_unicode(stream: TextIO) -> bool:
-    """Whether a stream can write the characters that a live line is drawn with."""
+    """Return whether a stream can write the characters that a live line is drawn with."""
     encoding = getattr(stream, "encoding", None)  # a stand-in may have none
     return encoding is None or str(encoding).lower().startswith("utf")

@@ -30,17 +30,17 @@ _WIDTH = 200
 
 
 def format_value(value: Any) -> str:
-    """A metric as short text."""
+    """Return a metric as short text."""
     return f"{value:.4g}" if isinstance(value, float) else shorten(str(value))
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text, if it is long."""
+    """Return the beginning of a text, if it is long."""
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."
 
 
 def format_row(row: Row) -> str:
-    """A step as one line: its number, its metrics, its checkpoint."""
+    """Return a step as one line: its number, its metrics, its checkpoint."""
     parts = [f"{key}={format_value(value)}" for key, value in flatten(row.metrics).items()]
     if row.checkpoint is not None:
         parts.append(f"-> {row.checkpoint}")
@@ -124,7 +124,7 @@ class ProgressMeter:
         )
 
     def is_due(self, now: float) -> bool:
-        """Whether another line of status is due where lines are not overwritten."""
+        """Return whether another line of status is due where lines are not overwritten."""
         if self._next_line == 0.0:
             self._next_line = now + LINE_EVERY
         if now < self._next_line:
@@ -153,7 +153,7 @@ class ProgressMeter:
 
 
 def format_status(status: ProgressStatus) -> str:
-    """How far a run is, as one line."""
+    """Return how far a run is, as one line."""
     parts = []
     if status.epoch is not None:
         total = f"/{status.total_epochs}" if status.total_epochs is not None else ""
@@ -168,7 +168,7 @@ def format_status(status: ProgressStatus) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as ``1:02:03``, or ``2:03`` below an hour."""
+    """Return a duration as ``1:02:03``, or ``2:03`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

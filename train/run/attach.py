@@ -114,7 +114,7 @@ def require_lasting_cluster() -> None:
 
 
 def find_controller(storage: RunStorage) -> Any:
-    """The controller of the detached run in this folder; None if there is none."""
+    """Return the controller of the detached run in this folder; None if there is none."""
     from miniray.train.run.detached import NAMESPACE, controller_name
 
     try:
@@ -225,7 +225,7 @@ def _stop(controller: Any) -> None:
 
 
 def _outcome_of_gone(storage: RunStorage, run_id: str, error: Exception) -> RunOutcome:
-    """How a run ended whose controller is gone, and could not tell this driver."""
+    """Return how a run ended whose controller is gone, and could not tell this driver."""
     from miniray.train.controller.outcome import read_outcome
 
     outcome = read_outcome(storage, run_id)

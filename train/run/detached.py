@@ -34,7 +34,7 @@ NAMESPACE = "miniray-train"
 
 
 def controller_name(storage: RunStorage) -> str:
-    """The name of the controller of a run: of the same folder, the same name."""
+    """Return the name of the controller of a run: of the same folder, the same name."""
     path = os.path.realpath(storage.path) if storage.files.is_local else storage.path
     place = f"{min(protocols(storage.filesystem))}:{path}"
     return f"train:{storage.name}:{hashlib.sha256(place.encode()).hexdigest()[:12]}"
@@ -127,7 +127,7 @@ class DetachedController(TrainController):
         return await self.run(carrier, self._loop)
 
     def _ended_before(self) -> RunOutcome | None:
-        """How the run ended, if this controller was killed just after it had stored that."""
+        """Return how the run ended, if this controller was killed just after it had stored that."""
         storage = self._spec.storage
         outcome = read_outcome(storage, self._spec.run_id)
         facts = storage.run_facts()

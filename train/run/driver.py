@@ -71,7 +71,7 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
 
 
 def with_uploaded_environment(spec: RunSpec) -> RunSpec:
-    """The run with packages in place of the local paths of its workers' environment.
+    """Return the run with packages in place of the local paths of its workers' environment.
 
     The controller may run on another machine, and start workers when the paths are gone.
     """
@@ -87,7 +87,7 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
 
 def controller_options(spec: RunSpec) -> dict[str, Any]:
-    """The actor options of a controller."""
+    """Return the actor options of a controller."""
     from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     resources = spec.scaling_config.controller_resources

@@ -289,7 +289,7 @@ class _Fixed(ScalingPolicy):
         self._decision = decision
 
     def next_group(self) -> ScalingDecision:
-        """All of them."""
+        """Return all of them."""
         return self._decision
 
 

@@ -35,7 +35,7 @@ FAILURE_TIMEOUT = 1.0
 
 
 def info_of_this_process() -> WorkerInfo:
-    """Where a rank runs in local mode: on no node, and its output is the program's own."""
+    """Return where a rank runs in local mode: on no node, and its output is the program's own."""
     host = socket.gethostname()
     return WorkerInfo(node_id=host, address=host, port=0, pid=os.getpid(), accelerator_ids={})
 
@@ -193,7 +193,7 @@ class LocalGroup:
         del carrier, attempt
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
-        """What keeps ranks from using the storage in which this probe is, by rank."""
+        """Return what keeps ranks from using the storage in which this probe is, by rank."""
         if self._others is None:
             return {}
         arrivals = await self._others.arrive(Probe(storage, token))

@@ -81,7 +81,7 @@ class Result:
         return pandas.DataFrame(rows) if rows else None
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
-        """The kept checkpoint with the best value of a metric.
+        """Return the kept checkpoint with the best value of a metric.
 
         Args:
             metric: Key of the metric; keys of nested dictionaries are joined by ``/``.
@@ -108,7 +108,7 @@ class Result:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
-        """The results in the folder of a run.
+        """Return the results in the folder of a run.
 
         Of a detached run these are also its return value and the exceptions of its ranks. They
         are unpickled: read the folders of runs that you trust. A run that has not ended, or was
@@ -212,7 +212,7 @@ def _return_value(storage: RunStorage, outcome: RunOutcome | None) -> Any:
 
 
 def _unfinished(facts: Mapping[str, Any]) -> str:
-    """What to say of a run that has not ended by itself; empty for others."""
+    """Return what to say of a run that has not ended by itself; empty for others."""
     state = facts.get("state")
     if state not in {each.value for each in RunState if not each.terminal}:
         return ""

@@ -26,7 +26,7 @@ _MAX_DEPTH = 12
 
 
 def describe_run(*, name: str, train_loop: Any, **configs: Any) -> dict[str, Any]:
-    """The configuration of a run."""
+    """Return the configuration of a run."""
     from miniray.version import VERSION
 
     function = getattr(train_loop, "func", train_loop)  # of functools.partial
@@ -48,7 +48,7 @@ def describe_run(*, name: str, train_loop: Any, **configs: Any) -> dict[str, Any
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON values."""
+    """Return a value as JSON values."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):

@@ -45,7 +45,7 @@ class Checkpoint:
 
     @classmethod
     def stored(cls, path: str, filesystem: Any, given: Any) -> Checkpoint:
-        """A checkpoint in the folder of a run.
+        """Return a checkpoint in the folder of a run.
 
         Args:
             path: Path on ``filesystem``.
@@ -58,7 +58,7 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """A checkpoint of the files in a local folder."""
+        """Return a checkpoint of the files in a local folder."""
         return cls(Path(path).absolute())
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -106,7 +106,7 @@ class Checkpoint:
             yield folder
 
     def get_metadata(self) -> dict[str, Any]:
-        """The dictionary stored with ``set_metadata``; empty if there is none."""
+        """Return the dictionary stored with ``set_metadata``; empty if there is none."""
         text = self._files.read(METADATA_FILE)
         metadata: dict[str, Any] = {} if text is None else json.loads(text)
         return metadata
@@ -167,7 +167,7 @@ class Checkpoint:
 
 
 def temporary_folder() -> Path:
-    """A new folder, which nobody but the caller deletes."""
+    """Return a new folder, which nobody but the caller deletes."""
     return Path(tempfile.mkdtemp(prefix="miniray_checkpoint_"))
 
 

@@ -15,7 +15,7 @@ _WITH_OPTIONS = frozenset({"s3", "gs", "gcs", "hdfs", "abfs", "abfss"})
 
 
 def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, str]:
-    """The fsspec filesystem of a path, and the path on it.
+    """Return the fsspec filesystem of a path, and the path on it.
 
     Args:
         path: A local path, a URL that fsspec knows, one of an object store with options of pyarrow
@@ -70,7 +70,7 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
 
 
 def _resolve_options(url: str) -> tuple[Any, str]:
-    """The filesystem of a URL with options, as Ray understands it, and the path on it.
+    """Return the filesystem of a URL with options, as Ray understands it, and the path on it.
 
     fsspec would take the options for a part of the path.
     """
@@ -94,7 +94,7 @@ def _resolve_options(url: str) -> tuple[Any, str]:
 
 
 def shown(filesystem: Any, given: Any) -> Any:
-    """A filesystem as users see it, who know those of pyarrow.
+    """Return a filesystem as users see it, who know those of pyarrow.
 
     Args:
         filesystem: An fsspec filesystem.
@@ -128,14 +128,14 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Whether this filesystem is that of the machine itself."""
+    """Return whether this filesystem is that of the machine itself."""
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(filesystem, LocalFileSystem)
 
 
 def protocols(filesystem: Any) -> set[str]:
-    """The names that URLs have for this kind of filesystem."""
+    """Return the names that URLs have for this kind of filesystem."""
     names = getattr(filesystem, "protocol", None) or filesystem.type_name  # pyarrow's have that
     return {names} if isinstance(names, str) else set(names)
 
@@ -157,7 +157,7 @@ def refuse_memory(filesystem: Any, path: str) -> None:
 
 
 def in_memory(filesystem: Any) -> bool:
-    """Whether a filesystem, or one that it wraps, is in the memory of this process."""
+    """Return whether a filesystem, or one that it wraps, is in the memory of this process."""
     inner = filesystem
     while inner is not None:
         if protocols(inner) & {"memory", "mock"}:

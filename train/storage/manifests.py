@@ -38,23 +38,23 @@ def check_folder_name(argument: str, name: str) -> None:
 
 
 def default_checkpoint_name(number: int) -> str:
-    """The name of a checkpoint's folder when the train loop gives none."""
+    """Return the name of a checkpoint's folder when the train loop gives none."""
     return f"checkpoint_{number:06d}"
 
 
 def number_of(name: str) -> int | None:
-    """The number in a default name; None for other names."""
+    """Return the number in a default name; None for other names."""
     match = _DEFAULT_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def manifest_path(name: str) -> str:
-    """Where the manifest of a checkpoint lies; it exists once the checkpoint is complete."""
+    """Return where the manifest of a checkpoint lies; it exists once the checkpoint is complete."""
     return f"{FOLDER}/{name}{_MANIFEST}"
 
 
 def pending_path(name: str) -> str:
-    """The mark of a checkpoint that is being written or deleted.
+    """Return the mark of a checkpoint that is being written or deleted.
 
     It tells an incomplete checkpoint from other folders that a user puts beside it. Default
     names tell that by themselves and have no mark.
@@ -87,11 +87,11 @@ class Manifest:
     metrics: Mapping[str, Any]
 
     def text(self) -> str:
-        """The manifest as it is stored; metrics that are not JSON become text."""
+        """Return the manifest as it is stored; metrics that are not JSON become text."""
         return json.dumps(dataclasses.asdict(self), default=str)
 
     def missing(self, found: Mapping[str, int]) -> list[str]:
-        """Files that are not there, or have another size than they should.
+        """Return files that are not there, or have another size than they should.
 
         The user's metadata may have changed since.
         """
@@ -103,7 +103,7 @@ class Manifest:
 
 
 def parse(text: str) -> Manifest | None:
-    """The manifest that a file holds; None if it holds no whole one."""
+    """Return the manifest that a file holds; None if it holds no whole one."""
     try:
         facts = json.loads(text)
         manifest = Manifest(facts["name"], facts["number"], facts["files"], facts["metrics"])

@@ -75,7 +75,7 @@ class MetricsLog:
 
 
 def read_rows(storage: RunStorage) -> list[dict[str, Any]]:
-    """All rows of a run, in the order of their numbers."""
+    """Return all rows of a run, in the order of their numbers."""
     pieces = sorted(storage.files.names(_FOLDER))
     names = [METRICS_FILE, *(f"{_FOLDER}/{name}" for name in pieces)]
     rows: dict[int, dict[str, Any]] = {}
@@ -112,7 +112,7 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as CSV: number, time, checkpoint, then a column for each metric."""
+    """Return the rows as CSV: number, time, checkpoint, then a column for each metric."""
     table = [
         {**{key: row[key] for key in row if key != "metrics"}, **flatten(row["metrics"])}
         for row in rows

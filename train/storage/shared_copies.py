@@ -49,7 +49,7 @@ def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
 
 
 def _key_of(filesystem: Any, path: str) -> str | None:
-    """What copies of the same content have in common; None if nobody can tell."""
+    """Return what copies of the same content have in common; None if nobody can tell."""
     if in_memory(filesystem):
         return None
     try:
@@ -67,7 +67,7 @@ def _key_of(filesystem: Any, path: str) -> str | None:
 
 
 def _folder_of_copies() -> Path | None:
-    """The folder that holds the copies of this user; None if there can be none."""
+    """Return the folder that holds the copies of this user; None if there can be none."""
     folder = Path(tempfile.gettempdir(), f"miniray_checkpoints_{os.getuid()}")
     try:
         with contextlib.suppress(FileExistsError):
@@ -147,7 +147,7 @@ def _try_alone(number: int) -> bool:
 
 
 def _is_at(number: int, path: Path) -> bool:
-    """Whether an open file is still what has this path."""
+    """Return whether an open file is still what has this path."""
     try:
         found = path.lstat()
     except FileNotFoundError:

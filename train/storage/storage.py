@@ -111,7 +111,7 @@ class RunStorage:
         self.files.write(_RUN_FILE, json.dumps(dict(facts), default=str, indent=1))
 
     def run_facts(self) -> dict[str, Any]:
-        """What ``write_run_facts`` stored; empty if there is nothing, or nothing whole."""
+        """Return what ``write_run_facts`` stored; empty if there is nothing, or nothing whole."""
         try:
             facts = json.loads(self.files.read(_RUN_FILE) or "{}")
         except ValueError:
@@ -120,7 +120,7 @@ class RunStorage:
         return facts if isinstance(facts, dict) else {}
 
     def exists(self) -> bool:
-        """Whether this run was ever started."""
+        """Return whether this run was ever started."""
         return self.files.exists(_RUN_FILE)
 
     def write_text(self, name: str, text: str) -> None:
@@ -128,11 +128,11 @@ class RunStorage:
         self.files.write(name, text)
 
     def read_text(self, name: str) -> str:
-        """A file of the run's folder; empty if there is none."""
+        """Return a file of the run's folder; empty if there is none."""
         return self.files.read(name) or ""
 
     def owned_by(self, token: str) -> bool:
-        """Whether the run is that of the driver whose token this is, and of no later one.
+        """Return whether the run is that of the driver whose token this is, and of no later one.
 
         A run whose facts can't be read has had no other driver.
         """
@@ -156,7 +156,7 @@ class RunStorage:
         self.files.write(f"{_PROBE}{token}", "")
 
     def problem_here(self, token: str, *, writes: bool) -> str:
-        """What keeps this process from using the storage; empty if nothing does.
+        """Return what keeps this process from using the storage; empty if nothing does.
 
         Args:
             token: Of the probe that another process has written.
@@ -180,7 +180,7 @@ class RunStorage:
     # --- checkpoints ---------------------------------------------------------------
 
     def checkpoint(self, name: str) -> Checkpoint:
-        """The checkpoint of this name."""
+        """Return the checkpoint of this name."""
         return Checkpoint.stored(self.files.at(name), self.filesystem, self._given)
 
     def upload(self, checkpoint: Checkpoint, name: str, *, spare: bool = False) -> Upload:
@@ -272,7 +272,7 @@ class RunStorage:
         return with_manifest
 
     def records(self) -> list[CheckpointRecord]:
-        """The run's checkpoints, oldest first.
+        """Return the run's checkpoints, oldest first.
 
         The last of them is checked file by file, and left out if something is missing.
         """

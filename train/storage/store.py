@@ -65,7 +65,7 @@ def _goes_with(folder: Path, file: str) -> bool:
 
 
 def _is_like(own: os.stat_result, fresh: os.stat_result) -> bool:
-    """Whether a file is what a copy in place of a fresh one would be."""
+    """Return whether a file is what a copy in place of a fresh one would be."""
     return (
         stat.S_ISREG(own.st_mode)
         and own.st_nlink == 1
@@ -88,7 +88,7 @@ class Store:
         self.is_local = is_local(filesystem)
 
     def at(self, name: str) -> str:
-        """The path on the filesystem of what is named relative to the folder."""
+        """Return the path on the filesystem of what is named relative to the folder."""
         return f"{self.path}/{name}" if name else self.path
 
     # --- small files -------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Store:
             self._with_parents([path], lambda: self.filesystem.pipe_file(path, content))
 
     def read(self, name: str) -> str | None:
-        """A file's text; None if there is none. Bytes that are no UTF-8 are replaced."""
+        """Return a file's text; None if there is none. Bytes that are no UTF-8 are replaced."""
         try:
             content = bytes(self.filesystem.cat_file(self.at(name)))
         except FileNotFoundError:
@@ -126,7 +126,7 @@ class Store:
         return True
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file or folder of this name."""
+        """Return whether there is a file or folder of this name."""
         self.filesystem.invalidate_cache(self.at(name).rpartition("/")[0])
         return bool(self.filesystem.exists(self.at(name)))
 

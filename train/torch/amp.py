@@ -62,7 +62,7 @@ def accelerate(amp: bool = False) -> None:
 
 
 def _precision(function: str) -> MixedPrecision:
-    """What was chosen; from now on it stays."""
+    """Return what was chosen; from now on it stays."""
     return _chosen.setdefault(current_session(function), _OFF)
 
 
@@ -82,7 +82,7 @@ class AutocastForward:
         self._replaced: Callable[..., Any] | None = model.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass."""
+        """Return the forward pass."""
         with torch.autocast(self._device_type):
             if self._replaced is not None:
                 return self._replaced(*args, **kwargs)
@@ -90,7 +90,7 @@ class AutocastForward:
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer that undoes the scaling of ``backward``, if there is one.
+    """Return an optimizer that undoes the scaling of ``backward``, if there is one.
 
     Args:
         optimizer: The optimizer.
@@ -157,7 +157,7 @@ class ScaledOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # PyTorch is
         self._optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state."""
+        """Return the wrapped optimizer's state."""
         state: dict[str, Any] = self._optimizer.state_dict()
         return state
 

@@ -64,7 +64,7 @@ class TorchConfig(BackendConfig):
             )
 
     def make_backend(self) -> TorchBackend:
-        """The backend that makes this process group."""
+        """Return the backend that makes this process group."""
         return TorchBackend(self)
 
 

@@ -21,7 +21,7 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def torchrun_variables(member: GroupMember) -> dict[str, str]:
-    """The variables that torchrun sets, for this process."""
+    """Return the variables that torchrun sets, for this process."""
     ranks = member.ranks
     return {
         "RANK": str(ranks.world_rank),
@@ -36,14 +36,14 @@ def torchrun_variables(member: GroupMember) -> dict[str, str]:
 
 
 def started_by_torchrun(environ: Mapping[str, str]) -> bool:
-    """Whether this process was given a place in a group by torchrun or the like."""
+    """Return whether this process was given a place in a group by torchrun or the like."""
     return all(environ.get(name) for name in PLACE)
 
 
 def gloo_variables(
     address: str, environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """The interface that gloo is to use: the one that has the node's address.
+    """Return the interface that gloo is to use: the one that has the node's address.
 
     gloo's own choice is the address of the host's name, which often is 127.0.1.1 or of another
     network than the cluster's.
@@ -68,7 +68,7 @@ def gloo_variables(
 def shared_visibility(
     member: GroupMember, environ: Mapping[str, str], *, rocm: bool
 ) -> dict[str, str]:
-    """The variable that lets the process see the GPUs of all workers of its node.
+    """Return the variable that lets the process see the GPUs of all workers of its node.
 
     Then ``cuda:<local rank>`` is its own, as libraries that follow torchrun expect, and NCCL can
     reach its neighbours directly.
@@ -79,7 +79,7 @@ def shared_visibility(
 
 
 def default_backend(member: GroupMember, *, cuda: bool) -> str:
-    """The backend of process groups that suits what the workers hold.
+    """Return the backend of process groups that suits what the workers hold.
 
     Args:
         member: The group.
@@ -95,7 +95,7 @@ def thread_count(cpus: float, cores: int, local_world_size: int) -> int:
 
 
 def has_nccl() -> bool:
-    """Whether this process can use NCCL; on AMD GPUs, RCCL."""
+    """Return whether this process can use NCCL; on AMD GPUs, RCCL."""
     import torch
     import torch.distributed as dist
 
@@ -103,7 +103,7 @@ def has_nccl() -> bool:
 
 
 def interface_addresses() -> dict[str, list[str]]:
-    """The IP addresses of each network interface of this machine."""
+    """Return the IP addresses of each network interface of this machine."""
     import socket
 
     import psutil

@@ -41,7 +41,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         self._use("set", dict(zip(keys, encoded, strict=True)))
 
     def get(self, key: str) -> bytes:
-        """The value of a key; waits for it.
+        """Return the value of a key; wait for it.
 
         Raises:
             DistStoreError: There was none in time.
@@ -49,7 +49,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys; waits for them.
+        """Return the values of several keys; wait for them.
 
         Raises:
             DistStoreError: One has none in time.
@@ -69,7 +69,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         _check(self._use("wait", list(keys), seconds), seconds)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all these keys have a value now."""
+        """Return whether all these keys have a value now."""
         return not self._use("absent", list(keys))
 
     def add(self, key: str, amount: int) -> int:
@@ -93,13 +93,13 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
     deleteKey = delete_key  # noqa: N815
 
     def num_keys(self) -> int:
-        """The number of keys."""
+        """Return the number of keys."""
         return int(self._use("count"))
 
     getNumKeys = num_keys  # noqa: N815
 
     def has_extended_api(self) -> bool:
-        """Whether there are ``append``, ``multi_get`` and ``multi_set``."""
+        """Return whether there are ``append``, ``multi_get`` and ``multi_set``."""
         return True
 
     def clone(self) -> GroupStore:

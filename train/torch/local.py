@@ -63,7 +63,7 @@ def join(
 
 
 def local_devices(scaling: ScalingConfig, chosen: int | None) -> list[torch.device]:
-    """The devices of a rank in local mode.
+    """Return the devices of a rank in local mode.
 
     Args:
         scaling: Whether it is to use GPUs, and how many.
@@ -106,7 +106,7 @@ def _make_group(
 
 
 def _torchruns_store(timeout: datetime.timedelta) -> tuple[Any, int, int]:
-    """Where the processes of torchrun meet, and this one's rank among how many.
+    """Return where the processes of torchrun meet, and this one's rank among how many.
 
     The store outlives a group, and what an older group left in it must not be read by a newer one.
     """

@@ -153,7 +153,7 @@ def _fsdp2(
 
 
 def layers_of(model: torch.nn.Module, classes: Collection[type]) -> list[torch.nn.Module]:
-    """The submodules of these classes, inner ones before those that contain them.
+    """Return the submodules of these classes, inner ones before those that contain them.
 
     Raises:
         ValueError: The model has none of a class, which is probably a mistake.
@@ -173,7 +173,7 @@ def layers_of(model: torch.nn.Module, classes: Collection[type]) -> list[torch.n
 
 
 def get_devices() -> list[torch.device]:
-    """All devices of this worker: its GPUs, lowest number first, or the CPU.
+    """Return all devices of this worker: its GPUs, lowest number first, or the CPU.
 
     Raises:
         RuntimeError: Called outside a train loop, or ``CUDA_VISIBLE_DEVICES`` was changed in it.
@@ -183,7 +183,7 @@ def get_devices() -> list[torch.device]:
 
 
 def get_device() -> torch.device:
-    """The device of this worker: its first GPU, or the CPU.
+    """Return the device of this worker: its first GPU, or the CPU.
 
     Raises:
         RuntimeError: Called outside a train loop, or ``CUDA_VISIBLE_DEVICES`` was changed in it.

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def share_of(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[Any]:
-    """The loader for one rank of several.
+    """Return the loader for one rank of several.
 
     Loaders of an iterable dataset and those that are distributed already stay as they are.
     """
@@ -56,7 +56,7 @@ def _is_distributed(loader: DataLoader[Any]) -> bool:
 def _sampler(
     loader: DataLoader[Any], given: Any, rank: int, world_size: int
 ) -> DistributedSampler[Any]:
-    """A sampler of one share of the dataset that shuffles if the loader did."""
+    """Return a sampler of one share of the dataset that shuffles if the loader did."""
     if rank == 0 and not isinstance(given, SequentialSampler | RandomSampler):
         logger.warning(
             "prepare_data_loader() replaces the %s by a DistributedSampler. "
@@ -68,7 +68,7 @@ def _sampler(
 
 
 def rebuilt(loader: DataLoader[Any], **batches: Any) -> DataLoader[Any]:
-    """The same loader with other arguments for what makes a batch."""
+    """Return the same loader with other arguments for what makes a batch."""
     return DataLoader(
         loader.dataset,
         **batches,

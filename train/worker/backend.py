@@ -96,7 +96,7 @@ class Backend:
         workers: Sequence[WorkerInfo],
         resources: Mapping[str, float],
     ) -> list[dict[str, str]]:
-        """What each worker is told of the others in variables; called in the controller.
+        """Return what each worker is told of the others in variables; called in the controller.
 
         Args:
             workers: All workers, in order of rank.
@@ -158,5 +158,5 @@ class BackendConfig:
                 )
 
     def make_backend(self) -> Backend:
-        """The backend that this configures."""
+        """Return the backend that this configures."""
         return Backend()

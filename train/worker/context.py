@@ -68,7 +68,7 @@ def process_of_a_run(name: str) -> Iterator[None]:
 
 
 def current_session(name: str) -> RankSession:
-    """The session of this process, for the public function of this name."""
+    """Return the session of this process, for the public function of this name."""
     if _session is None:
         raise RuntimeError(
             f"miniray.train.{name}() works only inside a train loop, in a process that a trainer "
@@ -108,7 +108,7 @@ class TrainContext:
         return self._session.ranks.node_rank
 
     def get_storage(self) -> RunStorage:
-        """The run's folder in the storage."""
+        """Return the run's folder in the storage."""
         return self._session.storage
 
     # Names of Ray's that have no meaning for a run, and raise as they do there.
@@ -145,7 +145,7 @@ def _no_trials(name: str) -> str:
 
 
 def get_context() -> TrainContext:
-    """The place of this process in the run.
+    """Return the place of this process in the run.
 
     Raises:
         RuntimeError: Called outside a train loop.
@@ -154,7 +154,7 @@ def get_context() -> TrainContext:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The newest checkpoint: of this run, or of an earlier one that it continues.
+    """Return the newest checkpoint: of this run, or of an earlier one that it continues.
 
     Returns:
         None at the beginning of a new run. After a restart, every rank gets the same.
@@ -257,7 +257,7 @@ def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,
 ) -> list[ReportedCheckpoint]:
-    """The checkpoints of the run that are kept, the best last.
+    """Return the checkpoints of the run that are kept, the best last.
 
     Waits until every report that this rank has made is in the storage, which needs the same
     report of the other ranks.

@@ -65,7 +65,7 @@ class RankCalls(Protocol):
 
 
 def rank_calls(carrier: Carrier, attempt: int, rank: int) -> RankCalls:
-    """The calls of a rank."""
+    """Return the calls of a rank."""
     return cast("RankCalls", _RankCalls(carrier, attempt, rank))
 
 
@@ -106,7 +106,7 @@ class ActorCarrier:
 
 
 def _wait(ref: ObjectRef[Any]) -> Any:
-    """The value of a ref, when it is there."""
+    """Return the value of a ref, when it is there."""
     if threading.current_thread() is threading.main_thread():
         return api.get(ref)
     # get() would read this process's messages while it waits, to answer sooner: that is for the

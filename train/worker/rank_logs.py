@@ -141,7 +141,7 @@ async def _flush() -> None:
 
 
 def _read(paths: Sequence[Path]) -> str:
-    """The end of what is in files, at most ``MAX_BYTES``; empty if there is nothing."""
+    """Return the end of what is in files, at most ``MAX_BYTES``; empty if there is nothing."""
     before = sum(path.stat().st_size for path in paths) - MAX_BYTES
     skip, parts = before, []
     for path in paths:

@@ -201,7 +201,7 @@ def main() -> None:
 
 
 def _answer(request: bytes) -> bytes:
-    """The pickled outcome of an upload: what it has put where, or why it failed."""
+    """Return the pickled outcome of an upload: what it has put where, or why it failed."""
     try:
         sys.path[:], inner = pickle.loads(request)
         storage, checkpoint, name, spare = pickle.loads(inner)

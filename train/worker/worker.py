@@ -78,7 +78,7 @@ class PackedLoop:
         return dataclasses.replace(self, datasets=self.datasets.published(put))
 
     def load(self) -> TrainLoop:
-        """The train loop with its datasets."""
+        """Return the train loop with its datasets."""
         loop: TrainLoop = self.loop.load()
         return dataclasses.replace(loop, datasets=self.datasets)
 
@@ -121,7 +121,7 @@ class TrainWorker:
             logging_config.apply()
 
     def describe(self, addresses: Mapping[str, str]) -> WorkerInfo:
-        """Where this worker runs; from now on it listens, should it become rank 0."""
+        """Return where this worker runs; from now on it listens, should it become rank 0."""
         runtime = get_runtime_context()
         node_id = runtime.get_node_id()
         address = addresses[node_id]
@@ -201,7 +201,7 @@ class TrainWorker:
 
 
 def _pickled(value: Any) -> bytes:
-    """What a train loop has returned, for the driver."""
+    """Return what a train loop has returned, for the driver."""
     import cloudpickle
 
     from miniray.values.serialization import explain
