@@ -100,7 +100,7 @@ class AttemptOverError(TrainingFailedError):
 
 
 class ControllerLostError(TrainingFailedError, ConnectionError):
-    """In local mode: the run has ended, or rank 0 is gone, so that a call reaches nobody."""
+    """In local mode: the run has ended, or rank 0 is gone, so that calls of ranks fail."""
 
 
 class CallbackError(MinirayError):

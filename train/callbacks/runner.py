@@ -56,7 +56,7 @@ class CallbackRunner:
         return bool(self._callbacks)
 
     def start(self) -> None:
-        """Tell each that the run starts; whoever was told will be told of its end."""
+        """Call ``on_start`` of each callback; those called get ``on_end`` later."""
         for callback in self._callbacks:
             self._started.append(callback)
             self._call(callback, "on_start", self._context)

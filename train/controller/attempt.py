@@ -265,7 +265,7 @@ class Attempt:
         if self._began and not self.failures:
             self._activities = self._look_around()
         self.failures.setdefault(rank, failure)
-        self._uploads_ended.set()  # who waits for them looks again
+        self._uploads_ended.set()  # wakes drain() and settle()
         self._rendezvous.leave(rank, f"failed ({failure.summary.splitlines()[0]})")
         self.over.set()
         self._check_ended()

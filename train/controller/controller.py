@@ -459,10 +459,10 @@ class TrainController:
             self._write_facts()
 
     def _keep_outcome(self, outcome: RunOutcome) -> None:
-        """Store how the run ended; here the driver hears it, and nobody else has to."""
+        """Store how the run ended; not needed here, as the driver is told."""
 
     def _note_running(self) -> None:
-        """Store that ranks run now, so that whoever is killed leaves a run that has not ended."""
+        """Store that ranks run now, so that a run that is killed is seen not to have ended."""
         self._spec.storage.require_owner(self._token)
         self._write_facts()
 

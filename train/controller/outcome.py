@@ -1,6 +1,6 @@
 """How a run ended, and the file in its folder that says so after its controller has gone.
 
-A detached run writes that file; whoever attaches too late to be told reads it.
+A detached run writes that file for drivers that attach when its controller has gone.
 """
 
 from __future__ import annotations

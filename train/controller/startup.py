@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Seconds after which the user is told that the run waits for resources.
 PLACEMENT_NOTE_AFTER = 5.0
 
-#: Seconds between two looks at whether workers that start have lost their room; nobody tells.
+#: Seconds between two checks whether workers that start have lost their bundles.
 ROOM_CHECK = 3.0
 
 

@@ -285,7 +285,7 @@ class DataIterator:
         return plan_batches(own, position.least_left, spec.batch_size, drop_last=spec.drop_last)
 
     def _upcoming(self, spec: BatchSpec) -> BatchPlan | None:
-        """Return the batches of the next pass; None if nobody knows."""
+        """Return the batches of the next pass; None if their number is not known."""
         position = self._position
         return self._plan(self._start_of(0) if position.begun else position, spec)
 

@@ -1,4 +1,4 @@
-"""Makes what an iterator gives in a thread, a few items ahead of who reads them."""
+"""Runs an iterator in a thread, a few items ahead of its reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """Yield the items, of which up to ``depth`` are made before they are asked for.
 
-    Whoever stops early waits for the one that is being made: after that nothing reads from
+    A reader that stops early waits for the item that is being made: after that nothing reads from
     ``items`` any more. 0 makes each when it is asked for, without a thread.
     """
     if depth == 0:
@@ -38,12 +38,12 @@ class _Buffer(Generic[T]):
         self._depth = depth
         self._items: collections.deque[T] = collections.deque()
         self._changed = threading.Condition()
-        self._closed = False  # nobody reads any more
+        self._closed = False  # the reader has stopped
         self._ended = False  # nothing comes any more
         self._error: BaseException | None = None
 
     def fill(self, items: Iterator[T]) -> None:
-        """Run the iterator to its end, or until nobody reads any more."""
+        """Run the iterator to its end, or until its reader has stopped."""
         error: BaseException | None = None
         try:
             for item in items:
@@ -81,7 +81,7 @@ class _Buffer(Generic[T]):
             self._changed.notify_all()
 
     def _put(self, item: T) -> bool:
-        """Add an item as soon as there is room; False if nobody reads any more."""
+        """Add an item as soon as there is capacity; False if the reader has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
             if self._closed:

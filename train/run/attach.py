@@ -141,7 +141,7 @@ def _start(spec: RunSpec, packed: PackedLoop) -> Any:
     except ActorAlreadyExistsError:
         return None
     except KeyboardInterrupt:
-        # It may exist by now, and nobody would follow it.
+        # It may exist by now, and no driver would follow it.
         controller = find_controller(spec.storage)
         if controller is not None and api.get(controller.run_id.remote()) == spec.run_id:
             api.kill(controller)

@@ -72,7 +72,7 @@ class ControllerThread:
         def serve() -> None:
             try:
                 self._outcome.set_result(self._machine.run_until_complete(self._run(loop)))
-            except BaseException as error:  # noqa: BLE001 - whoever asks for the outcome gets it
+            except BaseException as error:  # noqa: BLE001 - raised by outcome()
                 self._outcome.set_exception(error)
             finally:
                 self._close()

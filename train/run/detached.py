@@ -70,7 +70,7 @@ class DetachedController(TrainController):
     # --- calls of drivers ---------------------------------------------------------------
 
     async def run_id(self) -> str:
-        """Id of the run: who has just started it knows it by that."""
+        """Return the id of the run, by which its starter recognizes it."""
         return self._spec.run_id
 
     async def opened(self) -> Opened:

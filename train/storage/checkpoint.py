@@ -83,7 +83,7 @@ class Checkpoint:
                 download(self.fsspec_filesystem, self.path, target)
         except BaseException:
             if path is None:
-                shutil.rmtree(target, ignore_errors=True)  # nobody knows of it
+                shutil.rmtree(target, ignore_errors=True)  # the caller does not know its path
             raise
         return str(target)
 
@@ -167,7 +167,7 @@ class Checkpoint:
 
 
 def temporary_folder() -> Path:
-    """Return a new folder, which nobody but the caller deletes."""
+    """Make a folder, which the caller has to delete."""
     return Path(tempfile.mkdtemp(prefix="miniray_checkpoint_"))
 
 

@@ -1,7 +1,7 @@
 """One local copy of a remote folder for all processes of a machine that read it at the same time.
 
-Each copy has a lock file: who fetches the copy holds the lock alone, who reads it holds it with
-others, and the last of them deletes the copy. The kernel takes the locks of a process that is
+Each copy has a lock file: a process that fetches the copy holds an exclusive lock, readers hold a
+shared one, and the last reader deletes the copy. The kernel takes the locks of a process that is
 killed, so what it leaves is found, and is deleted by the next one who wants any copy.
 """
 
@@ -49,7 +49,7 @@ def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
 
 
 def _key_of(filesystem: Any, path: str) -> str | None:
-    """Return what copies of the same content have in common; None if nobody can tell."""
+    """Return what copies of the same content have in common; None if it is not known."""
     if in_memory(filesystem):
         return None
     try:
@@ -87,7 +87,7 @@ def _folder_of_copies() -> Path | None:
 
 
 def _enter(lock: Path, fetch: Callable[[Path], None]) -> int:
-    """Have the files of a copy, fetched by whoever comes first; returns the lock, for ``_leave``.
+    """Lock a copy for reading, and fetch it if it is not there; return the lock, for ``_leave``.
 
     Args:
         lock: The lock file of the copy.
@@ -100,14 +100,14 @@ def _enter(lock: Path, fetch: Callable[[Path], None]) -> int:
         try:
             number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            continue  # the last one has just left, and deleted the folder
+            continue  # the last reader has just deleted the folder
         try:
             if _try_alone(number) and _is_at(number, lock):
                 for left in (files, part):  # by a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 fetch(part)
                 part.rename(files)
-            # Waits for who fetches them. Who deletes them may come before this one has the lock.
+            # Waits until they are fetched. They may be deleted before this process has the lock.
             fcntl.flock(number, fcntl.LOCK_SH)
             if _is_at(number, lock) and files.exists():
                 return number
@@ -118,7 +118,7 @@ def _enter(lock: Path, fetch: Callable[[Path], None]) -> int:
 
 
 def _leave(lock: Path, number: int) -> None:
-    """Read a copy no more; the last one deletes it, and what killed processes have left."""
+    """Give up a lock; delete the copy if it was the last one, and what killed processes have left."""
     _delete_unused(lock, number)
     fcntl.flock(number, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open too
     os.close(number)
@@ -130,7 +130,7 @@ def _leave(lock: Path, number: int) -> None:
 
 
 def _delete_unused(lock: Path, number: int) -> None:
-    """Delete a copy that nobody else has a lock of."""
+    """Delete a copy that no other process has locked."""
     if _try_alone(number) and _is_at(number, lock):
         for path in (lock.with_suffix(""), lock.with_suffix(".part")):
             shutil.rmtree(path, ignore_errors=True)
@@ -138,7 +138,7 @@ def _delete_unused(lock: Path, number: int) -> None:
 
 
 def _try_alone(number: int) -> bool:
-    """Take a lock alone if nobody else has it; else it is lost."""
+    """Take the exclusive lock if no other process has a lock; otherwise hold none."""
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -202,7 +202,7 @@ class TorchBackend(Backend):
 
 
 def _store(member: GroupMember, timeout: datetime.timedelta) -> Any:
-    """Where the ranks find each other: at the controller; a rank that is alone needs nobody."""
+    """Return the store of the group: the controller's, or for a single rank one of its own."""
     if member.ranks.world_size == 1:
         import torch.distributed as dist
 

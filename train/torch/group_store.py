@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
     """A store for ``init_process_group``. Thread-safe, as the threads of NCCL use it too.
 
-    Whoever gives it to PyTorch has to keep it: C++ does not keep its Python part alive.
+    Keep a reference beside the one given to PyTorch: C++ does not keep the Python part alive.
 
     Args:
         controller: The run's controller, as this rank sees it.

@@ -45,7 +45,7 @@ def join(
     local_rank = int(os.environ["LOCAL_RANK"]) if by_torchrun else 0
     chosen = local_rank if by_torchrun else None
     if chosen is None and dist.is_initialized() and torch.cuda.is_available():
-        chosen = torch.cuda.current_device()  # by whoever has made the group
+        chosen = torch.cuda.current_device()  # chosen by the program that made the group
     devices = local_devices(scaling, chosen)
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])

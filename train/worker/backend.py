@@ -57,7 +57,7 @@ class LocalPlace:
     Attributes:
         ranks: Its ranks.
         link: The way to the other processes, which ``LinkServer`` is on rank 0 and ``LinkClient``
-            on the others; None when there are none. Whoever runs the loop closes it.
+            on the others; None when there are none. The caller of ``join_local`` closes it.
     """
 
     ranks: Ranks
@@ -132,7 +132,7 @@ class Backend:
         """Called when such a run is over: undo what ``join_local`` did, also if it failed."""
 
 
-#: What Ray asks of a backend's configuration and nobody asks here, and what to write instead.
+#: Members of Ray's backend configurations that are not used here, with what to write instead.
 _OF_RAY = {
     "backend_cls": "Define make_backend(), which returns the backend. Its hooks run in the process "
     "of each rank: on_start(member) and on_shutdown()",

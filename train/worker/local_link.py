@@ -184,7 +184,7 @@ async def _reply(
     value, failure = None, None
     try:
         value = await answer
-    except Exception as error:  # noqa: BLE001 - raised by who waits for the answer
+    except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
         failure = WorkerFailure.of(error)
     writer.write(_framed((number, value, failure)))
 

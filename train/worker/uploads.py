@@ -39,7 +39,7 @@ MAX_PENDING = 8
 class BackgroundUploads:
     """The uploads of one rank. After one has failed, those behind it are not begun.
 
-    A process that ends does not wait for them: whoever wants them to end calls ``wait`` before.
+    A process does not wait for them when it ends: call ``wait`` before that.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class PackedLoop:
         return cls(sent(bare, Packed.of), loop.datasets.published(Packed.of))
 
     def published(self, put: Callable[[Any], Any]) -> PackedLoop:
-        """The same with refs in place of the datasets, so that each node gets those only once."""
+        """Return this loop with refs as datasets, so that each node gets those only once."""
         return dataclasses.replace(self, datasets=self.datasets.published(put))
 
     def load(self) -> TrainLoop:
