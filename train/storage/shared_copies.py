@@ -118,7 +118,7 @@ def _enter(lock: Path, fetch: Callable[[Path], None]) -> int:
 
 
 def _leave(lock: Path, number: int) -> None:
-    """Give up a lock; delete the copy if it was the last one, and what killed processes have left."""
+    """Give up a lock; delete the copy if it was the last, and what killed processes have left."""
     _delete_unused(lock, number)
     fcntl.flock(number, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open too
     os.close(number)
