@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.ids import owner_of
@@ -34,6 +35,7 @@ class Actor:
     job: Job | None
     #: Name of the node that is preferred, which is its creator's.
     near: str
+    #: -1: without end.
     restarts_left: int
     state: str = PENDING
     #: How often it was restarted.
@@ -47,7 +49,9 @@ class Actor:
     node: ClusterNode | None = None
     process_id: bytes = b""
     pid: int = 0
+    #: It ends itself with exit_actor.
     exiting: bool = False
+    #: ``kill`` asked for the end of its process.
     killed: bool = False
     #: Once it is dead: why, and since when, in seconds since the epoch.
     death: Death | None = None
@@ -73,6 +77,56 @@ class Actor:
         spec = self.spec
         return self.id, spec.owner_node, spec.detached, spec.info
 
+    def cause_of_death(self, how: ProcessExit) -> DeathCause | None:
+        """Return why the actor is dead as its process ended; None if it is to be restarted.
+
+        A planned exit with code 0 (``sys.exit()`` in a method) is meant, so the actor stays dead,
+        as in Ray.
+        """
+        if self.exiting:
+            return DeathCause.EXIT_ACTOR
+        meant = how.planned and how.code == 0 and not self.killed
+        if self.restarts_left != 0 and not meant:
+            return None
+        return self.end_of_process(how)
+
+    def end_of_process(self, how: ProcessExit) -> DeathCause:
+        """Return what ended the process, as the actor had not asked for it."""
+        if how.with_node:
+            return DeathCause.NODE_LOST
+        return DeathCause.KILLED if self.killed else DeathCause.EXITED
+
+    def describe_death(
+        self, cause: DeathCause, how: ProcessExit, creation: bytes | None = None
+    ) -> Death:
+        """Describe the actor's death for its callers; ``creation`` is its pickled error."""
+        node_id = self.node.name if self.node is not None else ""
+        detail = how.detail if cause in (DeathCause.EXITED, DeathCause.OWNER_DIED) else ""
+        if cause is DeathCause.NODE_LOST and self.node is not None and self.node.reason:
+            detail = f"{self.node.reason[0].upper()}{self.node.reason[1:]}."
+        return Death(
+            cause.name,
+            self.class_name,
+            how.code,
+            how.pid or self.pid,
+            node_id,
+            detail,
+            creation,
+            self.restarts,
+            self.spec.max_restarts,
+        )
+
+    def begin_restart(self) -> None:
+        """Count a restart."""
+        self.state, self.killed = RESTARTING, False
+        self.restarts += 1
+        if self.restarts_left > 0:
+            self.restarts_left -= 1
+
+    def die(self, death: Death) -> None:
+        """Note when the actor died and why."""
+        self.state, self.death, self.died = DEAD, death, time.time()
+
 
 #: Of an actor whose end was asked for before it was registered.
 NEVER_MADE = Death(DeathCause.KILLED.name, "")
@@ -93,58 +147,6 @@ class DeadActor(NamedTuple):
     detached: bool = False
     #: When it died, in seconds since the epoch.
     when: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Circumstances:
-    """What is known of an actor when its process ends."""
-
-    #: Restarts that are left; -1: without end.
-    restarts_left: int
-    #: It ended itself with exit_actor.
-    exiting: bool = False
-    #: ``kill`` asked for it.
-    killed: bool = False
-
-
-def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None:
-    """Return why an actor whose process ended is dead; None if it is to be restarted.
-
-    A planned exit with code 0 (``sys.exit()`` in a method) is meant, so the actor stays dead, as
-    in Ray.
-    """
-    if actor.exiting:
-        return DeathCause.EXIT_ACTOR
-    meant = exit.planned and exit.code == 0 and not actor.killed
-    if actor.restarts_left != 0 and not meant:
-        return None
-    return how_it_ended(exit, actor)
-
-
-def how_it_ended(exit: ProcessExit, actor: Circumstances) -> DeathCause:
-    """Return what ended the process of an actor that had not asked for it."""
-    if exit.with_node:
-        return DeathCause.NODE_LOST
-    return DeathCause.KILLED if actor.killed else DeathCause.EXITED
-
-
-def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes | None) -> Death:
-    """Describe an actor's death for its callers."""
-    node_id = actor.node.name if actor.node is not None else ""
-    detail = how.detail if cause in (DeathCause.EXITED, DeathCause.OWNER_DIED) else ""
-    if cause is DeathCause.NODE_LOST and actor.node is not None and actor.node.reason:
-        detail = f"{actor.node.reason[0].upper()}{actor.node.reason[1:]}."
-    return Death(
-        cause.name,
-        actor.class_name,
-        how.code,
-        how.pid or actor.pid,
-        node_id,
-        detail,
-        creation,
-        actor.restarts,
-        actor.spec.max_restarts,
-    )
 
 
 def remembered(actor: Actor) -> DeadActor:

@@ -22,13 +22,8 @@ from miniray.head.directories.actor import (
     NEVER_MADE,
     ORDINARY,
     REQUESTED,
-    RESTARTING,
     Actor,
-    Circumstances,
     DeadActor,
-    cause_of_death,
-    death_of,
-    how_it_ended,
 )
 from miniray.head.directories.actor_table import UNKNOWN, ActorSubscribers, ActorTable
 from miniray.head.directories.clients import ProcessExit
@@ -334,18 +329,13 @@ class ActorRegistry:
 
     def _ended(self, actor: Actor, how: ProcessExit) -> None:
         """Restart an actor whose process is gone, or mark it dead."""
-        known = Circumstances(actor.restarts_left, actor.exiting, actor.killed)
-        cause = cause_of_death(how, known)
+        cause = actor.cause_of_death(how)
         if cause is not None:
             self._die(actor, cause, how=how, ended=True)
             return
-        died = death_of(actor, how_it_ended(how, known), how, None)
+        died = actor.describe_death(actor.end_of_process(how), how)
         self._table.leave_place(actor)
-        actor.killed = False
-        actor.restarts += 1
-        if actor.restarts_left > 0:
-            actor.restarts_left -= 1
-        actor.state = RESTARTING
+        actor.begin_restart()
         logger.warning("%s It starts again.", died.error(actor.id))
         self._on_change(actor)
         self._subscribers.tell_all(actor)
@@ -373,13 +363,13 @@ class ActorRegistry:
             how: how its process ended, if that is known.
             ended: its process ends without being asked, or never was.
         """
-        death = death_of(actor, cause, how or ProcessExit(), creation)
+        death = actor.describe_death(cause, how or ProcessExit(), creation)
         if actor.node is None and actor.lease:
             self._grants.withdraw(actor.lease)
         elif not ended:
             self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
         self._table.leave_place(actor)
-        actor.state, actor.death, actor.died = DEAD, death, time.time()
+        actor.die(death)
         if cause not in ORDINARY:
             level = logging.INFO if cause in REQUESTED else logging.WARNING
             logger.log(level, "%s", death.error(actor.id))

@@ -272,6 +272,10 @@ class GrantTable:
                 self._arm_warning()
             self._tell_contention()
 
+    def group_is_placed(self, group_id: bytes) -> None:
+        """Stop waiting for a group of which nodes have reported all bundles."""
+        self.waiting_groups.pop(group_id, None)
+
     def remove_group(self, group_id: bytes) -> None:
         self.waiting_groups.pop(group_id, None)
         self._group_requesters.pop(group_id, None)

@@ -516,6 +516,3 @@ class TaskLeases:
 
     def of_client(self, client_id: bytes) -> Iterable[TaskLeaseGroup]:
         return self._groups.get(client_id, {}).values()
-
-    def groups(self) -> list[TaskLeaseGroup]:
-        return [group for groups in self._groups.values() for group in groups.values()]

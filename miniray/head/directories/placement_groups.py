@@ -298,7 +298,7 @@ class PlacementGroups:
         """Settle a group if the bundles that a node reported complete it."""
         group = self._groups.get(id)
         if group is not None and group.status == GroupStatus.CREATED.value:
-            self._grants.waiting_groups.pop(id, None)
+            self._grants.group_is_placed(id)
             self._settle(group)
 
     def end_orphans(self) -> None:
