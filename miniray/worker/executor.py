@@ -307,17 +307,17 @@ class Executor:
 
     def _invoke(self, work: Work) -> Any:
         """Call the user's code, in a frame of its own, so that the arguments end with it."""
-        execution, interruption = work.execution, self.interruption
-        if work.is_task:
+        execution, interruption, is_task = work.execution, self.interruption, work.is_task
+        if is_task:
             stdio.set_name(work.name)  # before its code is loaded, which may print or crash too
         function = self.resolve(work)
-        if work.is_task:
+        if is_task:
             execution.function = function
         interruption.allowed = True
         if execution.cancelled:  # before it was known to run
             raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
-        if not work.is_task:
+        if not is_task:
             interruption.allowed = False  # a method that has begun runs on
             if execution.cancelled:
                 raise TaskCancelledError(work.name)
