@@ -13,6 +13,7 @@ import traceback
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from miniray.common.exception_transport import pack, unpack
 from miniray.train.base.exceptions import TrainLoopLoadError
 from miniray.train.base.ranks import listed
 
@@ -86,33 +87,26 @@ def _noted(text: str, error: BaseException) -> str:
 
 
 def _pickled(error: BaseException) -> tuple[bytes, ...]:
-    """An exception and its causes, which pickle leaves out; up to the first that can't be."""
-    import cloudpickle
-
+    """Pickle an exception, then its causes, which pickle leaves out, up to one that can't be."""
     each: BaseException | None = error
     pickled: list[bytes] = []
     while each is not None and len(pickled) < MOST_CAUSES:
-        try:
-            pickled.append(cloudpickle.dumps(each))
-        except Exception:  # noqa: BLE001 - user exceptions may hold anything; the text remains
+        blob, _ = pack(each)
+        if blob is None:  # user exceptions may hold anything; the text remains
             break
+        pickled.append(blob)
         each = each.__cause__
     return tuple(pickled)
 
 
 def _unpickled(pickled: Sequence[bytes]) -> list[BaseException]:
     """Return the exceptions, up to the first that can't be loaded here."""
-    import pickle
-
     errors: list[BaseException] = []
     for data in pickled:
         try:
-            error = pickle.loads(data)
-        except Exception:  # noqa: BLE001 - whatever is raised when a class is missing here
+            errors.append(unpack(data))
+        except Exception:  # noqa: BLE001, PERF203 - whatever is raised when a class is missing
             break
-        if not isinstance(error, BaseException):
-            break
-        errors.append(error)
     return errors
 
 
