@@ -90,7 +90,7 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
                 self._signature.check(f"{self._info.name}.{self._name}", args, kwargs)
             runtime = _runtime._current or _runtime.runtime_of("actor handle")
             try:
-                return runtime.submit_actor_call(
+                return runtime.calls.submit_actor_call(
                     self._ref, self._info, self._name, args, kwargs, self._options
                 )
             except UnpicklableArgumentError as error:
@@ -284,7 +284,9 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
             runtime = _runtime.current_runtime()
             exported = self._export.to(runtime)
             try:
-                location = runtime.create_actor(exported, self._info, args, kwargs, self._options)
+                location = runtime.calls.create_actor(
+                    exported, self._info, args, kwargs, self._options
+                )
             except UnpicklableArgumentError as error:
                 raise self._signature.unpicklable(self._export.name, error) from error.__cause__
             return ActorHandle(location.ref, location.info)

@@ -222,10 +222,10 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         timeout = None if timeout == -1 else timeout_of("get", timeout)
     try:
         if isinstance(object_refs, ObjectRef):
-            return runtime.get((object_refs,), timeout)[0]
+            return runtime.objects.get((object_refs,), timeout)[0]
         if isinstance(object_refs, list | tuple):
             refs_only("get", object_refs)
-            return runtime.get(object_refs, timeout)
+            return runtime.objects.get(object_refs, timeout)
     except (KeyboardInterrupt, MinirayError) as error:
         raise error.with_traceback(None)
     if is_generator(object_refs):
@@ -263,7 +263,7 @@ def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
             "put has no _owner in miniray: the process that calls put owns the value. Call put in "
             "a method of the actor that should own it, and return the ref in a list."
         )
-    return (_runtime._current or current_runtime()).put(value)
+    return (_runtime._current or current_runtime()).objects.put(value)
 
 
 def wait(
@@ -312,7 +312,7 @@ def wait(
             f"not {num_returns}."
         )
     try:
-        found = runtime.wait(refs, num_returns, timeout, fetch_local)
+        found = runtime.objects.wait(refs, num_returns, timeout, fetch_local)
     except KeyboardInterrupt as interrupt:
         raise interrupt.with_traceback(None)
     _rest = _identity(found[1])
@@ -351,7 +351,7 @@ def kill(actor: ActorProxy[Any], *, no_restart: bool = True) -> None:
             f"kill takes the handle of an actor, not {shown(actor)} ({type(actor).__name__}). "
             f"For tasks, use miniray.cancel(ref)."
         )
-    runtime_of("actor handle").kill_actor(actor._ref, bool(no_restart))
+    runtime_of("actor handle").head.kill_actor(actor._ref, bool(no_restart))
 
 
 def cancel(
@@ -383,7 +383,7 @@ def cancel(
             f"cancel takes an ObjectRef, not {shown(given)} ({type(given).__name__}). "
             f"For actors, use miniray.kill(handle)."
         )
-    runtime_of("ref").cancel(given, bool(force), bool(recursive))
+    runtime_of("ref").calls.cancel(given, bool(force), bool(recursive))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
@@ -400,7 +400,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
     name = text("The name of an actor", name)
     if namespace is not None:
         namespace = text("The namespace of an actor", namespace)
-    location = current_runtime().get_actor(name, namespace)
+    location = current_runtime().head.get_actor(name, namespace)
     return ActorHandle(location.ref, location.info)
 
 
@@ -415,23 +415,23 @@ def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str
         all_namespaces: Whether to list those of every namespace, as dicts of ``name`` and
             ``namespace``. Default: the names in the namespace of this job.
     """
-    found = current_runtime().list_named_actors(all_namespaces)
+    found = current_runtime().head.list_named_actors(all_namespaces)
     return found if all_namespaces else [actor["name"] for actor in found]
 
 
 def nodes() -> list[dict[str, Any]]:
     """Return a dict per node: NodeID, Alive, NodeManagerAddress, Resources, Labels, ..."""
-    return current_runtime().nodes()
+    return current_runtime().head.nodes()
 
 
 def cluster_resources() -> dict[str, float]:
     """Return the totals of all resources over the living nodes, in units (memory: bytes)."""
-    return current_runtime().cluster_resources()
+    return current_runtime().head.cluster_resources()
 
 
 def available_resources() -> dict[str, float]:
     """Return what is free of all resources over the living nodes, in units (memory: bytes)."""
-    return current_runtime().available_resources()
+    return current_runtime().head.available_resources()
 
 
 def get_gpu_ids() -> list[int] | list[str]:

@@ -71,7 +71,7 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
             if export.session is not runtime.session:
                 export.to(runtime)
             try:
-                return runtime.submit_task(export.exported, args, kwargs, self._options)
+                return runtime.calls.submit_task(export.exported, args, kwargs, self._options)
             except UnpicklableArgumentError as error:
                 raise self._signature.unpicklable(export.name, error) from error.__cause__
 

@@ -150,7 +150,7 @@ class RuntimeContext:
         """Return the labels of the node."""
         runtime = current_runtime()
         node_id = runtime.context().node_id
-        for node in runtime.nodes():
+        for node in runtime.head.nodes():
             if node["NodeID"] == node_id:
                 return dict(node.get("Labels", {}))
         return {}

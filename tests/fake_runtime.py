@@ -14,7 +14,10 @@ from miniray.common.runtime import (
     ActorLocation,
     Exported,
     Runtime,
+    RuntimeCalls,
     RuntimeContextData,
+    RuntimeHead,
+    RuntimeObjects,
     set_runtime,
 )
 from miniray.exceptions import ActorAlreadyExistsError, GetTimeoutError, TaskError
@@ -38,7 +41,7 @@ class Call:
     options: Any = None
 
 
-class FakeRuntime(Runtime):
+class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     """Values are in a dict; tasks and methods run inside ``submit``."""
 
     def __init__(self) -> None:
@@ -48,13 +51,14 @@ class FakeRuntime(Runtime):
         self.actors: dict[bytes, Any] = {}
         self.named: dict[str, ActorLocation] = {}
         self.groups: dict[bytes, tuple[str, list[dict[str, float]]]] = {}
-        self.calls: list[Call] = []
+        self.asked: list[Call] = []
+        self.objects = self.calls = self.head = self
         self.exports = 0
         self.facts = RuntimeContextData("job", NODE, "worker", "ns", "127.0.0.1:1", "/tmp/a/s1")
 
     @property
     def last(self) -> Call:
-        return self.calls[-1]
+        return self.asked[-1]
 
     def ref(self, value: Any = None, *, ready: bool = True) -> ObjectRef[Any]:
         ref: ObjectRef[Any] = ObjectRef(next(self.numbers).to_bytes(16, "big"), b"")
@@ -66,7 +70,7 @@ class FakeRuntime(Runtime):
         return self.ref(value)
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
-        self.calls.append(Call("get", "", tuple(refs), options=timeout))
+        self.asked.append(Call("get", "", tuple(refs), options=timeout))
         found = []
         for ref in refs:
             if ref.binary() not in self.values:
@@ -128,7 +132,7 @@ class FakeRuntime(Runtime):
         kwargs: dict[str, Any],
         options: TaskOptions,
     ) -> Any:
-        self.calls.append(Call("task", function.name, args, kwargs, options))
+        self.asked.append(Call("task", function.name, args, kwargs, options))
         target = self.values[function.name.encode()]
         return self._returns(self._run(function.name, target, args, kwargs), options.num_returns)
 
@@ -140,7 +144,7 @@ class FakeRuntime(Runtime):
         kwargs: dict[str, Any],
         options: ActorOptions,
     ) -> ActorLocation:
-        self.calls.append(Call("actor", cls.name, args, kwargs, options))
+        self.asked.append(Call("actor", cls.name, args, kwargs, options))
         if options.name in self.named:
             if options.get_if_exists:
                 return self.named[options.name]
@@ -162,7 +166,7 @@ class FakeRuntime(Runtime):
         kwargs: dict[str, Any],
         options: MethodOptions,
     ) -> Any:
-        self.calls.append(Call("call", method, args, kwargs, options))
+        self.asked.append(Call("call", method, args, kwargs, options))
         instance = self.actors[actor.binary()]
         built_in = {
             "__miniray_ready__": lambda: True,
@@ -175,10 +179,10 @@ class FakeRuntime(Runtime):
         )
 
     def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
-        self.calls.append(Call("kill", actor.hex(), options=no_restart))
+        self.asked.append(Call("kill", actor.hex(), options=no_restart))
 
     def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
-        self.calls.append(Call("cancel", ref.hex(), options=(force, recursive)))
+        self.asked.append(Call("cancel", ref.hex(), options=(force, recursive)))
 
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
         if name not in self.named:
@@ -196,7 +200,7 @@ class FakeRuntime(Runtime):
         lifetime: str | None,
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
-        self.calls.append(Call("group", name, options=(strategy, lifetime, bundle_label_selector)))
+        self.asked.append(Call("group", name, options=(strategy, lifetime, bundle_label_selector)))
         id = next(self.numbers).to_bytes(16, "big")
         self.groups[id] = (name, [dict(bundle) for bundle in bundles])
         return id
@@ -232,6 +236,12 @@ class FakeRuntime(Runtime):
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
         raise NotImplementedError
 
+    async def flush_output(self) -> None:
+        raise NotImplementedError
+
+    def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
+        raise NotImplementedError
+
     def context(self) -> RuntimeContextData:
         return self.facts
 
@@ -242,7 +252,7 @@ class FakeRuntime(Runtime):
         return next(iter(self.named.values()))
 
     def shutdown(self) -> None:
-        self.calls.append(Call("shutdown", ""))
+        self.asked.append(Call("shutdown", ""))
 
 
 @contextlib.contextmanager

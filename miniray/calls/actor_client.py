@@ -1,17 +1,19 @@
 """The calls of this process to one actor: kept in order, sent when it lives, failed when not.
 
-The head tells where the actor is and every change of that; a lost connection only
-means that calls wait for the head's word. That word and the replies of the actor come by
-different ways: what it was sent fails, or goes to its next process, when its replies are over too.
+The head tells where the actor is and every change of that; a lost connection only means that calls
+wait for the head's word. That word may overtake the actor's last replies: calls that were sent
+fail, or go to its next process, once no more replies can come.
 """
 
 from __future__ import annotations
 
 import bisect
 import collections
+import operator
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from miniray.calls.call import Channel
 from miniray.exceptions import (
     ActorUnavailableError,
     MinirayError,
@@ -19,14 +21,14 @@ from miniray.exceptions import (
     TaskCancelledError,
 )
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.calls.call import Call
     from miniray.calls.calls import CallTable
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
     from miniray.wire.peers import Peer, PeerTable
 
 PENDING = "PENDING"
@@ -35,8 +37,10 @@ RESTARTING = "RESTARTING"
 DEAD = "DEAD"
 
 
-class ActorClient:
+class ActorClient(Channel):
     """One actor, seen from one caller. Thread-safe."""
+
+    takes_force = False
 
     def __init__(
         self,
@@ -67,35 +71,32 @@ class ActorClient:
         self._sent: dict[int, Call] = {}
         #: Sent on a connection that broke; what they get depends on the head's word.
         self._lost: list[Call] = []
-        #: To be answered with an error once the lock is free: who waits for such a result
-        #: may be a call of another client, which needs the lock of that one.
+        #: To fail once the lock is free: a call of another client may wait for such a result, and
+        #: failing it needs that client's lock.
         self._failed: collections.deque[tuple[Call, Value]] = collections.deque()
         self._cause: Callable[[], MinirayError] | None = None
 
     # --- calling -----------------------------------------------------------------
-    def submit(self, call: Call) -> None:
-        """Send a call, or keep it until it can be sent."""
+    def submit(self, call: Call, ready: bool) -> None:
+        """Send a call, or keep it in its turn."""
         with self._lock:
             limit = self._max_pending
             if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
-                self._calls.free_value(call.arguments)
                 raise PendingCallsLimitExceededError(
                     limit=limit, actor_id=self.actor_id.hex(), class_name=self.name
                 )
-            ready = self._calls.open_call(call)
             if self.state == DEAD:
                 assert self._cause is not None
                 self._failed.append((call, error_value(self._cause())))
             elif self._queue or not ready or self._peer is None:
                 self._queue.append(call)
-                if ready:
-                    self._pump()
+                self._pump()  # its refs may have got their values meanwhile
             else:
                 self._send(call, self._peer)
         if self._failed:
-            self._answer_failed()
+            self._fail_outside()
 
-    def _answer_failed(self) -> None:
+    def _fail_outside(self) -> None:
         while True:
             try:
                 call, error = self._failed.popleft()
@@ -137,57 +138,44 @@ class ActorClient:
         while queue and peer is not None and not queue[0].waiting:
             self._send(queue.popleft(), peer)
 
-    def dependencies_ready(self, call: Call) -> None:
-        """A queued call can be sent now, when its turn comes."""
+    def ready(self, call: Call) -> None:
+        """Send the calls that nothing holds up any more."""
         with self._lock:
             self._pump()
-        self._answer_failed()
+        self._fail_outside()
 
-    def finished(self, call: Call) -> None:
-        """A call has its result."""
+    def answered(self, call: Call, seconds: float) -> None:
+        """Forget a call that the actor has answered."""
         self._sent.pop(call.number, None)
 
-    def retry(self, call: Call) -> None:
-        """A method raised and its options ask for another try."""
-        with self._lock:
-            if not call.cancelled:
-                self._put_back(call)
-                self._pump()
-        self._answer_failed()
-
-    def withdraw(self, call: Call) -> None:
-        """A call did not run, and waits for its refs again."""
-        with self._lock:
-            self._put_back(call)
-
-    def _put_back(self, call: Call) -> None:
+    def put_back(self, call: Call) -> None:
         """Queue a call that was sent, before those that were made later: they may need its result.
 
         A call that waits for its refs holds up all that are queued behind it, so one that it waits
         for must not be among these.
         """
-        self._sent.pop(call.number, None)
-        call.peer = None
-        place = bisect.bisect_left(self._queue, call.number, key=lambda other: other.number)
-        self._queue.insert(place, call)
+        with self._lock:
+            call.peer = None
+            if call.cancelled:
+                self._failed.append((call, error_value(TaskCancelledError(call.name))))
+            else:
+                numbers = operator.attrgetter("number")
+                place = bisect.bisect_left(self._queue, call.number, key=numbers)
+                self._queue.insert(place, call)
+        self._fail_outside()
 
-    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
-        """Withdraw a queued call, or ask the actor to cancel it."""
+    def cancel(self, call: Call, force: bool, recursive: bool) -> None:
+        """Fail a call that is queued, or ask the actor to cancel it."""
         with self._lock:
             if call in self._queue:
                 self._queue.remove(call)
                 self._failed.append((call, error_value(TaskCancelledError(call.name))))
                 self._pump()  # it may have been the one that the others waited behind
-                withdrawn = True
-            else:
-                waits = call.tries > 1 and call.peer is None and call not in self._lost
-                withdrawn = waits and call.number in self._calls.open
-                if withdrawn:  # it is to run once more, and its time has not come
-                    self._failed.append((call, error_value(TaskCancelledError(call.name))))
-                elif call.peer is not None:
-                    call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
-        self._answer_failed()
-        return withdrawn
+            elif call.peer is not None:
+                call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
+            elif call.tries > 1 and call not in self._lost:  # its time to run again has not come
+                self._failed.append((call, error_value(TaskCancelledError(call.name))))
+        self._fail_outside()
 
     # --- what the head and the sockets say -------------------------------------------
     def on_state(
@@ -200,7 +188,7 @@ class ActorClient:
         *,
         at_once: bool = False,
     ) -> None:
-        """The head says where the actor is.
+        """Take the head's word on where the actor is.
 
         Args:
             state: What it is now.
@@ -224,10 +212,10 @@ class ActorClient:
                 self._lost = []
                 self._queue.clear()
             self._leave(at_once)
-        self._answer_failed()
+        self._fail_outside()
 
     def on_peer_lost(self, peer: Peer) -> None:
-        """The connection to the actor's process broke."""
+        """Wait for the head's word on the calls in flight: the connection to the actor broke."""
         with self._lock:
             if peer is self._ending:
                 self._settle()
@@ -238,10 +226,10 @@ class ActorClient:
                     # repeated unless it may be.
                     self._requeue("its node could not be reached while {} was in flight")
                     self._go_on()
-        self._answer_failed()
+        self._fail_outside()
 
     def _leave(self, at_once: bool) -> None:
-        """It lives there no more: settle what was sent, when all that it said has come."""
+        """Settle what was sent to its last process, once all replies from there have come."""
         if self._peer is not None:
             self._ending, self._peer = self._peer, None
         ending = self._ending
@@ -249,7 +237,7 @@ class ActorClient:
             self._settle()
 
     def _settle(self) -> None:
-        """Nothing more comes from where it lived: calls without a reply fail, or go once more."""
+        """Fail, or queue once more, the calls that its last process has not answered."""
         self._ending = None
         self._lose()
         if self.state == DEAD:
@@ -261,7 +249,6 @@ class ActorClient:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Send to the process in which it lives."""
         self._peer = self._peers.get(*self._place)
         self._pump()
 
@@ -278,7 +265,7 @@ class ActorClient:
     def _requeue(
         self, why: str = "its process ended while {} was in flight, and it restarts"
     ) -> None:
-        """Calls whose fate is unknown: those that may be repeated go first, the others fail."""
+        """Queue the calls of unknown fate that may be repeated before all others; fail the rest."""
         again = []
         for call in self._lost:
             call.peer = None
@@ -298,19 +285,10 @@ class ActorClient:
 
     @property
     def process_id(self) -> bytes:
-        """The process in which it lives; empty if it does not."""
+        """The process in which it lives, or b""."""
         return self._place[1]
 
     @property
     def settling(self) -> bool:
-        """Whether replies of the process in which it lived last may be on their way."""
+        """Whether replies of its last process may be on their way."""
         return self._ending is not None
-
-    @property
-    def idle(self) -> bool:
-        """Whether no call is queued or in flight."""
-        return not (self._queue or self._sent or self._lost)
-
-    def details(self) -> dict[str, Any]:
-        """Counts, for state listings."""
-        return {"state": self.state, "queued": len(self._queue), "sent": len(self._sent)}

@@ -1,49 +1,64 @@
-"""One call that this process has made, and what sends it."""
+"""One call that this process has made: its arguments, what sends it, what is kept to repeat it.
+
+Refs among the arguments themselves, not inside them, are taken out: the executor gets their values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+import pickle
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.messages import protocol as p
+from miniray.common.names import short_name
+from miniray.common.object_ref import ObjectRef
+from miniray.common.task_error import MinirayError, text_only, wrap_pickled
+from miniray.messages.protocol import VALUE_ERROR, VALUE_PICKLE
+from miniray.messages.value import NOTHING, is_shared, payload_of
+from miniray.values.serialization import Serialized, serialize_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Value
-    from miniray.objects.streams import StreamState
+    from miniray.messages.value import Value
+    from miniray.objects.object_ref_generator import StreamState
     from miniray.wire.peers import Peer
 
 #: Where a top-level ref goes in the arguments, its id, its owner's node and, if known, its value.
 RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 
 
-#: A value that is of no use.
-NOTHING: Value = (p.VALUE_PICKLE, b"", ())
+class Channel:
+    """What sends calls: an actor's client, or the leases of tasks.
 
+    ``CallTable`` owns the life of a call and tells its channel what to do with it. A channel that
+    finds that a call has failed says so to the table, and has forgotten it by then.
+    """
 
-class Channel(Protocol):
-    """What sends a call."""
+    #: Whether ``force`` may end the process of a call that is cancelled.
+    takes_force = True
 
-    def submit(self, call: Call) -> None:
-        """Send it, as soon as all refs among its arguments have values."""
+    def submit(self, call: Call, ready: bool) -> None:
+        """Send a new call, or keep it in its place.
 
-    def dependencies_ready(self, call: Call) -> None:
-        """All refs that the call waited for have values (or errors)."""
+        Args:
+            call: What to send.
+            ready: Whether all refs among its arguments have values; if not, ``ready`` follows.
+        """
+        raise NotImplementedError
 
-    def finished(self, call: Call) -> None:
-        """The call has its result, or never will."""
+    def ready(self, call: Call) -> None:
+        """Send a call that was kept, when its turn comes: its refs have values (or errors)."""
+        raise NotImplementedError
 
-    def retry(self, call: Call) -> None:
-        """Send the call once more."""
+    def answered(self, call: Call, seconds: float) -> None:
+        """Forget a call whose executor has answered, and that has taken so long there."""
 
-    def withdraw(self, call: Call) -> None:
-        """The call did not run, and waits for values of its refs again."""
+    def put_back(self, call: Call) -> None:
+        """Keep a call that was sent and is to be sent again; ``ready`` follows."""
 
-    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
-        """Cancel; True if the call had not been sent and is withdrawn."""
+    def cancel(self, call: Call, force: bool, recursive: bool) -> None:
+        """Fail a call that was not sent, or ask its executor to cancel it."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,7 +68,7 @@ class Origin:
     number: int
     target: Any
     name: str
-    #: Of a generator: its items so far, which one more run makes as so many results.
+    #: Of a generator: its items so far, which one more run makes as results.
     return_ids: Sequence[bytes]
     arguments: Value
     #: Top-level refs; small ones with their values.
@@ -69,7 +84,7 @@ class Origin:
     pins: list[ObjectRef[Any]]
     #: Whether what no task can make again is kept alive for it.
     keeps: bool
-    #: Whether ``return_ids`` are items, of which it may make more.
+    #: Whether ``return_ids`` are items of a generator, which may make more.
     of_stream: bool
     #: Its results that live, and origins kept here that need one of its results.
     users: int = 0
@@ -83,8 +98,7 @@ class Origin:
 
     @property
     def has_large_arguments(self) -> bool:
-        """Whether its arguments, other than refs, are in shared memory."""
-        return bool(self.arguments[0] == p.VALUE_SHARED)
+        return is_shared(self.arguments)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -123,7 +137,7 @@ class Call:
     siblings: dict[int, Call] | None = None
 
     def try_again(self, *, crashed: bool = False) -> float:
-        """Count one more run; returns how many seconds after the last it is to be."""
+        """Count one more run; return how many seconds after the last it is due."""
         steps = self.tries - crashed
         self.tries += 1
         if self.retries > 0:
@@ -132,7 +146,7 @@ class Call:
 
     @property
     def max_retries(self) -> int | None:
-        """The option; None of a task that runs to make a lost value again."""
+        """The option; None for a task that runs to make a lost value again."""
         if self.origin is not None:
             return None
         return self.retries if self.retries < 0 else self.retries + self.tries - 1
@@ -141,3 +155,79 @@ class Call:
     def cancel_ids(self) -> tuple[bytes, ...]:
         """Ids by which it can be cancelled: of its results, or of its stream."""
         return self.return_ids if self.stream is None else (self.stream.id,)
+
+
+# --- arguments -------------------------------------------------------------------------
+
+NO_ARGUMENTS = Serialized(VALUE_PICKLE, [pickle.dumps(((), {}), 5)])
+#: Those as they travel.
+NO_VALUES: Value = (VALUE_PICKLE, NO_ARGUMENTS.payload(), ())
+
+
+def serialize_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Serialized, list[RefArgument], list[ObjectRef[Any]] | None]:
+    """Serialize arguments: the value, its top-level refs, and what must stay alive.
+
+    User code may run in it; nothing is left of it if a signal ends it.
+    """
+    if not args and not kwargs:
+        return NO_ARGUMENTS, [], None
+    refs: list[RefArgument] = []
+    pins: list[ObjectRef[Any]] | None = None
+    for argument in args:
+        if isinstance(argument, ObjectRef):
+            args, kwargs, refs, pins = _take_refs(args, kwargs)
+            break
+    else:
+        for argument in kwargs.values():
+            if isinstance(argument, ObjectRef):
+                args, kwargs, refs, pins = _take_refs(args, kwargs)
+                break
+    serialized = serialize_arguments(args, kwargs)
+    if serialized.refs:
+        pins = [*(pins or ()), *serialized.refs]
+    if serialized.size > config().large_closure_warning:
+        from miniray.values.closures import warn_large_arguments
+
+        warn_large_arguments(args, kwargs, serialized.size)
+    return serialized, refs, pins
+
+
+def _take_refs(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[RefArgument], list[ObjectRef[Any]]]:
+    """Take the top-level refs out of the arguments, and leave None in their places."""
+    positional = list(args)
+    named = dict(kwargs)
+    refs: list[RefArgument] = []
+    pins: list[ObjectRef[Any]] = []
+    places: list[tuple[Any, int | str]] = [(positional, i) for i in range(len(positional))]
+    places += [(named, name) for name in named]
+    for container, place in places:
+        argument = container[place]
+        if isinstance(argument, ObjectRef):
+            container[place] = None
+            refs.append((place, argument.binary(), argument._owner_node, None))
+            pins.append(argument)
+    return tuple(positional), named, refs, pins
+
+
+def error_of_call(value: Value, name: str, where: int | str) -> Value:
+    """The error value of a call that did not run, as one of its arguments has an error.
+
+    It is a ``TaskError`` that names the call, and of the argument's class too. Errors that a task
+    or a method has raised name what raised them, and are passed on as they are.
+
+    Args:
+        value: That of the argument.
+        name: Of the call.
+        where: The argument's position, from 0, or its name.
+    """
+    pickled = payload_of(value)
+    error = text_only(pickled)  # to load it whole would run user code in the thread that sends
+    if not isinstance(error, MinirayError):
+        return value
+    argument = f"argument {where + 1 if isinstance(where, int) else repr(where)}"
+    text = f"{error}\n{short_name(name)}() did not run: this is the error of its {argument}."
+    return (VALUE_ERROR, wrap_pickled(name, text, error, pickled), ())

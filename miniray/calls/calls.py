@@ -1,7 +1,8 @@
-"""Calls that this process has made: arguments, dependencies, replies, retries.
+"""Calls that this process has made: the one owner of what becomes of each.
 
-A call goes through its *channel* (an actor's, or the leases of a task's shape),
-which decides when and where it is sent. What every call has in common is here.
+A call begins in ``submit`` and ends once: with the reply of its executor (``on_reply``), or with an
+error of the runtime (``fail``). In between it may be sent again. When and where it is sent is
+decided by its *channel*: an actor's client, or the leases of a task's shape.
 """
 
 from __future__ import annotations
@@ -9,55 +10,81 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.argument_errors import error_of_call
+from miniray.calls.call import NO_ARGUMENTS, NO_VALUES, error_of_call
 from miniray.calls.lineage import Lineage
 from miniray.common.config import config
+from miniray.common.ids import owner_of
 from miniray.common.object_ref import ObjectRef
 from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value, load_error
-from miniray.values.serialization import Serialized, serialize_arguments
+from miniray.messages.value import (
+    error_value,
+    is_error,
+    is_shared,
+    load_error,
+    node_of,
+    payload_of,
+    refs_in,
+    size_of,
+)
+from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.calls.call import Call, RefArgument
+    from miniray.messages.value import Value
     from miniray.objects.borrowing import Borrowing
-    from miniray.objects.objects import Entry, ObjectTable, Value
+    from miniray.objects.object_ref_generator import StreamState
+    from miniray.objects.objects import Entry, ObjectTable
     from miniray.objects.shared_memory import SharedMemory
-    from miniray.objects.streams import StreamState
-    from miniray.wire.peers import Peer
+    from miniray.values.serialization import Serialized
+    from miniray.wire.node_link import NodeLink
+    from miniray.wire.peers import Peer, PeerTable
 
 logger = logging.getLogger(__name__)
 
-_NO_ARGUMENTS = Serialized(p.VALUE_PICKLE, [pickle.dumps(((), {}), 5)])
 #: Why a ref of an earlier ``init()`` has no value.
 NOT_ATTACHED = "this process is not attached to its cluster any more"
-_NO_VALUES: Value = (p.VALUE_PICKLE, _NO_ARGUMENTS.payload(), ())
 
 
 class CallTable:
-    """The calls in flight of this process. Thread-safe."""
+    """The calls in flight of this process. Thread-safe.
+
+    Args:
+        table: The objects of this process.
+        borrowing: Of this process.
+        shared_memory: Where large arguments go.
+        peers: The processes that this one talks to.
+        link: To the daemon; without it no call can be answered.
+        call_later: Runs a function after so many seconds.
+        recover: Makes a lost value again, or tells why not; see ``recovery.py``.
+    """
 
     def __init__(
         self,
         table: ObjectTable,
         borrowing: Borrowing,
         shared_memory: SharedMemory,
+        peers: PeerTable,
+        link: NodeLink,
         call_later: Callable[[float, Callable[[], None]], object],
+        recover: Callable[[Entry, Value], str | None],
     ) -> None:
         self._table = table
-        self._call_later = call_later
         self._borrowing = borrowing
         self._shared_memory = shared_memory
+        self._peers = peers
+        self._link = link
+        self._call_later = call_later
+        self._recover = recover
         self.next_number = itertools.count(1).__next__
         self.open: dict[int, Call] = {}
         #: Open calls by what they make. None until one is looked for, which is seldom, and then
-        #: until none is open: whoever cancels one call often cancels many.
+        #: until none is open: a program that cancels one call often cancels many.
         self._by_id: dict[bytes, Call] | None = None
         tunables = config()
         self.lineage = Lineage(
@@ -66,62 +93,41 @@ class CallTable:
             tunables.lineage_pinned_bytes,
             self._size_of,
         )
-        #: Makes a lost value again, or tells why not; see ``recovery.py``.
-        self.recover: Callable[[Entry, Value], str | None]
-        #: Called for each call that has ended.
-        self.on_ended: Callable[[Call], None] | None = None
+        #: Numbers of the calls whose end is waited for, and whom to tell of the last one.
+        self._awaited: set[int] = set()
+        self._on_all_ended: Callable[[], object] = self._awaited.clear
         self._lock = threading.RLock()  # a collection in here may drop a ref
 
-    # --- submitting ----------------------------------------------------------------
-    @staticmethod
-    def serialize(
-        args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Serialized, list[RefArgument], list[ObjectRef[Any]] | None]:
-        """Serialize arguments: the value, its top-level refs, and what must stay alive.
-
-        User code may run in it; nothing is left of it if that is cut off.
-        """
-        if not args and not kwargs:
-            return _NO_ARGUMENTS, [], None
-        refs: list[RefArgument] = []
-        pins: list[ObjectRef[Any]] | None = None
-        for argument in args:
-            if isinstance(argument, ObjectRef):
-                args, kwargs, refs, pins = _take_refs(args, kwargs)
-                break
-        else:
-            for argument in kwargs.values():
-                if isinstance(argument, ObjectRef):
-                    args, kwargs, refs, pins = _take_refs(args, kwargs)
-                    break
-        serialized = serialize_arguments(args, kwargs)
-        if serialized.refs:
-            pins = [*(pins or ()), *serialized.refs]
-        if serialized.size > config().large_closure_warning:
-            from miniray.values.closures import warn_large_arguments
-
-            warn_large_arguments(args, kwargs, serialized.size)
-        return serialized, refs, pins
-
+    # --- beginning -----------------------------------------------------------------
     def store(self, serialized: Serialized) -> Value:
-        """Arguments as they travel; what is large is written into shared memory."""
-        if serialized is _NO_ARGUMENTS:
-            return _NO_VALUES
+        """Make a value of arguments, in shared memory if they are large."""
+        if serialized is NO_ARGUMENTS:
+            return NO_VALUES
         if serialized.size > config().inline_limit:
             table = self._table
             return self._shared_memory.write(serialized, table.process_id, table.node_id)
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return serialized.form, serialized.payload(), contained
 
-    def open_call(self, call: Call) -> bool:
-        """Register a call before it is sent; False if its channel will hear when it can be."""
+    def submit(self, call: Call) -> None:
+        """Register a call and have its channel send it, as soon as its refs have values.
+
+        Raises:
+            PendingCallsLimitExceededError: Its channel takes no more.
+        """
         self.open[call.number] = call
         if self._by_id is not None:
             self._enter(call)
-        return not call.refs or self._await_dependencies(call)
+        try:
+            call.channel.submit(call, not call.refs or self._await_dependencies(call))
+        except BaseException:
+            self._end(call)
+            raise
+        if self._link.lost:  # looked at after the call is open: it fails here, or with all that are
+            self.fail(call, self._link.end())
 
     def _await_dependencies(self, call: Call) -> bool:
-        """Count the refs without a value; the channel hears when the last one has its."""
+        """Whether all refs of a call have values; if not, its channel is notified once they do."""
         pending: list[Entry] = []
         for _, id, _, value in call.refs:
             entry = self._table.entry(id) if value is None else None
@@ -136,7 +142,7 @@ class CallTable:
                 call.waiting -= 1
                 done = call.waiting == 0
             if done:
-                call.channel.dependencies_ready(call)
+                call.channel.ready(call)
 
         for entry in pending:
             if self._table.when_ready(entry, ready):
@@ -147,8 +153,9 @@ class CallTable:
             call.waiting -= 1
             return call.waiting == 0
 
+    # --- what its channel asks -----------------------------------------------------
     def resolved_refs(self, call: Call) -> tuple[list[RefArgument], Value | None]:
-        """The refs of a call with their values, or its error, if one of them has one."""
+        """Return the refs of a call with their values, or its error, if one of them has one."""
         resolved: list[RefArgument] = []
         for where, id, node, known in call.refs:
             entry = self._table.entry(id) if known is None else None
@@ -156,7 +163,7 @@ class CallTable:
                 lost = error_value(ObjectLostError(id.hex(), NOT_ATTACHED))
                 return resolved, error_of_call(lost, call.name, where)
             value = known if entry is None else entry.value
-            if value is not None and value[0] == p.VALUE_ERROR:
+            if value is not None and is_error(value):
                 if entry is not None:
                     entry.seen = True  # it is the error of this call too
                 return resolved, error_of_call(value, call.name, where)
@@ -164,36 +171,37 @@ class CallTable:
         return resolved, None
 
     def shared_values(self, call: Call) -> list[Value]:
-        """What a call reads from shared memory: its arguments and the refs among them."""
-        found = [call.arguments] if call.arguments[0] == p.VALUE_SHARED else []
+        """Return what a call reads from shared memory: its arguments and the refs among them."""
+        found = [call.arguments] if is_shared(call.arguments) else []
         for _, id, _, value in call.refs:
             if value is None:
                 entry = self._table.entry(id)
                 value = None if entry is None else entry.value  # noqa: PLW2901
-            if value is not None and value[0] == p.VALUE_SHARED:
+            if value is not None and is_shared(value):
                 found.append(value)
         return found
 
     def copies(self, call: Call) -> list[tuple[bytes, int]]:
-        """Nodes to which calls have brought values of this call's refs, and their sizes."""
+        """Return the nodes to which calls have brought values of a call's refs, and the sizes."""
         found = []
         for _, id, _, _ in call.refs:
             entry = self._table.entry(id)
             found += [(node, self._size_of(id)) for node in getattr(entry, "copies", ())]
         return found
 
-    def note_copies(self, call: Call, node: bytes) -> None:
-        """A call has brought what its refs have in shared memory to the node where it ran."""
+    def _note_copies(self, call: Call, node: bytes) -> None:
+        """Note that a call has brought what its refs have in shared memory to a node."""
         for _, id, _, _ in call.refs:
             entry = self._table.entry(id)
             value = None if entry is None else entry.value
-            if entry is None or value is None or value[0] != p.VALUE_SHARED:
+            if entry is None or value is None or not is_shared(value):
                 continue
-            if value[1][0] != node:
+            if node_of(value) != node:
                 entry.copies = getattr(entry, "copies", frozenset()) | {node}
 
+    # --- finding -----------------------------------------------------------------
     def find(self, id: bytes) -> Call | None:
-        """The open call that makes an object."""
+        """Return the open call that makes an object."""
         with self._lock:
             if self._by_id is None:
                 self._by_id = {}  # before the look at all: what is opened meanwhile enters itself
@@ -214,49 +222,90 @@ class CallTable:
                 for id in call.cancel_ids:
                     self._by_id.pop(id, None)
 
-    # --- results -----------------------------------------------------------------
+    def when_ended(self, which: Callable[[Call], bool], callback: Callable[[], object]) -> bool:
+        """Call back once all open calls that ``which`` chooses have ended; True if there are none.
+
+        One wait at a time.
+        """
+        awaited: set[int] = set()
+        self._awaited, self._on_all_ended = awaited, callback  # calls that end now leave it
+        awaited.update(call.number for call in list(self.open.values()) if which(call))
+        awaited.intersection_update(self.open)
+        return not awaited
+
+    def _note_end(self, call: Call) -> None:
+        if call.number in self._awaited:
+            self._awaited.discard(call.number)
+            if not self._awaited:
+                self._on_all_ended()
+
+    # --- replies -----------------------------------------------------------------
     def on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_REPLY: the call ended at its executor."""
-        _, number, status, values, borrowed = message[:5]
+        """PEER_REPLY: take the results of a call, or its error, or have it sent once more."""
+        _, number, status, values, borrowed, seconds, pin = message
         call = self.open.get(number)
         if borrowed:
             self._borrowing.report_for(peer, borrowed)
         if call is None or (call.peer is not peer and call.peer is not None):
-            self._discard(peer, message)
+            self._discard(peer, status, values, pin)
             return
+        if call.refs and status != p.STATUS_LOST:
+            self._note_copies(call, peer.node_id)
+        # First: a thread that waits for the values may send the next call at once, to a worker
+        # that is free.
+        call.channel.answered(call, seconds)
         failure = None
-        if status != p.STATUS_OK or (values and values[-1][0] == p.VALUE_ERROR):
+        if status != p.STATUS_OK or (values and is_error(values[-1])):
             failure = _failure(status, values)
         if failure is not None and self._retry_exception(call, failure):
-            self._discard(peer, message)
-            return
-        if status == p.STATUS_OK:
-            # First: whoever waits for the values may send the next call at once, and its
-            # worker is free.
-            call.channel.finished(call)
-            pinned = False
-            if call.repeatable and any(value[0] == p.VALUE_SHARED for value in values):
-                self._remember(call, values)
-            for id, value in zip(call.return_ids, values, strict=True):
-                refs = None
-                if value[2]:
-                    refs = self._borrowing.hold(value[2])
-                    pinned = True
-                if not self._table.set_value(id, value, refs, call.name):
-                    self.free_value(value)
-            if pinned:
-                pin = message[6]
+            self._discard(peer, status, values, pin)
+        elif status == p.STATUS_OK:
+            self._set_results(call, values)
+            if pin:  # the executor keeps the refs in the values until they are counted here
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
-            self._forget(call)
-        elif status == p.STATUS_ERROR:
-            self.fail_value(call, values[0])
+            self._end(call)
+        elif failure is not None:
+            self.fail_value(call, failure)
         elif status == p.STATUS_LOST:
             self._arguments_lost(call, values)
         else:
             if call.stream is not None:
                 call.stream.end(None)
-            self.close(call)
+            self._end(call)
 
+    def _set_results(self, call: Call, values: Sequence[Value]) -> None:
+        if call.repeatable and any(map(is_shared, values)):
+            self._remember(call, values)
+        for id, value in zip(call.return_ids, values, strict=True):
+            _, _, contained = value
+            refs = self._borrowing.hold(contained) if contained else None
+            if not self._table.set_value(id, value, refs, call.name):
+                self.free_value(value)
+
+    def _discard(self, peer: Peer, status: int, values: Sequence[Value], pin: int) -> None:
+        """Drop a reply that nobody waits for any more."""
+        if status != p.STATUS_OK:
+            return
+        for value in values:
+            self.free_value(value)
+        if any(map(refs_in, values)):  # the executor keeps those refs until then
+            peer.send((p.PEER_RELEASE, [pin]))
+
+    def on_stream_item(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_STREAM: take an item of a generator."""
+        _, number, index, value, pin = message
+        call = self.open.get(number)
+        contained = refs_in(value)
+        refs = self._borrowing.hold(contained) if contained else None
+        stream = None if call is None else call.stream
+        if call is None or stream is None or not stream.item(index, value, refs, call.name):
+            self.free_value(value)
+        elif call.repeatable and is_shared(value) and index < len(stream.ids):
+            self._remember_item(call, stream, value)
+        if refs:
+            self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
+
+    # --- running again -------------------------------------------------------------
     def _remember(self, call: Call, values: Sequence[Value]) -> None:
         """Keep what it takes to run a task again whose results are in shared memory."""
         refs, error = self.resolved_refs(call)
@@ -271,30 +320,7 @@ class CallTable:
                     entry.kept = True
         self.free_unneeded()
 
-    def _pins(self, call: Call, values: Iterable[Value]) -> list[ObjectRef[Any]] | None:
-        """What to keep alive of a call's arguments; None if no result is on another node.
-
-        Those of this node are lost with this process. Actors end with their handles all the same.
-        """
-        here = self._table.node_id
-        if all(value[0] != p.VALUE_SHARED or value[1][0] == here for value in values):
-            return None
-        return [ref for ref in call.pins or () if not self._table.is_actor(ref.binary())]
-
-    def _size_of(self, id: bytes) -> int:
-        entry = self._table.entry(id)
-        value = None if entry is None else entry.value
-        if value is None:
-            return 0
-        return int(value[1][2]) if value[0] == p.VALUE_SHARED else len(value[1])
-
-    def free_unneeded(self) -> None:
-        """Free arguments that were kept to run a task again, and are not any more."""
-        with contextlib.suppress(IndexError):  # another thread may take some of them
-            while True:
-                self.free_value(self.lineage.unneeded.popleft())
-
-    def remember_item(self, call: Call, stream: StreamState, value: Value) -> None:
+    def _remember_item(self, call: Call, stream: StreamState, value: Value) -> None:
         """Keep what it takes to make the last item of a generator again, which is shared memory."""
         if stream.origin is None:
             refs, error = self.resolved_refs(call)
@@ -310,24 +336,44 @@ class CallTable:
                 entry.kept = True
         self.free_unneeded()
 
+    def _pins(self, call: Call, values: Iterable[Value]) -> list[ObjectRef[Any]] | None:
+        """Return what to keep alive of a call's arguments; None if no result is on another node.
+
+        Those of this node are lost with this process. Actors end with their handles all the same.
+        """
+        here = self._table.node_id
+        if all(not is_shared(value) or node_of(value) == here for value in values):
+            return None
+        return [ref for ref in call.pins or () if not self._table.is_actor(ref.binary())]
+
+    def _size_of(self, id: bytes) -> int:
+        entry = self._table.entry(id)
+        return 0 if entry is None else size_of(entry.value)
+
+    def free_unneeded(self) -> None:
+        """Free arguments that were kept to run a task again, and are not any more."""
+        with contextlib.suppress(IndexError):  # another thread may take some of them
+            while True:
+                self.free_value(self.lineage.unneeded.popleft())
+
     def _arguments_lost(self, call: Call, lost: Any) -> None:
-        """A call could not begin, because values of its refs are gone: make them again."""
-        for id, payload in lost:
+        """Have values made again that were gone when a call was to begin, and send it once more."""
+        for id, location in lost:
             entry = self._table.entry(id)
             value = None if entry is None else entry.value
-            if entry is None or value is None or value[1] != payload:
+            if entry is None or value is None or payload_of(value) != location:
                 continue
-            reason = self.recover(entry, value)
+            reason = self._recover(entry, value)
             if reason is not None:
                 where = next(where for where, ref, _, _ in call.refs if ref == id)
                 value = error_value(ObjectLostError(id.hex(), reason))
                 self.fail_value(call, error_of_call(value, call.name, where))
                 return
         call.waiting = 1  # so that nothing sends it before the rest is known
-        call.channel.withdraw(call)
+        call.channel.put_back(call)
         if self._await_dependencies(call):
             call.waiting = 0
-            call.channel.dependencies_ready(call)
+            call.channel.ready(call)
 
     def _retry_exception(self, call: Call, value: Value) -> bool:
         """Have a call run again whose user code raised, if its options say so."""
@@ -340,26 +386,61 @@ class CallTable:
         return True
 
     def run_later(self, call: Call, seconds: float) -> None:
-        """Send a call once more after a while, in which it holds no lease."""
-        call.channel.finished(call)
+        """Send a call once more after a while, in which its channel does not have it."""
         call.peer = None
 
         def over() -> None:
-            if call.number not in self.open:
-                return
-            if call.cancelled:  # while its error was on the way
-                self.fail(call, TaskCancelledError(call.name))
-            else:
-                call.channel.retry(call)
+            if call.number in self.open:
+                call.channel.put_back(call)
+                call.channel.ready(call)
 
         self._call_later(seconds, over)
 
+    # --- cancelling ----------------------------------------------------------------
+    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+        """Cancel the call that makes a ref, through the process that made the call.
+
+        Raises:
+            ValueError: ``force`` would end an actor.
+        """
+        id = ref.binary()
+        if not self._table.is_owned(id):
+            maker = self._peers.get(ref._owner_node, owner_of(id))
+            maker.send((p.PEER_CANCEL_MAKER, id, force, recursive))
+            return
+        call = self.find(id)
+        if call is None:
+            return  # finished already
+        if force and not call.channel.takes_force:
+            raise ValueError(
+                "force=True would end the actor and cannot be used to cancel one of its calls; "
+                "use miniray.kill() to end the actor."
+            )
+        self.cancel_call(call, force=force, recursive=recursive)
+
+    @uncut
+    def cancel_call(self, call: Call, *, force: bool = False, recursive: bool = True) -> None:
+        """Cancel a call that has not ended."""
+        call.cancelled = True
+        call.channel.cancel(call, force, recursive)
+
+    def on_cancel_asked(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_CANCEL_MAKER: cancel a call for a process that was given a ref of it."""
+        _, id, force, recursive = message
+        try:
+            self.cancel(ObjectRef(id, b""), force, recursive)
+        except ValueError as error:
+            logger.warning("process %s asked for a cancel: %s", peer.process_id.hex(), error)
+
+    # --- ending ------------------------------------------------------------------
     def fail(self, call: Call, error: BaseException) -> None:
-        """End a call with an error of the runtime."""
+        """End a call with an error of the runtime, if it has not ended."""
         self.fail_value(call, error_value(error))
 
     def fail_value(self, call: Call, value: Value) -> None:
-        """End a call with an error value."""
+        """End a call with an error value, if it has not ended."""
+        if call.number not in self.open:
+            return
         told = not call.cancelled or call.stream is not None
         if not told and not isinstance(_cause_of(value), TaskCancelledError):
             value = error_value(TaskCancelledError(call.name))
@@ -367,79 +448,52 @@ class CallTable:
             self._table.set_value(id, value, None, call.name)
         if call.stream is not None:
             call.stream.end(value)
-        self.close(call)
+        self._end(call)
 
-    def sent(self, call: Call) -> None:
-        """A call is on its way that nobody replies to; what it holds is kept until ``close``."""
-        self.open.pop(call.number, None)
-        if self._by_id is not None:
-            self._leave(call)
-        if self.on_ended is not None:
-            self.on_ended(call)
-
-    def close(self, call: Call) -> None:
-        """Forget a call that has its result."""
-        self._forget(call)
-        call.channel.finished(call)
-
-    def _forget(self, call: Call) -> None:
-        self.open.pop(call.number, None)
+    def _end(self, call: Call) -> None:
+        """Forget a call that has its result, and let go of what it holds; once."""
+        if self.open.pop(call.number, None) is None:
+            return
         if self._by_id is not None:
             self._leave(call)
         if call.siblings is not None:
             call.siblings.pop(call.number, None)
+        self.release(call)
+        if self._awaited:
+            self._note_end(call)
+
+    def sent(self, call: Call) -> None:
+        """Forget a call that nobody replies to; what it holds is kept until ``release``."""
+        self.open.pop(call.number, None)
+        if self._by_id is not None:
+            self._leave(call)
+        if self._awaited:
+            self._note_end(call)
+
+    def release(self, call: Call) -> None:
+        """Let go of what a call holds: its arguments, and the refs in them."""
         call.pins = None
         if call.origin is not None:
             self.lineage.ended(call.origin)
-            call.origin, call.arguments = None, _NO_VALUES  # they are that one's
+            call.origin, call.arguments = None, NO_VALUES  # they are that one's
             self.free_unneeded()
-        elif call.arguments[0] == p.VALUE_SHARED:
+        elif is_shared(call.arguments):
             self.free_value(call.arguments)
-        if self.on_ended is not None:
-            self.on_ended(call)
-
-    def _discard(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """Drop a reply that nobody waits for any more."""
-        if message[2] != p.STATUS_OK:
-            return
-        for value in message[3]:
-            self.free_value(value)
-        if any(value[2] for value in message[3]):  # the executor keeps those refs until it hears
-            peer.send((p.PEER_RELEASE, [message[6]]))
 
     def free_value(self, value: Value) -> None:
-        """A value that nobody will read: free its shared memory."""
-        if value[0] == p.VALUE_SHARED:
+        """Free the shared memory of a value that nobody will read."""
+        if is_shared(value):
             self._shared_memory.free(value)
 
 
 def _failure(status: int, values: Sequence[Value]) -> Value | None:
-    """The error of a call that has one: of all of it, or where a generator failed after some."""
+    """Return the error of a call: of all of it, or where a generator failed after some results."""
     if status == p.STATUS_OK:
         return values[-1]
     return values[0] if status == p.STATUS_ERROR else None
 
 
-def _take_refs(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], list[RefArgument], list[ObjectRef[Any]]]:
-    """Take the top-level refs out of the arguments; None stands in their places."""
-    positional = list(args)
-    named = dict(kwargs)
-    refs: list[RefArgument] = []
-    pins: list[ObjectRef[Any]] = []
-    places: list[tuple[Any, int | str]] = [(positional, i) for i in range(len(positional))]
-    places += [(named, name) for name in named]
-    for container, place in places:
-        argument = container[place]
-        if isinstance(argument, ObjectRef):
-            container[place] = None
-            refs.append((place, argument.binary(), argument._owner_node, None))
-            pins.append(argument)
-    return tuple(positional), named, refs, pins
-
-
 def _cause_of(value: Value) -> BaseException | None:
-    """What was raised, of an error value; None if it cannot be loaded here."""
+    """Return what an error value was raised with; None if it cannot be loaded here."""
     error = load_error(value)
     return error.cause if isinstance(error, TaskError) else error

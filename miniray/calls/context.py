@@ -1,11 +1,13 @@
-"""Who the running code is: the task or actor call that this thread or coroutine executes."""
+"""The task or method call that this thread or coroutine executes, and what its process is."""
 
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import module_of, short_name
+from miniray.common.runtime import RuntimeContextData
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -13,75 +15,105 @@ if TYPE_CHECKING:
     from miniray.calls.call import Call
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Execution:
     """One running task or method call."""
 
-    __slots__ = (
-        "answered",
-        "cancelled",
-        "children",
-        "doomed",
-        "exits",
-        "function",
-        "method",
-        "name",
-        "task_id",
-    )
-
-    def __init__(self, task_id: bytes, name: str, method: str) -> None:
-        #: Id of the first result, or of the call where that has none of its own.
-        self.task_id = task_id
-        self.name = name
-        #: ``Class.method`` of an actor's call.
-        self.method = method
-        #: What a task runs, once it is loaded.
-        self.function: Callable[..., Any] | None = None
-        self.cancelled = False
-        #: It has called ``exit_actor``: the actor ends with it, whatever it makes of the exception.
-        self.exits = False
-        #: Its result is on its way; what it has started may run on.
-        self.answered = False
-        #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
-        self.children: dict[int, Call] = {}
-        #: Those of them that it had made before it heard of its cancel.
-        self.doomed: dict[int, Call] | None = None
+    #: Id of the first result, or of the call where that has none of its own.
+    task_id: bytes
+    name: str
+    #: ``Class.method`` of an actor's call.
+    method: str
+    #: What a task runs, once it is loaded.
+    function: Callable[..., Any] | None = None
+    cancelled: bool = False
+    #: It has called ``exit_actor``: the actor ends with it, whatever it makes of the exception.
+    exits: bool = False
+    #: Its result is on its way; what it has started may run on.
+    answered: bool = False
+    #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
+    children: dict[int, Call] = dataclasses.field(default_factory=dict)
+    #: Those of them that it had made before it heard of its cancel.
+    doomed: dict[int, Call] | None = None
 
     def interrupted(self) -> None:
-        """It hears of its cancel now: what it calls from here on is its clean-up, and goes on."""
+        """Note that it knows of its cancel: what it calls from here on is clean-up, and goes on."""
         if self.doomed is None:
             self.doomed, self.children = self.children, {}
 
+    def cancel_children(self) -> None:
+        """Cancel what it had started, but for its clean-up."""
+        for call in list((self.children if self.doomed is None else self.doomed).values()):
+            call.cancelled = True
+            call.channel.cancel(call, False, True)
+
     def function_name(self, actor_class: type | None) -> str:
-        """Module and name of the function or method that runs, as in Ray."""
+        """Return module and name of the function or method that runs, as in Ray."""
         code = self.function or actor_class
         name = short_name(getattr(self.function, "__qualname__", self.method))
         return name if code is None else f"{module_of(code)}.{name}"
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
 class ProcessFacts:
     """What a process is for the cluster; set once when it attaches, then by its lease."""
 
-    def __init__(self) -> None:
-        self.job_id = b""
-        self.namespace = ""
-        #: Of actors made here that do not say theirs.
-        self.default_actor_lifetime = "non_detached"
-        self.address = ""
-        self.session_dir = ""
-        self.actor_id: bytes | None = None
-        self.actor_name: str | None = None
-        #: Once it is loaded.
-        self.actor_class: type | None = None
-        #: ``repr`` of the actor, where its class defines one.
-        self.actor_repr: str | None = None
-        self.was_restarted = False
-        #: In an actor's worker: what handles know of its class, pickled.
-        self.actor_info: bytes | None = None
-        self.placement_group_id: bytes | None = None
-        self.capture_child_tasks = False
-        self.runtime_env: Mapping[str, Any] = {}
-        self.assigned_resources: Mapping[str, float] = {}
-        self.accelerator_ids: Mapping[str, list[str]] = {}
+    process_id: bytes
+    node_id: bytes
+    job_id: bytes
+    #: What another driver passes to ``init()``.
+    address: str = ""
+    session_dir: str = ""
+    namespace: str = ""
+    #: Of actors made here that do not say theirs.
+    default_actor_lifetime: str = "non_detached"
+    actor_id: bytes | None = None
+    actor_name: str | None = None
+    #: Once it is loaded.
+    actor_class: type | None = None
+    #: ``repr`` of the actor, where its class defines one.
+    actor_repr: str | None = None
+    was_restarted: bool = False
+    #: In an actor's worker: what handles know of its class, pickled.
+    actor_info: bytes | None = None
+    placement_group_id: bytes | None = None
+    capture_child_tasks: bool = False
+    runtime_env: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    assigned_resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    accelerator_ids: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def capturing_group(self) -> bytes | None:
+        """The placement group that the children of the running code belong to."""
+        return self.placement_group_id if self.capture_child_tasks else None
+
+    def runtime_context(self) -> RuntimeContextData:
+        from miniray.accelerators import DEVICE_RESOURCES
+
+        running = execution.get()
+        return RuntimeContextData(
+            job_id=self.job_id.hex(),
+            node_id=self.node_id.hex(),
+            worker_id=self.process_id.hex(),
+            namespace=self.namespace,
+            address=self.address,
+            session_dir=self.session_dir,
+            task_id=running.task_id.hex() if running is not None else None,
+            task_name=running.name if running is not None else None,
+            actor_id=self.actor_id.hex() if self.actor_id is not None else None,
+            actor_name=self.actor_name,
+            function_name=running.function_name(self.actor_class) if running is not None else None,
+            placement_group_id=self.placement_group_id,
+            capture_child_tasks=self.capture_child_tasks,
+            was_restarted=self.was_restarted,
+            cancelled=running is not None and running.cancelled,
+            accelerator_ids={
+                **{resource: [] for resource in DEVICE_RESOURCES},
+                **self.accelerator_ids,
+            },
+            assigned_resources=self.assigned_resources,
+            runtime_env=self.runtime_env,
+        )
 
 
 execution: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(

@@ -14,14 +14,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls.call import Origin
-from miniray.messages import protocol as p
+from miniray.messages.value import is_shared, refs_in, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from miniray.calls.call import Call, RefArgument
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
 
 
 class Lineage:
@@ -31,7 +31,7 @@ class Lineage:
         max_calls: How many are kept.
         max_bytes: Bytes of arguments that they keep in this process.
         max_pinned: Bytes of values that they keep alive.
-        size_of: Bytes of an object, as far as this process knows.
+        size_of: Returns the bytes of an object, 0 if that is not known here.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Lineage:
         self._bytes = self._pinned_bytes = 0
         #: Values that origins keep alive, by object or, of arguments, by number: bytes, how often.
         self._pinned: dict[bytes | int, tuple[int, int]] = {}
-        #: Arguments in shared memory that nothing needs any more: the caller is to free them.
+        #: Arguments in shared memory that nothing needs any more: the caller frees them.
         self.unneeded: collections.deque[Value] = collections.deque()
         self._numbers = itertools.count(1).__next__
         self._by_result: dict[bytes, Origin] = {}
@@ -63,7 +63,6 @@ class Lineage:
         return len(self._origins)
 
     def pinning(self) -> list[Origin]:
-        """The origins that keep values alive."""
         with self._lock:
             return list(self._pinning.values())
 
@@ -77,10 +76,10 @@ class Lineage:
         """Remember the task of a call that ended well; False if it cannot be repeated.
 
         Args:
-            call: which one; ``ended`` is to be called for its origin when it has.
-            refs: its top-level refs, with the values that they have now.
-            results: how many of its results are in use, each of which is to be forgotten.
-            pins: refs to keep alive that no task can make again; None: neither these nor large
+            call: The call; call ``ended`` for its origin when it has.
+            refs: Its top-level refs, with the values that they have now.
+            results: How many of its results are in use; call ``forget`` for each.
+            pins: Refs to keep alive that no task can make again; None: neither these nor large
                 arguments.
         """
         origin = call.origin or self._origin(call, refs, call.return_ids, pins)
@@ -103,10 +102,10 @@ class Lineage:
         items: Sequence[bytes],
         pins: Sequence[ObjectRef[Any]] | None,
     ) -> Origin | None:
-        """What the items of a generator are made again from; None if they cannot be.
+        """Return what the items of a generator are made again from; None if they cannot be.
 
         Args:
-            call: its call; ``ended`` is to be called for its origin when it has.
+            call: Its call; call ``ended`` for its origin when it has.
             refs: as of ``keep``.
             items: ids of the items so far, which grows.
             pins: as of ``keep``.
@@ -115,7 +114,7 @@ class Lineage:
         return call.origin
 
     def keep_item(self, origin: Origin, id: bytes) -> None:
-        """Remember a generator for one more of its items, which is to be forgotten."""
+        """Remember a generator for one more of its items; call ``forget`` for that."""
         with self._lock:
             self._by_result[id] = origin
             origin.users += 1
@@ -129,17 +128,17 @@ class Lineage:
         return_ids: Sequence[bytes],
         pins: Sequence[ObjectRef[Any]] | None,
     ) -> Origin | None:
-        large = call.arguments[0] == p.VALUE_SHARED
+        large = is_shared(call.arguments)
         if call.retries == 0 or (large and pins is None):
             return None
         kept: list[RefArgument] = []
-        needs = list(call.arguments[2])
-        size = 0 if large else len(call.arguments[1])
+        needs = list(refs_in(call.arguments))
+        size = 0 if large else size_of(call.arguments)
         for where, id, node, value in refs:
-            if value is not None and value[0] != p.VALUE_SHARED:
+            if value is not None and not is_shared(value):
                 kept.append((where, id, node, value))
-                needs.extend(value[2])
-                size += len(value[1])
+                needs.extend(refs_in(value))
+                size += size_of(value)
             else:
                 kept.append((where, id, node, None))
                 needs.append((id, node))
@@ -179,7 +178,7 @@ class Lineage:
         origin.keeps = origin.keeps or all(self._can_be_made(id) for id, _ in origin.needs)
         origin.pins = [ref for ref in origin.pins if not self._can_be_made(ref.binary())]
         if origin.has_large_arguments:
-            self._count(origin, origin.number, origin.arguments[1][2])
+            self._count(origin, origin.number, size_of(origin.arguments))
         for id in {ref.binary() for ref in origin.pins}:
             self._count(origin, id, self._size_of(id))
         if origin.pinned:
@@ -208,7 +207,7 @@ class Lineage:
         self._pinning.pop(origin.number, None)
 
     def run(self, origins: list[Origin]) -> bool:
-        """Origins are to run again: each of these calls uses what they hold until it has ``ended``.
+        """Hold what origins need for one more run of each, until ``ended`` is called.
 
         Returns:
             False if one was given up meanwhile; then none is used.
@@ -221,7 +220,7 @@ class Lineage:
             return True
 
     def ended(self, origin: Origin) -> None:
-        """A call of an origin has ended."""
+        """Let go of what was held for a call of an origin."""
         with self._lock:
             self._used(origin)
 
@@ -233,7 +232,6 @@ class Lineage:
                 self.unneeded.append(origin.arguments)
 
     def find(self, id: bytes) -> Origin | None:
-        """What made a result."""
         return self._by_result.get(id)
 
     def spend(self, origin: Origin) -> bool:
@@ -246,14 +244,14 @@ class Lineage:
             return True
 
     def use(self, id: bytes) -> None:
-        """A result that was gone is to be made again for a while."""
+        """Count a result that is to be made again."""
         with self._lock:
             origin = self._by_result.get(id)
             if origin is not None:
                 origin.users += 1
 
     def forget(self, id: bytes) -> None:
-        """A result is not in use any more."""
+        """Drop the origin of a result that is out of use, if no other result needs it."""
         with self._lock:
             origin = self._by_result.get(id)
             if origin is not None:

@@ -1,8 +1,7 @@
-"""Making lost values again: which task runs once more, and who is told when none can.
+"""Making lost values again: which tasks run once more, and the error when none can.
 
-The owner of a value decides. Readers, here and in other processes, come with the value
-that they could not load; one that was replaced meanwhile is simply read again. One of which
-another node has a copy is read there.
+The owner of a value decides. Readers, here and in other processes, name the value that they could
+not load; if it was replaced meanwhile, or another node has a copy, they read again.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls.call import Call
 from miniray.common.names import describe
 from miniray.exceptions import ObjectLostError
-from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value, is_shared, node_of, payload_of
 from miniray.objects.lost_values import LostValues
 
 if TYPE_CHECKING:
     from miniray.calls.call import Origin
     from miniray.calls.calls import CallTable
-    from miniray.calls.lineage import Lineage
     from miniray.calls.task_client import TaskClient
     from miniray.common.object_ref import ObjectRef
+    from miniray.messages.value import Value
     from miniray.objects.borrowing import Borrowing
-    from miniray.objects.objects import Entry, ObjectTable, Value
+    from miniray.objects.objects import Entry, ObjectTable
     from miniray.wire.node_link import NodeLink
 
 _NO_ORIGIN = (
@@ -37,7 +35,7 @@ _LIMITS = (
 )
 
 
-class Recovery:
+class ValueRecovery:
     """Runs tasks again whose results were lost. Thread-safe."""
 
     def __init__(
@@ -45,21 +43,20 @@ class Recovery:
         table: ObjectTable,
         borrowing: Borrowing,
         calls: CallTable,
-        lineage: Lineage,
         tasks: TaskClient,
         link: NodeLink,
     ) -> None:
         self._table = table
         self._borrowing = borrowing
         self._calls = calls
-        self._lineage = lineage
+        self._lineage = calls.lineage
         self._tasks = tasks
         self.values = LostValues(table, link, self._without_copy)
         # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
         self._lock = threading.RLock()
 
     def lost(self, entry: Entry, value: Value) -> str | None:
-        """A value cannot be loaded: get another one.
+        """Replace a value that cannot be loaded.
 
         Returns:
             None if another one is there or will come, maybe an error; else why none will.
@@ -67,10 +64,10 @@ class Recovery:
         if not self._table.is_owned(entry.id):
             self._borrowing.lost(entry, value)
             return None
-        return self.again(entry.id, value[1])
+        return self.again(entry.id, payload_of(value))
 
     def again(self, id: bytes, payload: Any) -> str | None:
-        """The owner's side of ``lost``.
+        """Replace a lost value of this process.
 
         Args:
             id: of an object of this process.
@@ -81,44 +78,44 @@ class Recovery:
             if entry is None:
                 return "its owner had freed it already"
             value = entry.value
-            if value is None or value[1] != payload:
+            if value is None or payload_of(value) != payload:
                 return None
             if self.values.wait(entry, value):
                 return None
             reason = self._make(id, value)
-            return reason and f"it was on node {value[1][0].hex()}; {reason}"
+            return reason and f"it was on node {node_of(value).hex()}; {reason}"
 
     def _make(self, id: bytes, value: Value) -> str | None:
-        """Run what made a value; returns why that cannot be done."""
+        """Run what made a value; return why that cannot be done."""
         with self._lock:
             plan, reason = self._plan(id)
             if reason is None and not self._lineage.run(plan):
                 reason = f"what made it is remembered no longer: {_LIMITS}"
             if reason is None:
                 for result in plan[0].return_ids:
-                    self._forget(result, value[1][0])
+                    self._forget(result, node_of(value))
                 self._carry_out(plan)
             return reason
 
     def _without_copy(self, id: bytes, value: Value) -> None:
-        """The node of an object is gone, and nobody has a copy; it is pending if it was read."""
+        """Make an object again whose node is gone and of which there is no copy."""
         if self._calls.find(id) is not None:
             return  # with another result of the same task
         reason = self._make(id, value)
         if reason is not None:
-            why = f"node {value[1][0].hex()} is gone, and no other has a copy; {reason}"
+            why = f"node {node_of(value).hex()} is gone, and no other has a copy; {reason}"
             self._table.set_value(id, error_value(ObjectLostError(id.hex(), why)))
 
     def _forget(self, id: bytes, node_id: bytes) -> None:
         """Make a result of a task pending again, if it was where the lost one was."""
         entry = self._table.entry(id)
         value = None if entry is None else entry.value
-        if value is not None and is_shared(value) and value[1][0] == node_id:
+        if value is not None and is_shared(value) and node_of(value) == node_id:
             self._table.forget_value(id)
             self._calls.free_value(value)  # its node may live, with the segment gone
 
     def _plan(self, id: bytes) -> tuple[list[Origin], str | None]:
-        """All tasks that have to run for a result, or why they cannot."""
+        """Return all tasks that have to run for a result, or why they cannot."""
         plan: dict[int, Origin] = {}
         pending = [id]
         while pending:
@@ -143,7 +140,7 @@ class Recovery:
         return list(plan.values()), None
 
     def _without_origin(self, id: bytes) -> str:
-        """Why a value cannot be made again, and where it came from."""
+        """Say why a value cannot be made again, and where it came from."""
         entry = self._table.entry(id)
         made = None if entry is None else getattr(entry, "made", None)
         if entry is not None and entry.kept:
@@ -172,10 +169,10 @@ class Recovery:
                 repeatable=origin.retries != 0,
                 origin=origin,
             )
-            self._tasks.submit(call)
+            self._calls.submit(call)
 
     def _pins(self, origin: Origin) -> list[ObjectRef[Any]]:
-        """What a task needs, held for its call; what is gone is an object to be made."""
+        """Hold what a task needs for its call; what is gone becomes an object to be made."""
         pins = []
         for id, node in origin.needs:
             ref, entry = self._table.adopt(id, node)
@@ -186,8 +183,3 @@ class Recovery:
                     entry.kept = True
                     self._lineage.use(id)
         return pins
-
-
-def is_shared(value: Value | None) -> bool:
-    """Whether a value is in the shared memory of some node, and so can be lost."""
-    return value is not None and value[0] == p.VALUE_SHARED

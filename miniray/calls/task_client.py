@@ -15,7 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.lease_groups import Lease, LeaseGroup
+from miniray.calls.call import Channel
+from miniray.calls.task_groups import HeldLease, TaskGroup
 from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError, describe_exit
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
     from miniray.wire.node_link import NodeLink
     from miniray.wire.peers import Peer, PeerTable
 
-#: Seconds that a task whose process has ended waits to hear how.
+#: Seconds that a task whose process has ended waits for the reason.
 _TO_HEAR = 5.0
-#: So many shapes are remembered before it is looked which are of use.
+#: Shapes that are remembered before unused ones are dropped.
 _FEW = 256
-#: So many functions at most are told of that are tried again.
+#: The most functions whose retries are reported.
 _MOST_TOLD = 100
 #: The most leases of one shape that a client asks for at once.
 _MAX_LEASES = 1024
 
 
-class TaskClient:
-    """Queues and leases of all shapes. Thread-safe; implements ``calls.Channel``."""
+class TaskClient(Channel):
+    """Queues and leases of all shapes; ``Call.options`` is the group of a task. Thread-safe."""
 
     def __init__(
         self,
@@ -61,18 +62,19 @@ class TaskClient:
         self._loop = loop
         self._lock = threading.RLock()
         self._numbers = itertools.count(1).__next__
-        self._groups: dict[Any, LeaseGroup] = {}
-        self._by_id: dict[int, LeaseGroup] = {}
+        self._groups: dict[Any, TaskGroup] = {}
+        self._by_id: dict[int, TaskGroup] = {}
         self._look_at = _FEW
-        self._by_peer: dict[bytes, Lease] = {}
+        self._by_peer: dict[bytes, HeldLease] = {}
         self._clock = clock
         self._sweeping = False
+        #: Tells the user something.
         self._tell = tell
-        #: Functions of which it was told that they are tried again.
+        #: Functions whose retries were reported.
         self._told: set[str] = set()
 
-    def group(self, key: Any, make_spec: Callable[[], LeaseSpec]) -> LeaseGroup:
-        """The group of a shape."""
+    def group(self, key: Any, make_spec: Callable[[], LeaseSpec]) -> TaskGroup:
+        """Return the group of a shape; ``make_spec`` is called for a new one."""
         group = self._groups.get(key)
         if group is not None:
             return group
@@ -84,7 +86,7 @@ class TaskClient:
                     self._forget_unused()
                 scarce = set(spec.resources) - {"CPU", "memory"}
                 keep = 0.0 if scarce else config().lease_idle
-                group = LeaseGroup(self._numbers(), spec, keep, self._calls, self._clock)
+                group = TaskGroup(self._numbers(), spec, keep, self._calls, self._clock)
                 self._groups[key] = self._by_id[group.id] = group
         return group
 
@@ -98,60 +100,51 @@ class TaskClient:
         self._look_at = max(_FEW, 2 * len(self._by_id))
 
     # --- calling -----------------------------------------------------------------
-    def submit(self, call: Call) -> None:
-        """Queue a task; ``call.options`` holds its group."""
-        if self._calls.open_call(call):
+    def submit(self, call: Call, ready: bool) -> None:
+        """Queue a task, if its refs have their values."""
+        if ready:
             with self._lock:
                 call.options.enter(call)
                 self._pump(call.options)
 
-    def dependencies_ready(self, call: Call) -> None:
-        """A task's refs have their values."""
+    def ready(self, call: Call) -> None:
+        """Queue a task that was kept."""
+        if call.cancelled:
+            self._calls.fail(call, TaskCancelledError(call.name))
+            return
+        self.submit(call, ready=True)
+
+    def put_back(self, call: Call) -> None:
+        """Keep a task that no lease has any more."""
+        call.peer = None
+
+    def answered(self, call: Call, seconds: float) -> None:
+        """Note how long a task took; its lease may have the next one."""
+        group: TaskGroup = call.options
         with self._lock:
-            if not call.cancelled:
-                call.options.enter(call)
-                self._pump(call.options)
+            old = group.duration
+            group.duration = seconds if old is None else old + (seconds - old) * 0.2
+            lease = self._by_peer.get(call.peer.process_id) if call.peer is not None else None
+            if lease is not None:
+                lease.window = self._window(group)
+                if lease.calls.pop(call.number, None) is not None:
+                    self._note_left(lease)
+            self._pump(group)
 
-    def retry(self, call: Call) -> None:
-        """Run a task once more."""
-        self.dependencies_ready(call)
-
-    def withdraw(self, call: Call) -> None:
-        """A task did not run, and waits for its refs again."""
-        with self._lock:
-            self._take_from_lease(call)
-            call.peer = None
-            self._pump(call.options)
-
-    def finished(self, call: Call) -> None:
-        """A task has its result."""
-        with self._lock:
-            self._take_from_lease(call)
-            self._pump(call.options)
-
-    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
-        """Withdraw a queued task, or ask its worker to cancel it."""
-        group: LeaseGroup = call.options
+    def cancel(self, call: Call, force: bool, recursive: bool) -> None:
+        """Fail a task that is queued, or ask its worker to cancel it."""
+        group: TaskGroup = call.options
         with self._lock:
             if call.peer is not None:
                 call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
-                return False
+                return
             group.withdraw(call)
+            self._pump(group)
         self._calls.fail(call, TaskCancelledError(call.name))
-        return True
-
-    def observe(self, call: Call, seconds: float) -> None:
-        """A task took this long at its worker."""
-        group: LeaseGroup = call.options
-        old = group.duration
-        group.duration = seconds if old is None else old + (seconds - old) * 0.2
-        lease = self._by_peer.get(call.peer.process_id) if call.peer is not None else None
-        if lease is not None:
-            lease.window = self._window(group)
 
     @staticmethod
-    def _window(group: LeaseGroup) -> int:
-        """As many tasks as a worker runs within the time after which they are recalled."""
+    def _window(group: TaskGroup) -> int:
+        """Return how many tasks a worker runs within the time after which they are recalled."""
         if group.duration is None:
             return 1
         tunables = config()
@@ -159,7 +152,7 @@ class TaskClient:
         return max(1, min(tunables.lease_window, fitting))
 
     # --- sending -----------------------------------------------------------------
-    def _pump(self, group: LeaseGroup) -> None:
+    def _pump(self, group: TaskGroup) -> None:
         """Send what the leases take, ask for more leases if something is left over."""
         self._fill(group)
         if group.queue:
@@ -177,13 +170,13 @@ class TaskClient:
         elif group.asked:
             self._ask(group, 0)
 
-    def _fill(self, group: LeaseGroup) -> None:
+    def _fill(self, group: TaskGroup) -> None:
         """Send what the leases take."""
         with_room, queue = group.with_room, group.queue
         index = 0
         while index < len(with_room) and queue:
             lease = group.leases[with_room[index]]
-            # As `lease.open`, of which each task would cost two calls.
+            # As `lease.open`, which would cost two calls for each task.
             while len(lease.calls) < lease.window and lease.remaining and not lease.leaving:
                 call = group.take(lease) if queue else None
                 if call is None:
@@ -193,12 +186,12 @@ class TaskClient:
             else:
                 group.note_no_room(lease)
 
-    def _send(self, call: Call, lease: Lease) -> None:
+    def _send(self, call: Call, lease: HeldLease) -> None:
         refs = call.refs
         if refs:
             refs, error = self._calls.resolved_refs(call)
             if error is not None:
-                # Ends the call, which comes back to _pump: the queue is one shorter already.
+                # Not under the lock: a call that waits for its result may need another channel's.
                 self._loop.call_soon(lambda: self._calls.fail_value(call, error))
                 return
         stream = None
@@ -224,15 +217,15 @@ class TaskClient:
             )
         )
 
-    def _ask(self, group: LeaseGroup, wanted: int, near: bytes = b"") -> None:
+    def _ask(self, group: TaskGroup, wanted: int, near: bytes = b"") -> None:
         group.asked, group.near = wanted, near
         self._by_id[group.id] = group
         if group.queue and group.queue[0].name != group.spec.name:
-            # Functions may share a shape: what is told of who waits names one that does.
+            # Functions may share a shape: reports of waiting tasks name one that waits.
             group.spec = dataclasses.replace(group.spec, name=group.queue[0].name)
         self._link.head_notice("want_leases", group.id, group.spec.to_wire(), wanted, near)
 
-    def _look_again(self, group: LeaseGroup) -> None:
+    def _look_again(self, group: TaskGroup) -> None:
         """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
         group.wishes.refused = False
         patience = group.patience()
@@ -248,16 +241,8 @@ class TaskClient:
 
         self._loop.call_later(delay, over)
 
-    def _take_from_lease(self, call: Call) -> None:
-        peer = call.peer
-        if peer is None:
-            return
-        lease = self._by_peer.get(peer.process_id)
-        if lease is not None and lease.calls.pop(call.number, None) is not None:
-            self._note_left(lease)
-
-    def _note_left(self, lease: Lease) -> None:
-        """A task has left a lease: if it was the last one, the lease is idle, or over."""
+    def _note_left(self, lease: HeldLease) -> None:
+        """Return a lease that its last task has left, if it takes no more; else it is idle."""
         lease.group.note_room(lease)
         if not lease.calls:
             lease.idle_since = time.monotonic()
@@ -274,7 +259,7 @@ class TaskClient:
         process_id: bytes,
         max_calls: int,
     ) -> None:
-        """The head grants a lease of a worker that ends after ``max_calls`` tasks (0: none)."""
+        """Use a granted lease, of a worker that ends after ``max_calls`` tasks (0: no limit)."""
         with self._lock:
             group = self._by_id.get(group_id)
             if group is None:
@@ -283,7 +268,7 @@ class TaskClient:
             if lease_id in group.leases:
                 return  # told twice
             peer = self._peers.get(node_id, process_id)
-            lease = Lease(lease_id, peer, group, max_calls)
+            lease = HeldLease(lease_id, peer, group, max_calls)
             lease.window = self._window(group)
             group.add(lease)
             self._by_peer[process_id] = lease
@@ -293,7 +278,7 @@ class TaskClient:
                 self.on_peer_lost(peer)
 
     def on_no_room(self, group_id: int, node_id: bytes) -> None:
-        """The head says that a lease cannot be on the node that was asked for."""
+        """Send elsewhere what waits for a node that has no capacity for a further lease."""
         with self._lock:
             group = self._by_id.get(group_id)
             if group is not None:
@@ -301,18 +286,19 @@ class TaskClient:
                 self._pump(group)
 
     def on_failed(self, group_id: int, error: bytes) -> None:
-        """The head says that no lease of this shape can ever be had."""
+        """Fail the tasks of a shape for which the head will never grant a lease."""
         with self._lock:
             group = self._by_id.get(group_id)
             if group is None:
                 return
             failed = group.take_all()
             group.asked = len(group.leases)
+            self._pump(group)
         for call in failed:
             self._calls.fail(call, rebuild_error(error))
 
     def on_revoked(self, lease_id: int, group_id: int) -> None:
-        """Others wait for what a lease holds: it goes back after the task that runs.
+        """Return a lease, for which others wait, after the task that runs.
 
         One that is idle on the same node goes back in its place, at once.
         """
@@ -331,8 +317,8 @@ class TaskClient:
             lease.peer.send((p.PEER_LEASE_END, lease_id))
 
     @staticmethod
-    def _idle_instead(lease: Lease) -> Lease:
-        """A lease without tasks that is as good for others; the same one if there is none."""
+    def _idle_instead(lease: HeldLease) -> HeldLease:
+        """Return a lease without tasks that is as good for others, else the lease itself."""
         if not lease.calls:
             return lease
         node = lease.peer.node_id
@@ -342,7 +328,7 @@ class TaskClient:
         return lease
 
     def on_head_back(self) -> None:
-        """The head forgot what this client wants, and which leases it knows of."""
+        """Tell a head that has forgotten it what this client wants, and which leases it has."""
         with self._lock:
             groups = list(self._by_id.values())
             held = [number for group in groups for number in group.leases]
@@ -355,8 +341,9 @@ class TaskClient:
                     spec = group.spec.to_wire()
                     self._link.head_notice("want_leases", group.id, spec, wanted, group.near)
 
-    def on_recalled(self, peer: Peer, numbers: list[int]) -> None:
-        """A worker hands back tasks that it had not begun."""
+    def on_recalled(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_RECALLED: queue the tasks that a worker hands back unbegun."""
+        _, numbers = message
         with self._lock:
             lease = self._by_peer.get(peer.process_id)
             if lease is None:
@@ -380,7 +367,7 @@ class TaskClient:
         for call in cancelled:
             self._calls.fail(call, TaskCancelledError(call.name))
 
-    def _return(self, lease: Lease) -> None:
+    def _return(self, lease: HeldLease) -> None:
         group = lease.group
         if not group.remove(lease):
             return
@@ -391,7 +378,7 @@ class TaskClient:
             wanted = min(len(group.leases) + len(group.queue), _MAX_LEASES)
             self._ask(group, wanted, group.wishes.hint(group.queue))
 
-    def _sweep_later(self, group: LeaseGroup) -> None:
+    def _sweep_later(self, group: TaskGroup) -> None:
         """Return leases that stay idle: one timer for all groups."""
         if group.asked > len(group.leases):
             self._ask(group, len(group.leases))  # what is on its way comes back when it arrives
@@ -419,7 +406,7 @@ class TaskClient:
                 self._loop.call_later(config().lease_idle, self._sweep)
 
     def on_peer_lost(self, peer: Peer) -> None:
-        """A leased worker's process ended."""
+        """Run again, or fail, the tasks of a worker whose process ended."""
         with self._lock:
             lease = self._by_peer.pop(peer.process_id, None)
             if lease is None or lease.peer is not peer:
@@ -490,8 +477,8 @@ class TaskClient:
 
         self._link.head_request_async("await_end", (peer.process_id,), answer)
 
-    def _sort_lost(self, calls: list[Call], group: LeaseGroup) -> list[Call]:
-        """Requeue what may run again; returns what may not. Only the first had begun."""
+    def _sort_lost(self, calls: list[Call], group: TaskGroup) -> list[Call]:
+        """Queue what may run again; return what may not. Only the first had begun."""
         failed = []
         again = []
         for index, call in enumerate(calls):

@@ -2,22 +2,29 @@
 
 Commands and ``miniray.util.state`` look at a cluster that ``init()`` of a running program has
 started too, where there is no other; programs never attach to one.
+
+What they attach to is a node of this machine; where the cluster has none, one is started.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import platform
 from typing import TYPE_CHECKING
 
 from miniray.client.init_options import ADDRESS_VARIABLE
+from miniray.common.config import config
 from miniray.common.host_port import full_address, same_address
 from miniray.common.names import printable
 from miniray.common.process_state import command_of
 from miniray.system.session import find_clusters
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable
 
+    from miniray.system.boot_options import BootOptions
     from miniray.system.session import ClusterRecord
 
 #: So much of a program's command line is shown.
@@ -25,7 +32,7 @@ _LONGEST_COMMAND = 60
 
 
 def at_address(records: Iterable[ClusterRecord], address: str | None) -> list[ClusterRecord]:
-    """Those of a cluster at an address: the same text, or else another way to say it.
+    """Return the nodes of a cluster at an address: the same text, or else another form of it.
 
     Args:
         records: Of running nodes.
@@ -39,7 +46,7 @@ def at_address(records: Iterable[ClusterRecord], address: str | None) -> list[Cl
 
 
 def latest_cluster(address: str | None = None) -> ClusterRecord | None:
-    """The running cluster that a program attaches to; None if there is none.
+    """Return the running cluster that a program attaches to; None if there is none.
 
     Of several, the one whose head was started last on this machine, else the one that
     this machine joined last. Embedded ones belong to their drivers and are left out.
@@ -54,7 +61,7 @@ def latest_cluster(address: str | None = None) -> ClusterRecord | None:
 
 
 def wanted_address(address: str | None) -> str | None:
-    """The address that a command is given, by its option or by ``MINIRAY_ADDRESS``; None: any.
+    """Return the address that a command is given, by option or ``MINIRAY_ADDRESS``; None: any.
 
     Raises:
         ValueError: It is no address.
@@ -67,7 +74,7 @@ def wanted_address(address: str | None) -> str | None:
 
 
 def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | None:
-    """The cluster at an address; without one the latest that was started, else a program's own.
+    """Return the cluster at an address; without one the latest started, else a program's own.
 
     Args:
         address: What ``wanted_address`` gives.
@@ -95,7 +102,7 @@ def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | No
 
 
 def running_here() -> str:
-    """A sentence on which clusters of this user run on this machine."""
+    """Say which clusters of this user run on this machine."""
     addresses = dict.fromkeys(record.address for record in find_clusters() if record.ready)
     return f"Running here: {', '.join(addresses) or 'none'}."
 
@@ -109,3 +116,81 @@ def program_of(record: ClusterRecord) -> str:
     if len(command) > _LONGEST_COMMAND:
         command = f"{command[:_LONGEST_COMMAND]}..."
     return f"pid {record.driver.pid}{f', {printable(command)}' if command else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalNode:
+    """A node of this machine to attach to: one that runs, or one started for this process."""
+
+    node_socket: str
+    key: bytes
+    address: str
+    session_dir: str
+    node_id: str
+    #: The node's process, if this process started it for itself.
+    process: subprocess.Popen[bytes] | None = None
+    #: What is wrong with what was started, though it runs; empty if nothing is.
+    warning: str = ""
+
+    def end(self) -> None:
+        """End the node, if this process started it."""
+        import subprocess
+
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(config().stop_grace)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def node_of_cluster(record: ClusterRecord) -> LocalNode:
+    """The node that a record of a running cluster is of.
+
+    Raises:
+        VersionMismatchError: It is of another version of miniray or Python.
+        TokenError: The file with its token is gone.
+    """
+    from miniray.exceptions import VersionMismatchError
+    from miniray.security.token import read_token_file
+    from miniray.version import VERSION
+
+    if record.miniray != VERSION:
+        raise VersionMismatchError("miniray", VERSION, record.miniray)
+    ours = platform.python_version()
+    if record.python.split(".")[:2] != ours.split(".")[:2]:
+        raise VersionMismatchError("Python", ours, record.python)
+    token = read_token_file(record.session.token_file)
+    return LocalNode(
+        record.socket_path,
+        token.socket_key,
+        record.address,
+        str(record.session.folder),
+        record.node_id,
+    )
+
+
+def start_node(options: BootOptions) -> LocalNode:
+    """Start a node for this process.
+
+    Raises:
+        BootError: It could not be started.
+        MinirayError: The head refused it.
+        OSError: Its folders could not be made, or there is no head at the address.
+    """
+    from miniray.security.token import parse_token
+    from miniray.system.launch import launch
+
+    started = launch(options)
+    result = started.result
+    return LocalNode(
+        result.socket_path,
+        parse_token(result.token).socket_key,
+        result.address,
+        result.session_dir,
+        result.node_id,
+        started.process,
+        result.warning,
+    )

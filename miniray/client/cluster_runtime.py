@@ -1,136 +1,205 @@
 """The runtime of a process that is attached to a cluster: driver or worker.
 
-Puts the parts of ``core/`` together behind ``common/runtime.py`` and hands each
-message that arrives to the part it is for. What it owns itself is small: exported
-functions, the clients of actors, and the wait for values.
+Makes the parts of ``objects/``, ``calls/`` and ``client/``, and hands what happens (messages,
+pushes, lost processes, objects that go) to the part that it is for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-import threading
+import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
+from miniray.calls import context
 from miniray.calls.calls import CallTable
-from miniray.calls.recovery import Recovery
+from miniray.calls.recovery import ValueRecovery
 from miniray.calls.task_client import TaskClient
-from miniray.client.actor_directory import ActorDirectory
-from miniray.client.head_requests import HeadRequests
-from miniray.client.object_access import ObjectAccess
+from miniray.client.actor_clients import ActorClients
+from miniray.client.cluster_requests import ClusterRequests
+from miniray.client.job_uploads import JobUploads
+from miniray.client.object_access import FutureThreads, ObjectAccess
 from miniray.client.object_reports import ObjectReports
-from miniray.client.submission import Submission
-from miniray.common.ids import ObjectIds
-from miniray.common.object_ref import hooks
-from miniray.exceptions import (
-    NotInitializedError,
-)
+from miniray.client.ref_tracking import RefTracking
+from miniray.client.submission import Returns, Submission
+from miniray.common.object_ref import ObjectRef, hooks
+from miniray.common.runtime import ActorLocation, Runtime, RuntimeContextData
+from miniray.exceptions import NotInitializedError, ObjectLostError
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import Borrowing, error_value
+from miniray.messages.errors import ActorExit
+from miniray.messages.value import error_value
+from miniray.objects.borrowing import Borrowing
+from miniray.objects.lost_values import UnclaimedResults
 from miniray.objects.objects import ObjectTable
 from miniray.objects.shared_memory import SharedMemory
-from miniray.objects.unclaimed import UnclaimedResults
 from miniray.objects.unseen_errors import UnseenErrors
+from miniray.objects.waiting import ValueFetches, Waits
 from miniray.wire.peers import Peer, PeerTable
 
 if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from miniray.calls.context import ProcessFacts
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Entry
     from miniray.wire.io_loop import IOLoop
     from miniray.wire.node_link import NodeLink
 
 logger = logging.getLogger(__name__)
 
 
-class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
-    """The cluster engine behind the public API."""
+def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+    return wait(timeout)
+
+
+def _no_actor() -> None:
+    raise RuntimeError("There is no actor in this process.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessHooks:
+    """What a runtime asks of the process that it is in; as it stands, a driver."""
+
+    #: Runs a wait of the running task, given with its timeout; gives the CPU back meanwhile.
+    block: Callable[[Callable[[float | None], bool], float | None], bool] = _plain_wait
+    #: Ends the actor of this process: what it runs fails.
+    end_actor: Callable[[], None] = _no_actor
+    #: The calls that run here, and the refs that they hold, for reports.
+    executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]] = tuple
+
+
+class ClusterRuntime(Runtime):
+    """The cluster engine behind the public API.
+
+    Args:
+        facts: What this process is.
+        link: To the daemon.
+        loop: The I/O thread.
+        process: What is asked of the process.
+        on_shutdown: Detaches it.
+    """
+
+    objects: ObjectAccess
+    calls: Submission
+    head: ClusterRequests
 
     def __init__(
         self,
-        *,
-        loop: IOLoop,
-        link: NodeLink,
-        process_id: bytes,
-        node_id: bytes,
         facts: ProcessFacts,
+        link: NodeLink,
+        loop: IOLoop,
+        process: ProcessHooks,
         on_shutdown: Callable[[], None],
     ) -> None:
         self.session = object()
-        self.loop = loop
-        self.link = link
-        self.process_id = process_id
-        self.node_id = node_id
-        self.facts = facts
+        self.facts, self.link, self.loop = facts, link, loop
+        self._process = process
         self._on_shutdown = on_shutdown
-        self.ids = ObjectIds(process_id)
-        self.table = ObjectTable(process_id, node_id, self)
-        self.shared_memory = SharedMemory(link, node_id, self.make_room)
-        self.borrowing = Borrowing(self.table)
-        self.calls = CallTable(self.table, self.borrowing, self.shared_memory, loop.call_later)
+        self._closed = self._abandoned = False
+        #: Messages of peers, by kind; a worker adds those that ask it to run something.
+        self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {}
         self.peers = PeerTable(
-            link, node_id, on_message=self._on_message, on_lost=self._on_peer_lost
+            link, facts.node_id, on_message=self._on_message, on_lost=self._on_peer_lost
         )
-        self.borrowing.attach(self.peers)
-        self.unclaimed = UnclaimedResults(self.table, self.shared_memory, self.peers)
-        self.tasks = TaskClient(self.calls, self.peers, link, loop, tell=self._warn)
-        self.recovery = Recovery(
-            self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks, link
+        # What is above a part in this list reaches it by a method of this class.
+        self.table = table = ObjectTable(facts.process_id, facts.node_id, self)
+        fetches = ValueFetches(link, facts.node_id, self._lost_on_the_way)
+        self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._make_room)
+        self.borrowing = Borrowing(table, self.peers, self._make_again)
+        self.refs = RefTracking(loop, table, self.shared_memory, self.borrowing)
+        self._unclaimed = UnclaimedResults(table, self.shared_memory, self.peers)
+        self.uploads = JobUploads(link, facts, table)
+        self.call_table = CallTable(
+            table,
+            self.borrowing,
+            self.shared_memory,
+            self.peers,
+            link,
+            loop.call_later,
+            self._recover,
         )
-        self.calls.recover = self.recovery.lost
-        self.shared_memory.fetches.on_lost = self.lost_on_the_way
-        self.borrowing.recover = self.recovery.again
-        self.actors = ActorDirectory(self)
-        self._exported: set[bytes] = set()
-        self._futures: concurrent.futures.ThreadPoolExecutor | None = None
-        self.unseen_errors = UnseenErrors(lambda tell: self._future_pool().submit(tell))
-        self.own_groups = set()
-        self.awaited_groups = {}
-        self._lock = threading.RLock()  # a collection in here may make a future
-        self._closed = False
-        self._quiet = False
-        self._draining = threading.RLock()
-        #: Pushes from the daemon or the head, by topic.
-        self.on_topic: dict[str, Callable[..., None]] = {
+        self.tasks = TaskClient(self.call_table, self.peers, link, loop, tell=self._warn)
+        self._recovery = ValueRecovery(table, self.borrowing, self.call_table, self.tasks, link)
+        self.actors = ActorClients(
+            facts, link, self.peers, table, self.borrowing, self.call_table, self.uploads
+        )
+        self._make_api(Waits(loop, table, self.borrowing, self._block))
+        self.on_topic = self._handlers_of_pushes()
+        self.on_kind.update(self._handlers_of_messages())
+        #: Called for each peer that is gone; a worker adds its own.
+        self.on_peer_lost: list[Callable[[Peer], None]] = [
+            self.tasks.on_peer_lost,
+            self.actors.on_peer_lost,
+            self.borrowing.peer_lost,
+            lambda peer: table.borrower_died(peer.process_id),
+            self._unclaimed.peer_lost,
+        ]
+        self.refs.begin()
+
+    def _make_api(self, waits: Waits) -> None:
+        self._threads = FutureThreads()
+        self._unseen_errors = UnseenErrors(self._threads.submit)
+        self.head = ClusterRequests(self.facts, self.link, self.table, self.call_table, self.actors)
+        self.objects = ObjectAccess(
+            self.refs,
+            self.shared_memory,
+            waits,
+            self._threads,
+            self._unseen_errors,
+            self._recover,
+            self.head.why_missing,
+        )
+        self.calls = Submission(
+            self.facts,
+            self.refs,
+            self.call_table,
+            self.tasks,
+            self.actors,
+            self.uploads,
+            Returns(self.table, self.call_table, self.loop, waits),
+        )
+
+    def _handlers_of_pushes(self) -> dict[str, Callable[..., None]]:
+        """What handles a push from the daemon or the head, by topic; the process adds its own."""
+        reports = ObjectReports(
+            self.refs, self.call_table, self.actors, self.link, self._process.executing
+        )
+        return {
             "lease_granted": self.tasks.on_granted,
             "no_room_near": self.tasks.on_no_room,
             "lease_failed": self.tasks.on_failed,
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,
             "process_unreachable": self.peers.process_unreachable,
-            "unclaimed": self.unclaimed.on_list,
+            "unclaimed": self._unclaimed.on_list,
             "actor": self.actors.on_state,
             "give_up_memory": self.shared_memory.warm.give_up,
             "segment_freed": self.shared_memory.on_freed,
             "store_short": self.shared_memory.on_short,
-            "node_stops": link.node_stops,
+            "node_stops": self.link.node_stops,
             "warning": lambda text: logger.warning("%s", text),  # a driver prints it
             "head_back": self._on_head_back,
-            "left_copies": self.recovery.values.on_copies,
-            "report_objects": ObjectReports(self).on_asked,
+            "left_copies": self._recovery.values.on_copies,
+            "report_objects": reports.on_asked,
         }
-        #: Messages of peers, by kind; a worker adds those that ask it to run something.
-        self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {
-            p.PEER_REPLY: self._on_reply,
-            p.PEER_STREAM: self._on_stream_item,
-            p.PEER_RECALLED: lambda peer, message: self.tasks.on_recalled(peer, message[1]),
+
+    def _handlers_of_messages(self) -> dict[int, Callable[[Peer, tuple[Any, ...]], None]]:
+        return {
+            p.PEER_REPLY: self.call_table.on_reply,
+            p.PEER_STREAM: self.call_table.on_stream_item,
+            p.PEER_CANCEL_MAKER: self.call_table.on_cancel_asked,
+            p.PEER_RECALLED: self.tasks.on_recalled,
             p.PEER_WANT: self.borrowing.on_want,
             p.PEER_VALUE: self.borrowing.on_value,
             p.PEER_LOST: self.borrowing.on_lost,
             p.PEER_BORROW: self.borrowing.on_borrow,
             p.PEER_UNBORROW: self.borrowing.on_unborrow,
             p.PEER_ACK: self.borrowing.on_ack,
-            p.PEER_CANCEL_MAKER: self._on_cancel_asked,
         }
-        #: Called for each peer that is gone, after the parts above know it.
-        self.on_peer_gone: Callable[[Peer], None] | None = None
-        #: Merges an environment with the job's and uploads what it names; see bootstrap.
-        self.prepare_runtime_env: Callable[[Mapping[str, Any] | None], str] = _no_runtime_env
-        #: In a worker: runs around a wait that blocks the task (gives the CPU back).
-        self.block: Callable[[Callable[[float | None], bool], float | None], bool] = _plain_wait
-        self._install_hooks()
 
-    # --- messages ------------------------------------------------------------------
+    # --- what happens outside ------------------------------------------------------------
     def _on_message(self, peer: Peer, message: tuple[Any, ...]) -> None:
         handler = self.on_kind.get(message[0])
         if handler is None:
@@ -141,90 +210,139 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             handler(peer, message)
 
     def on_push(self, topic: str, body: tuple[Any, ...]) -> None:
-        """A push from the daemon or the head."""
+        """Handle a push from the daemon or the head."""
         handler = self.on_topic.get(topic)
         if handler is not None:
             handler(*body)
         else:
             logger.error("a push about %r, which this process does not know", topic)
 
-    def _warn(self, text: str) -> None:
-        """Tell the user something; a worker's log goes to the driver."""
-        self.on_topic["warning"](text)
-
     def _on_head_back(self) -> None:
-        """The head, or its successor, knows of this process again, but not what it wants."""
+        """Tell the head, or its successor, what this process wants: it was forgotten."""
         self.tasks.on_head_back()
         self.actors.on_head_back()
 
     def _on_peer_lost(self, peer: Peer) -> None:
-        self.tasks.on_peer_lost(peer)
-        self.actors.on_peer_lost(peer)
-        self.borrowing.peer_lost(peer)
-        self.table.borrower_died(peer.process_id)
-        self.unclaimed.peer_lost(peer)
-        if self.on_peer_gone is not None:
-            self.on_peer_gone(peer)
+        for handle in self.on_peer_lost:
+            handle(peer)
 
     def on_link_lost(self) -> None:
-        """The node's daemon is gone: nothing that was waited for will come."""
+        """Fail all that is waited for: the node's daemon is gone."""
         if self._closed:
             return
         if not self.link.ends_as_asked:
             logger.error("%s", self.link.end())
         error = error_value(self.link.end())
-        for call in list(self.calls.open.values()):
-            self.calls.fail_value(call, error)
+        for call in list(self.call_table.open.values()):
+            self.call_table.fail_value(call, error)
+        self._fail_pending(error)
+
+    def _fail_pending(self, error: Value) -> None:
         for entry in self.table.snapshot():
             if entry.value is None:
                 self.table.set_value(entry.id, error)
 
+    # --- what parts below ask of those above ---------------------------------------------
+    def _warn(self, text: str) -> None:
+        """Tell the user something; a worker's log goes to the driver."""
+        self.on_topic["warning"](text)
+
+    def _make_room(self) -> None:
+        self.refs.make_room()
+
+    def _recover(self, entry: Entry, value: Value) -> str | None:
+        return self._recovery.lost(entry, value)
+
+    def _make_again(self, id: bytes, payload: Any) -> str | None:
+        return self._recovery.again(id, payload)
+
+    def _lost_on_the_way(self, entry: Entry, value: Value, _error: ObjectLostError) -> None:
+        """Replace a value that `wait` wanted here and that is gone; else `get` will say so."""
+        self._recovery.lost(entry, value)
+
+    def _block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+        if self._abandoned:
+            raise NotInitializedError(
+                "This process was forked from the one that waits here for a value. What the parent "
+                "started can be waited for in the parent only."
+            )
+        return self._process.block(wait, timeout)
+
+    # --- objects.objects.Outside -------------------------------------------------------
+    def free_shared(self, value: Value) -> None:
+        """The owner frees a value."""
+        self.call_table.free_value(value)
+
+    def unborrow(self, id: bytes, owner_node: bytes) -> None:
+        """The last ref of a borrowed object went away."""
+        self.borrowing.unborrow(id, owner_node)
+        self.actors.released(id)
+
+    def origin_unused(self, id: bytes) -> None:
+        """An object whose making is remembered went away."""
+        self.call_table.lineage.forget(id)
+        self.call_table.free_unneeded()
+
+    def error_unseen(self, value: Value) -> None:
+        """An object went away whose value is an error that nobody has seen."""
+        if not self._closed:
+            with contextlib.suppress(RuntimeError):  # this process ends, and starts no threads
+                self._unseen_errors.dropped(value)
+
+    def actor_unreferenced(self, id: bytes) -> None:
+        """The last handle of an actor of this process went away."""
+        self.actors.unreferenced(id)
+
+    # --- the process -----------------------------------------------------------------
+    def context(self) -> RuntimeContextData:
+        return self.facts.runtime_context()
+
+    def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
+        return self.uploads.environment(own)
+
+    def current_actor(self) -> ActorLocation:
+        id, info = self.facts.actor_id, self.facts.actor_info
+        if id is None or info is None:
+            raise RuntimeError("This code does not run in an actor.")
+        # Not counted, as in Ray: an actor that keeps its own handle would never end.
+        return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
+
+    def exit_actor(self) -> None:
+        if self.facts.actor_id is None:
+            raise RuntimeError("exit_actor() can only be called in a method of an actor.")
+        running = context.execution.get()
+        if running is not None:
+            running.exits = True  # before it is asked whether anybody will see that
+        if running is None or running.answered:
+            self._process.end_actor()
+        if running is None:
+            sys.exit()  # a thread of the user's: nobody prints its end
+        raise ActorExit
+
+    # --- the end -------------------------------------------------------------------
     def shutdown(self) -> None:
         """Leave the cluster."""
         if self._closed:
             return
         self._closed = True
-        hooks.wake = hooks.serialized = hooks.deserialized = None
-        self._fail_pending()
-        if self._futures is not None:
-            self._futures.shutdown(wait=False, cancel_futures=True)
+        hooks.end()
+        self._give_up()
+        self._threads.end()
         self._on_shutdown()
-        self._fail_pending()  # what other threads have begun to wait for meanwhile
+        self._give_up()  # what other threads have begun to wait for meanwhile
 
-    def _fail_pending(self) -> None:
-        """Nothing that is waited for will come any more."""
+    def _give_up(self) -> None:
+        """Fail all that is waited for: nothing will come any more."""
         error = error_value(RuntimeError("miniray.shutdown() was called."))
-        for call in list(self.calls.open.values()):
+        for call in list(self.call_table.open.values()):
             if call.stream is not None:
                 call.stream.end(error)
-        for entry in self.table.snapshot():
-            if entry.value is None:
-                self.table.set_value(entry.id, error)
-
-    def close_sockets(self) -> None:
-        """Close the peers; the daemon's link is closed by who made it."""
-        self.peers.close()
+        self._fail_pending(error)
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited, tell nobody."""
-        self._closed = True
-        hooks.wake = hooks.serialized = hooks.deserialized = None
-        self.block = _refuse_wait
+        self._closed = self._abandoned = True
+        hooks.abandon()
         self.peers.abandon()
         self.link.abandon()
         self.loop.abandon()
-
-
-def _refuse_wait(_wait: Callable[[float | None], bool], _timeout: float | None) -> bool:
-    raise NotInitializedError(
-        "This process was forked from the one that waits here for a value. What the parent "
-        "started can be waited for in the parent only."
-    )
-
-
-def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-    return wait(timeout)
-
-
-def _no_runtime_env(own: Mapping[str, Any] | None) -> str:
-    raise RuntimeError(f"runtime_env {own!r} cannot be used in this process")

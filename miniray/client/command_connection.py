@@ -11,9 +11,15 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from miniray.client.attach import Attachment
-from miniray.client.cluster_choice import cluster_to_look_at, running_here, wanted_address
-from miniray.client.places import Place, place_of, start_node
+from miniray.client.attach import Attachment, Introduction
+from miniray.client.cluster_choice import (
+    LocalNode,
+    cluster_to_look_at,
+    node_of_cluster,
+    running_here,
+    start_node,
+    wanted_address,
+)
 from miniray.common.config import config
 from miniray.common.ids import new_id
 from miniray.security.token import TOKEN_VARIABLE, take_token
@@ -33,10 +39,10 @@ _RESTART = 3.0
 class CommandConnection:
     """A cluster to ask."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, node: LocalNode) -> None:
+        self._node = node
         #: That of the cluster's head.
-        self.address = place.address
+        self.address = node.address
 
     def status(self) -> Any:
         """The cluster's status (util/state_types.ClusterStatus)."""
@@ -69,7 +75,7 @@ class CommandConnection:
         """What every node and process holds; each process has so many seconds to answer."""
         with self._attached() as link:
             reports = link.memory_report(limit, detail, seconds)
-        own = bytes.fromhex(self._place.node_id) if self._place.process is not None else b""
+        own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""
         return [report for report in reports if report["node"] != own]
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -90,12 +96,9 @@ class CommandConnection:
         """
         process_id = new_id()
         attachment = Attachment(
-            self._place.node_socket,
-            self._place.key,
-            process_id,
-            "command",
-            process_id,
-            {},
+            self._node.node_socket,
+            self._node.key,
+            Introduction(process_id, "command", process_id),
             timeout=config().start_timeout,
             on_shutdown=lambda attachment: attachment.close(),
         )
@@ -114,9 +117,9 @@ class CommandConnection:
 
     def close(self) -> None:
         """End the node that was started to ask, if there is one; nothing of it stays."""
-        if self._place.process is not None:
-            self._place.end()
-            shutil.rmtree(self._place.session_dir, ignore_errors=True)  # its logs
+        if self._node.process is not None:
+            self._node.end()
+            shutil.rmtree(self._node.session_dir, ignore_errors=True)  # its logs
 
 
 def connect_for_cli(address: str | None, argument: str, token: str | None) -> CommandConnection:
@@ -135,7 +138,7 @@ def connect_for_cli(address: str | None, argument: str, token: str | None) -> Co
     wanted = wanted_address(address)
     record = cluster_to_look_at(wanted, argument)
     if record is not None:
-        return CommandConnection(place_of(record))
+        return CommandConnection(node_of_cluster(record))
     if wanted is None:
         raise ConnectionError(
             "No cluster of yours is running on this machine. Start one with `miniray start "
@@ -149,10 +152,10 @@ def connect_for_cli(address: str | None, argument: str, token: str | None) -> Co
             f"at one elsewhere, set {TOKEN_VARIABLE} to its token, which `miniray start --head` "
             "printed."
         )
-    return CommandConnection(_place_elsewhere(wanted, token))
+    return CommandConnection(_node_elsewhere(wanted, token))
 
 
-def _place_elsewhere(address: str, token: str) -> Place:
+def _node_elsewhere(address: str, token: str) -> LocalNode:
     from miniray.system.boot_options import BootOptions
 
     return start_node(

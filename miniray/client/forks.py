@@ -1,4 +1,4 @@
-"""What miniray is to a process that user code forks: nothing.
+"""Keeping processes that user code forks away from what their parent has open.
 
 The child of a driver or a worker closes the sockets that it inherited, counts no refs,
 runs none of our exit functions, and is refused the API until it calls ``init()`` itself. It may
@@ -7,11 +7,8 @@ read the arrays that its parent had: nobody writes into that memory again.
 
 from __future__ import annotations
 
-import collections
 import os
 from typing import TYPE_CHECKING
-
-from miniray.common.object_ref import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +43,7 @@ def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) ->
 
 
 def unguard() -> None:
-    """This process is not attached any more."""
+    """Undo ``guard``: this process is not attached any more."""
     global _guarded, _in_child
     _guarded = _in_child = None
 
@@ -58,7 +55,7 @@ def _tell_of_child() -> None:
 
 
 def _leave_parent() -> None:
-    """Runs in the child before anything else: takes no lock, another thread may have held it."""
+    """Run in the child before anything else: takes no lock, another thread may have held it."""
     if _guarded is None:
         return
     from miniray.common.runtime import refuse_runtime
@@ -66,7 +63,6 @@ def _leave_parent() -> None:
     parent = os.getppid()
     in_child = _in_child
     _guarded.runtime.abandon()
-    hooks.dropped = collections.deque(maxlen=0)  # refs of the parent go without being counted
     unguard()
     if _forget is not None:
         _forget()

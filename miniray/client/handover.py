@@ -1,9 +1,9 @@
-"""Handing over what a process owns when it ends by rule, so that refs of others stay good.
+"""Handing over what a process owns at its planned exit, so that refs of others stay valid.
 
-The process gives its node daemon every value that somebody else still holds; the
-daemon answers for them under the same owner id (``node/store/adopted.py``). What comes for
-the owner from then on, the process passes on. Calls that use its values, and results
-that are still to come and that others hold, are waited for.
+The process gives its node daemon every value that another process holds; the daemon answers for
+them under the same owner id (``node/store/adopted.py``), and gets the messages that the owner still
+receives. Before that, the process waits for calls that use its values, and for results that others
+hold.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
+from miniray.messages.value import is_shared
 from miniray.wire.gates import Gate
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _TO_OWNERS = (p.PEER_BORROW, p.PEER_UNBORROW, p.PEER_WANT, p.PEER_LOST)
 
 def hand_over(runtime: ClusterRuntime) -> bool:
     """Give the daemon what others still hold of this process's objects; False if nothing is."""
-    runtime.settle()
+    runtime.refs.settle()
     while True:
         _await_calls(runtime)
         _await_results(runtime)
@@ -47,15 +48,15 @@ def hand_over(runtime: ClusterRuntime) -> bool:
 def leave_to_actors(runtime: ClusterRuntime) -> None:
     """Give the daemon what it holds of this process's objects for detached actors.
 
-    For a driver: its job is over, but those live on. Nothing is waited for that others may do.
+    For a driver: its job is over, but those live on. It does not wait for other processes.
     """
-    departure = _Departure(runtime, holder=runtime.node_id)
+    departure = _Departure(runtime, holder=runtime.facts.node_id)
     runtime.loop.call_soon(departure.leave)
     departure.over.wait(config().stop_grace)
 
 
 class _Departure:
-    """The moment from which on the daemon speaks for this process, and not itself."""
+    """The moment from which the daemon answers in the place of this process."""
 
     def __init__(self, runtime: ClusterRuntime, holder: bytes | None = None) -> None:
         """Leave what anybody holds, or what one holder does."""
@@ -63,7 +64,7 @@ class _Departure:
         self._holder = holder
         #: Opens when it is over; ``left`` tells how it went.
         self.over = Gate(runtime.loop)
-        #: Whether anything was left to the daemon; None if something is to come before.
+        #: Whether anything was left to the daemon; None if a result must come first.
         self.left: bool | None = None
 
     def leave(self) -> None:
@@ -71,7 +72,7 @@ class _Departure:
         try:
             held = _held_by_others(self._runtime, self._holder)
             if any(entry.value is None for entry in held):
-                self.over.arrived()  # a result that somebody has borrowed just now is to come
+                self.over.arrived()  # another process has just borrowed a result
                 return
             self.left = bool(held)
             if held:
@@ -104,36 +105,24 @@ class _Departure:
             for id, node in contained:
                 if node and not runtime.table.is_owned(id):
                     peer = runtime.peers.get(node, owner_of(id))
-                    peer.send((p.PEER_BORROW, 0, [(id, runtime.node_id, runtime.node_id)]))
+                    peer.send(
+                        (p.PEER_BORROW, 0, [(id, runtime.facts.node_id, runtime.facts.node_id)])
+                    )
 
 
 def _await_calls(runtime: ClusterRuntime) -> None:
     """Wait for calls that were not sent yet, or that use values of this process."""
-    table, calls = runtime.table, runtime.calls
-    waiting: set[int] = set()
+    table = runtime.table
 
     def lends(call: Call) -> bool:
-        if call.peer is None:
+        if call.peer is None or is_shared(call.arguments):
             return True
-        pins = call.pins or ()
-        return call.arguments[0] == p.VALUE_SHARED or any(
-            table.is_owned(pin.binary()) and not table.is_actor(pin.binary()) for pin in pins
-        )
+        ids = [pin.binary() for pin in call.pins or ()]
+        return any(table.is_owned(id) and not table.is_actor(id) for id in ids)
 
     gate = Gate(runtime.loop)
-
-    def ended(call: Call) -> None:
-        if call.number in waiting:
-            waiting.discard(call.number)
-            if not waiting:
-                gate.arrived()
-
-    calls.on_ended = ended
-    waiting.update(call.number for call in list(calls.open.values()) if lends(call))
-    waiting.intersection_update(calls.open)  # one may have ended meanwhile
-    if waiting:
+    if not runtime.call_table.when_ended(lends, gate.arrived):
         await_others(runtime, gate)
-    calls.on_ended = None
 
 
 def _await_results(runtime: ClusterRuntime) -> None:
@@ -152,8 +141,8 @@ def _await_results(runtime: ClusterRuntime) -> None:
 def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
     """Wait at a planned exit for what other processes do; each does it in the end, or dies."""
     if not gate.wait(config().block_after):
-        # What is to come may need the CPU that this process was given. It may also need what
-        # this process keeps until it is gone: the head then ends this process.
+        # It may need the CPU that this process was given. It may also need what this process keeps
+        # until it is gone: the head then ends this process.
         runtime.link.node_notice("blocked", True)
         gate.wait(None)
 

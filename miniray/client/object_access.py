@@ -9,12 +9,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls.calls import NOT_ATTACHED
-from miniray.calls.recovery import is_shared
-from miniray.client.ref_tracking import RefTracking
-from miniray.client.waiting_news import TO_HEAR_WHY, why_missing
 from miniray.common.config import config
 from miniray.common.names import call_site, describe, printable
 from miniray.common.object_ref import ObjectRef, hooks
+from miniray.common.runtime import RuntimeObjects
 from miniray.exceptions import (
     GetTimeoutError,
     MinirayError,
@@ -22,17 +20,21 @@ from miniray.exceptions import (
     TaskError,
 )
 from miniray.messages import protocol as p
-from miniray.objects import waiting
+from miniray.messages.value import is_error, is_shared, location_of
 from miniray.objects.object_ref_generator import ObjectRefGenerator
+from miniray.objects.waiting import deadline_of, time_left
 from miniray.values.serialization import deserialize, serialize
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from miniray.objects.fetches import Fetches
-    from miniray.objects.objects import Entry, Value
-    from miniray.objects.shared_memory import Block, Mapping
+    from miniray.client.ref_tracking import RefTracking
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Block, Entry, Mapping
+    from miniray.objects.shared_memory import SharedMemory
+    from miniray.objects.unseen_errors import UnseenErrors
+    from miniray.objects.waiting import ValueFetches, Waits
     from miniray.values.serialization import Serialized
 
 #: Seconds in which a value that is on this node should be mapped, whatever timeout is given.
@@ -44,41 +46,93 @@ _NEXT = 4
 _FUTURE_THREADS = 32
 
 
-class ObjectAccess(RefTracking):
-    """Values, from wherever they are."""
+class FutureThreads:
+    """Threads in which values of futures are read and unpickled, which may take any time."""
 
-    _lock: threading.RLock
-    _futures: concurrent.futures.ThreadPoolExecutor | None
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection in here may make a future
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def submit(self, read: Callable[[], None]) -> concurrent.futures.Future[None]:
+        """Read something soon; RuntimeError if there are no threads any more, at the end."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = concurrent.futures.ThreadPoolExecutor(
+                    _FUTURE_THREADS, thread_name_prefix="miniray-future"
+                )
+            return self._pool.submit(read)
+
+    def end(self) -> None:
+        """Read nothing more that was not begun."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ObjectAccess(RuntimeObjects):
+    """Values, from wherever they are.
+
+    Args:
+        refs: Of this process.
+        shared_memory: Of this node.
+        waits: How this process waits.
+        threads: Read values of futures.
+        unseen_errors: Is told which errors user code gets.
+        recover: Makes a lost value again, or tells why not; see ``recovery.py``.
+        why_missing: For a value that was not ready within a timeout: the name of the call that
+            makes it, and a sentence on what that waits for.
+    """
+
+    def __init__(
+        self,
+        refs: RefTracking,
+        shared_memory: SharedMemory,
+        waits: Waits,
+        threads: FutureThreads,
+        unseen_errors: UnseenErrors,
+        recover: Callable[[Entry, Value], str | None],
+        why_missing: Callable[[bytes, float | None], tuple[str, str]],
+    ) -> None:
+        self._refs = refs
+        self._table = refs.table
+        self._shared_memory = shared_memory
+        self._waits = waits
+        self._unseen_errors = unseen_errors
+        self._recover_value = recover
+        self._why_missing = why_missing
+        self._threads = threads
 
     def put(self, value: Any) -> ObjectRef[Any]:
         if hooks.dropped:
-            self.drain()
+            self._refs.drain()
         serialized = serialize(value)
-        if serialized.size > self.shared_memory.plain_limit:
+        if serialized.size > self._shared_memory.plain_limit:
             return self._put_recorded(serialized)
         contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
         stored = (serialized.form, serialized.payload(), contained)
-        return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
+        return self._table.create_with_value(
+            self._table.new_id(), stored, list(serialized.refs) or None
+        )
 
     @uncut  # the memory would be nobody's; the ref of a small value drops that by itself
     def _put_recorded(self, serialized: Serialized) -> ObjectRef[Any]:
         """Store a value, and where in user code that was: costs nothing beside a large one."""
         made = call_site()
         if serialized.size > config().inline_limit:
-            stored = self.shared_memory.write(
-                serialized, self.process_id, self.node_id, describe(made)
+            table = self._table
+            stored = self._shared_memory.write(
+                serialized, table.process_id, table.node_id, describe(made)
             )
         else:
             contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
             stored = (serialized.form, serialized.payload(), contained)
         refs = list(serialized.refs) or None
-        ref = self.table.create_with_value(self.ids.new(), stored, refs)
-        return self.table.record(ref, made)
+        ref = self._table.create_with_value(self._table.new_id(), stored, refs)
+        return self._table.record(ref, made)
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
         if hooks.dropped:
-            self.drain()
-        deadline = waiting.deadline_of(timeout)
+            self._refs.drain()
+        deadline = deadline_of(timeout)
         entries = [self._entry(ref) for ref in refs]
         pending = [entry for entry in entries if entry.value is None]
         if len(pending) > 1:
@@ -100,16 +154,14 @@ class ObjectAccess(RefTracking):
         shared = [
             value
             for entry in entries
-            if (value := entry.value) is not None
-            and value[0] == p.VALUE_SHARED
-            and entry.mapping is None
+            if (value := entry.value) is not None and is_shared(value) and entry.mapping is None
         ]
-        ahead = self.shared_memory.fetches.prefetch(shared) if shared else ()
+        ahead = self._shared_memory.fetches.prefetch(shared) if shared else ()
         try:
             return [self._load(entry, deadline) for entry in entries]
         finally:
             if ahead:
-                self.shared_memory.fetches.withdraw(ahead)
+                self._shared_memory.fetches.withdraw(ahead)
 
     def _wait_for_all(
         self,
@@ -118,18 +170,17 @@ class ObjectAccess(RefTracking):
         timeout: float | None,
         deadline: float | None,
     ) -> None:
-        """Wait until all entries have values; raises as soon as one has failed.
+        """Wait until all entries have values; raise as soon as one has failed.
 
         The others may wait for that one, as processes of a group do in a collective operation,
         and never end.
         """
-        failed = [] if len(pending) == len(entries) else [e for e in entries if _is_error(e)]
-        if not failed and not self._wait_values(pending, len(pending), timeout, failed=failed):
+        failed = [] if len(pending) == len(entries) else [e for e in entries if is_error(e.value)]
+        if not failed and not self._waits.for_values(pending, len(pending), timeout, failed=failed):
             missing = [entry for entry in pending if entry.value is None]
             first = (missing or pending)[0].id
-            call = self.calls.find(first)
-            maker = f", the result of {call.name}" if call is not None else ""
-            why = why_missing(self, first) if timeout is not None and timeout >= TO_HEAR_WHY else ""
+            call, why = self._why_missing(first, timeout)
+            maker = f", the result of {call}" if call else ""
             name = f"ObjectRef({first.hex()}){maker}"
             if len(entries) == 1:
                 told = f"The value of {name}{',' * bool(maker)} was not ready within {timeout:g} s"
@@ -141,31 +192,31 @@ class ObjectAccess(RefTracking):
             self._load(failed[0], deadline)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:
-        """The value of an entry; one that was lost is made again if that is possible."""
+        """Read the value of an entry; have it made again, if that is possible, when it is lost."""
         while True:
             value = entry.value
             if value is not None:
-                if value[0] != p.VALUE_SHARED:
-                    return self.load(entry, value)
+                if not is_shared(value):
+                    return self._read(entry, value)
                 try:
                     found = self._map(entry, value, deadline)
                 except ObjectLostError as error:
                     self._recover(entry, value, error.reason)
                 else:  # what unpickling raises is not about this value: another one may be lost
                     return _unpickled(found)
-            if not self._wait_values([entry], 1, waiting.time_left(deadline)):
+            if not self._waits.for_values([entry], 1, time_left(deadline)):
                 raise GetTimeoutError(
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
                 )
 
     def _map(self, entry: Entry, value: Value, deadline: float | None) -> tuple[Mapping, Block]:
-        """Shared memory of a value; raises GetTimeoutError if it is not here in time."""
+        """Map the shared memory of a value; raise GetTimeoutError if it is not here in time."""
         mapping = entry.mapping
         block = None if mapping is None else mapping.block()
         if mapping is None or block is None:
             left = None if deadline is None else self._time_to_map(entry, value, deadline)
             try:
-                mapping, block = self.shared_memory.map(value[1], left)
+                mapping, block = self._shared_memory.map(location_of(value), left)
             except TimeoutError:
                 raise GetTimeoutError(
                     f"The value of {entry.id.hex()} is on another node, or on disk, and was not "
@@ -176,9 +227,9 @@ class ObjectAccess(RefTracking):
         return mapping, block
 
     def _time_to_map(self, entry: Entry, value: Value, deadline: float) -> float:
-        """Seconds; what is on this node is mapped even after the deadline."""
-        left = waiting.time_left(deadline) or 0.0
-        fetches = self.shared_memory.fetches
+        """Return how many seconds mapping may take; more than none for what is on this node."""
+        left = time_left(deadline) or 0.0
+        fetches = self._shared_memory.fetches
         if not left and fetches.is_remote(value):
             fetches.look([entry])
             if not fetches.is_here(entry):
@@ -186,8 +237,8 @@ class ObjectAccess(RefTracking):
         return max(left, _TO_MAP)
 
     def _recover(self, entry: Entry, value: Value, why: str) -> None:
-        """See to it that a value that could not be loaded is replaced; raises if none can be."""
-        reason = self.recovery.lost(entry, value)
+        """Have a value replaced that could not be loaded; raise ObjectLostError if it can't be."""
+        reason = self._recover_value(entry, value)
         if reason is not None:
             raise ObjectLostError(entry.id.hex(), f"{why}; {reason}") from None
 
@@ -197,45 +248,29 @@ class ObjectAccess(RefTracking):
             self._recover(entry, value, error.reason)
 
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
-        entry = self.table.entry(ref.binary())
+        entry = self._table.entry(ref.binary())
         if entry is None:
             raise ObjectLostError(ref.hex(), NOT_ATTACHED)
         return entry
 
-    @uncut  # the wait itself may be
-    def _wait_values(
-        self,
-        pending: Sequence[Entry],
-        needed: int,
-        timeout: float | None,
-        fetches: Fetches | None = None,
-        failed: list[Entry] | None = None,
-    ) -> bool:
-        self.loop.flush_posted()
-        self.borrowing.want(pending)
-        return waiting.wait_for(
-            self.loop, self.table, pending, needed, timeout, self.block, fetches, failed
-        )
-
-    def load(self, entry: Entry, value: Value) -> Any:
-        """The Python value of an entry whose value is in the owner's memory; raises what failed."""
-        form = value[0]
+    def _read(self, entry: Entry, value: Value) -> Any:
+        """Read a value that is in this process; raise it if it is an error."""
+        form, payload, _ = value
         if form == p.VALUE_PICKLE:
-            return pickle.loads(value[1])
+            return pickle.loads(payload)
         if form == p.VALUE_ERROR:
             entry.seen = True
-            raise self._error_of(value)
-        return deserialize(form, value[1])
+            raise self._error_of(payload)
+        return deserialize(form, payload)
 
-    def _error_of(self, value: Value) -> BaseException:
-        """What an error value raises.
+    def _error_of(self, pickled: bytes) -> BaseException:
+        """Return what an error value raises.
 
         Made here and not where it is raised: a frame that is in its traceback and has it in a
-        variable would be a cycle, which holds the refs of who called until the next garbage
-        collection.
+        variable would be a cycle, which holds the caller's refs until the next garbage collection.
         """
-        error: BaseException = pickle.loads(value[1])
-        self.unseen_errors.raised(error)
+        error: BaseException = pickle.loads(pickled)
+        self._unseen_errors.raised(error)
         return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
     def wait(
@@ -246,8 +281,8 @@ class ObjectAccess(RefTracking):
         fetch_local: bool,
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         if hooks.dropped:
-            self.drain()
-        fetches = self.shared_memory.fetches if fetch_local else None
+            self._refs.drain()
+        fetches = self._shared_memory.fetches if fetch_local else None
         try:
             found = self._split(refs, num_returns, fetches)
         except AttributeError:
@@ -261,17 +296,18 @@ class ObjectAccess(RefTracking):
                 pending = self._pending(refs, fetches)
             needed = num_returns - (len(refs) - len(pending))
             if needed > 0:
-                self._wait_values(pending, needed, timeout, fetches)
+                self._waits.for_values(pending, needed, timeout, fetches)
             found = self._split(refs, num_returns, fetches, at_most=True)
             assert found is not None
         elif fetches is not None:
-            for ref in found[1][:_NEXT]:  # those that are taken next: bring them here meanwhile
-                entry = self.table.entry(ref._id)
+            _, rest = found
+            for ref in rest[:_NEXT]:  # those that are taken next: bring them here meanwhile
+                entry = self._table.entry(ref._id)
                 if entry is not None and entry.value is not None:
                     fetches.bring(entry, entry.value)
         return found
 
-    def _pending(self, refs: Sequence[ObjectRef[Any]], fetches: Fetches | None) -> list[Entry]:
+    def _pending(self, refs: Sequence[ObjectRef[Any]], fetches: ValueFetches | None) -> list[Entry]:
         entries = map(self._entry, refs)
         if fetches is None:
             return [entry for entry in entries if entry.value is None]
@@ -295,18 +331,18 @@ class ObjectAccess(RefTracking):
         self,
         refs: Sequence[ObjectRef[Any]],
         wanted: int,
-        fetches: Fetches | None,
+        fetches: ValueFetches | None,
         *,
         at_most: bool = False,
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]] | None:
-        """The first ``wanted`` ready refs and the rest; None if there are fewer.
+        """Return the first ``wanted`` ready refs and the rest; None if there are fewer.
 
         Stops looking when it has enough, so that a loop that takes one at a time
         does not look at all of them each time.
         """
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
-        find = self.table.entry
+        find = self._table.entry
         for index, ref in enumerate(refs):
             entry = find(ref._id) or self._entry(ref)
             if entry.value is None or (fetches is not None and not fetches.is_here(entry)):
@@ -337,9 +373,7 @@ class ObjectAccess(RefTracking):
             if not self._load_soon(load, result) and result.set_running_or_notify_cancel():
                 result.set_exception(MinirayError("The process ends: its futures are not read."))
 
-        if not self.table.when_ready(entry, ready):
-            self.borrowing.want([entry])
-        elif not self._load_soon(load, result):
+        if self._waits.when_ready(entry, ready) and not self._load_soon(load, result):
             load()
         return result
 
@@ -349,10 +383,8 @@ class ObjectAccess(RefTracking):
         def ready(_entry: Entry) -> None:
             callback()
 
-        if self.table.when_ready(entry, ready):
+        if self._waits.when_ready(entry, ready):
             callback()
-        else:
-            self.borrowing.want([entry])
 
     def _load_soon(self, load: Callable[[], None], result: concurrent.futures.Future[Any]) -> bool:
         """Have a future's value read in a thread; False if there are none any more, at the end.
@@ -360,31 +392,22 @@ class ObjectAccess(RefTracking):
         It may be on another node, and unpickling it runs user code: its user does not wait for it.
         """
         try:
-            loading = self._future_pool().submit(load)
+            loading = self._threads.submit(load)
         except RuntimeError:
             return False
         loading.add_done_callback(lambda end: end.cancelled() and result.cancel())
         return True
 
-    def _future_pool(self) -> concurrent.futures.ThreadPoolExecutor:
-        """Threads in which values of futures are read and unpickled, which may take any time."""
-        with self._lock:
-            if self._futures is None:
-                self._futures = concurrent.futures.ThreadPoolExecutor(
-                    _FUTURE_THREADS, thread_name_prefix="miniray-future"
-                )
-            return self._futures
-
     async def value_of(self, ref: ObjectRef[Any]) -> Any:
         entry = self._entry(ref)
         while True:
             if entry.value is None:
-                await self._there(entry)
+                await self._waits.for_value(entry)
             value = entry.value
             if value is None:  # it was lost meanwhile, and is made again
                 continue
             if not is_shared(value):
-                return self.load(entry, value)
+                return self._read(entry, value)
             try:
                 found = await self._map_later(entry, value)
             except ObjectLostError as error:
@@ -397,46 +420,12 @@ class ObjectAccess(RefTracking):
         mapping = entry.mapping
         block = None if mapping is None else mapping.block()
         if mapping is None or block is None:
-            mapping, block = await self.shared_memory.map_later(value[1])
+            mapping, block = await self._shared_memory.map_later(location_of(value))
             if mapping.may_be_shared and entry.value is value:
                 entry.mapping = mapping
         return mapping, block
 
-    async def _there(self, entry: Entry) -> None:
-        """Wait until an entry has a value."""
-        import asyncio
-
-        self.loop.flush_posted()
-        loop = asyncio.get_running_loop()
-        there: asyncio.Future[None] = loop.create_future()
-
-        here = threading.get_ident()
-
-        def ready(_entry: Entry) -> None:
-            if self.loop.in_callback and threading.get_ident() == here:
-                _resolve(there)
-            else:
-                loop.call_soon_threadsafe(_resolve, there)
-
-        if not self.table.when_ready(entry, ready):
-            self.borrowing.want([entry])
-            try:
-                await there
-            finally:
-                self.table.drop_waiter(entry, ready)
-
 
 def _unpickled(found: tuple[Mapping, Block]) -> Any:
-    """The Python value of one in shared memory."""
     mapping, block = found
     return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
-
-
-def _is_error(entry: Entry) -> bool:
-    value = entry.value
-    return value is not None and value[0] == p.VALUE_ERROR
-
-
-def _resolve(future: Any) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -1,4 +1,8 @@
-"""What this process reports of its objects when its daemon asks: `miniray memory` shows it."""
+"""What this process reports of its objects when its daemon asks: `miniray memory` shows it.
+
+A ref is one Python object: user code, a call in flight and a value that contains it may all hold
+the same one. A ref that a call or a value is seen to hold is counted as theirs alone.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,27 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.calls.call import Call
 from miniray.common.ids import owner_of
 from miniray.common.names import describe
-from miniray.common.state_types import order
-from miniray.messages import protocol as p
-from miniray.objects.holds import Holds, is_shared, object_row, order_of
+from miniray.common.state_types import PICKLED, order
+from miniray.messages.value import is_error, is_shared, location_of, place_of, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Any
 
     from miniray.calls.call import Origin
-    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.calls.calls import CallTable
+    from miniray.client.actor_clients import ActorClients
+    from miniray.client.ref_tracking import RefTracking
     from miniray.common.names import CallSite
     from miniray.common.object_ref import ObjectRef
-    from miniray.common.state_types import Hold, ObjectRow, ObjectsHeld
-    from miniray.objects.objects import Entry, Value
+    from miniray.common.state_types import Hold, ObjectRow, ObjectsHeld, ReferenceType
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Entry, ObjectTable
+    from miniray.wire.node_link import NodeLink
+
+
+#: Names that are listed for one reason.
+_MAX_NAMES = 3
 
 
 class _Arguments(NamedTuple):
@@ -34,21 +45,71 @@ class _Arguments(NamedTuple):
     value: Value
 
 
+class Holds:
+    """What holds the objects of these ids in this process."""
+
+    def __init__(self, ids: Collection[bytes]) -> None:
+        self._reasons: dict[bytes, dict[ReferenceType, Hold]] = {id: {} for id in ids}
+        #: By object: which refs something was seen to hold.
+        self._seen: dict[bytes, set[int]] = {id: set() for id in ids}
+
+    def see(self, kind: ReferenceType, name: str, refs: Iterable[ObjectRef[Any]]) -> None:
+        """Note that something holds these refs.
+
+        Args:
+            kind: Call or value, in Ray's words.
+            name: Of the call, or the id of the value.
+            refs: What it holds.
+        """
+        for ref in refs:
+            reasons = self._reasons.get(ref.binary())
+            if reasons is None:
+                continue
+            self._seen[ref.binary()].add(id(ref))
+            reason = reasons.setdefault(kind, {"kind": kind, "count": 0, "names": []})
+            reason["count"] += 1
+            if name not in reason["names"] and len(reason["names"]) < _MAX_NAMES:
+                reason["names"].append(name)
+
+    def of(self, entry: Entry, pickled: int) -> list[Hold]:
+        """Return all reasons for an object; refs that nothing was seen to hold are user code's.
+
+        Args:
+            entry: Of the object.
+            pickled: How many copies of its refs were pickled by the user.
+        """
+        local = entry.local - pickled - len(self._seen[entry.id])
+        holds: list[Hold] = []
+        if local > 0:
+            holds.append({"kind": "LOCAL_REFERENCE", "count": local, "names": []})
+        if pickled:
+            holds.append({"kind": "LOCAL_REFERENCE", "count": pickled, "names": [PICKLED]})
+        return [*holds, *self._reasons[entry.id].values()]
+
+
 class ObjectReports:
-    """Answers the daemon."""
+    """Answers the daemon.
+
+    Args:
+        refs: Of this process.
+        calls: Its calls.
+        actors: Those that it made or has called.
+        link: To the daemon.
+        executing: Gives the calls that run here, and the refs that they hold.
+    """
 
     def __init__(
         self,
-        runtime: ClusterRuntime,
-        executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]] = tuple,
+        refs: RefTracking,
+        calls: CallTable,
+        actors: ActorClients,
+        link: NodeLink,
+        executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]],
     ) -> None:
-        """Begin to answer.
-
-        Args:
-            runtime: Of this process.
-            executing: In a worker: gives the calls that run there, and the refs that they hold.
-        """
-        self._runtime = runtime
+        self._refs = refs
+        self._calls = calls
+        self._actors = actors
+        self._link = link
         self._executing = executing
 
     def on_asked(self, number: int, limit: int, detail: bool, deadline: float) -> None:
@@ -62,13 +123,14 @@ class ObjectReports:
         """
         if time.monotonic() > deadline:
             return
-        self._runtime.drain()
-        look = _Look(self._runtime, self._executing(), detail)
+        self._refs.drain()
+        table = self._refs.table
+        look = _Look(table, self._calls, self._actors, list(self._executing()), detail)
 
         def answer() -> None:
             held = look.report(limit)
             if time.monotonic() <= deadline:
-                self._runtime.link.node_notice("objects_held", number, held)
+                self._link.node_notice("objects_held", number, held)
 
         threading.Thread(target=answer, name="miniray-memory-report", daemon=True).start()
 
@@ -81,18 +143,20 @@ class _Look:
 
     def __init__(
         self,
-        runtime: ClusterRuntime,
+        table: ObjectTable,
+        calls: CallTable,
+        actors: ActorClients,
         executing: Iterable[tuple[str, Iterable[ObjectRef[Any]]]],
         detail: bool,
     ) -> None:
-        self._table = runtime.table
-        self._actors = runtime.actors
+        self._table = table
+        self._actors = actors
         self._detail = detail
-        self._entries = runtime.table.snapshot()
-        calls = [*runtime.calls.open.values(), *runtime.actors.creations()]
-        self._calls = {call.number: call for call in calls}
-        self._origins = runtime.calls.lineage.pinning()
-        self._executing = list(executing)
+        self._entries = table.snapshot()
+        here = [*list(calls.open.values()), *actors.creations()]
+        self._calls = {call.number: call for call in here}
+        self._origins = calls.lineage.pinning()
+        self._executing = executing
         #: Small values that this process owns, and their bytes.
         self._inline = self._inline_bytes = 0
 
@@ -115,22 +179,23 @@ class _Look:
         own, detail = self._table.process_id, self._detail
         for entry in self._entries:
             value = entry.value
-            if value is not None and value[0] != p.VALUE_SHARED and entry.id.startswith(own):
-                size = len(value[1])  # of small values there may be millions
+            if value is not None and not is_shared(value) and entry.id.startswith(own):
+                size = size_of(value)
                 self._inline += 1
                 self._inline_bytes += size
                 if detail:
                     yield order(size, 0, entry.id), entry
             elif detail or self._is_large(entry.id, value):
-                yield order_of(value, entry.id), entry
+                yield _order_of(value, entry.id), entry
         calls: list[Call | Origin] = [*self._origins, *self._calls.values()]
         arguments = [_Arguments(call, call.arguments) for call in calls]
         # A call that runs again has those of its origin.
-        for each in {each.value[1]: each for each in arguments if is_shared(each.value)}.values():
-            yield order_of(each.value, b""), each
+        large = {location_of(each.value): each for each in arguments if is_shared(each.value)}
+        for each in large.values():
+            yield _order_of(each.value, b""), each
 
     def _is_large(self, id: bytes, value: Value | None) -> bool:
-        """Whether a value is in shared memory; of one not read yet only its owner knows."""
+        """Whether a value is in shared memory, or may be: of one not read, only its owner knows."""
         if value is not None:
             return is_shared(value)
         return not (self._table.is_owned(id) or self._is_actor(id))
@@ -159,44 +224,54 @@ class _Look:
         reasons = holds.of(entry, self._table.pickled.get(entry.id, 0))
         if self._is_actor(entry.id):
             reasons = [{"kind": "ACTOR_HANDLE", "count": max(1, entry.local), "names": []}]
-        return object_row(
-            entry.id,
-            owner_of(entry.id),
-            self._table.process_id,
-            value,
-            status=_status(value, made, maker),
-            call_site=maker.name if maker is not None else describe(made),
-            holds=reasons,
-            borrowers=[who for who, count in dict(entry.borrowers or {}).items() if count > 0],
-        )
+        borrowers = [who for who, count in dict(entry.borrowers or {}).items() if count > 0]
+        call_site = maker.name if maker is not None else describe(made)
+        status = _status(value, made, maker)
+        return self._told(entry.id, value, status, call_site, reasons, borrowers)
 
     def _arguments_row(self, arguments: _Arguments) -> ObjectRow:
         call = arguments.call
         name = call.name if isinstance(call, Call) else _again(call)
         hold: Hold = {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [name]}
-        return object_row(
-            b"",
-            self._table.process_id,
-            self._table.process_id,
-            arguments.value,
-            status=_status_of(call) if isinstance(call, Call) else "FINISHED",
-            call_site=f"arguments of {call.name}",
-            holds=[hold],
-            borrowers=[],
-        )
+        status = _status_of(call) if isinstance(call, Call) else "FINISHED"
+        return self._told(b"", arguments.value, status, f"arguments of {call.name}", [hold], [])
+
+    def _told(
+        self,
+        id: bytes,
+        value: Value | None,
+        status: str,
+        call_site: str,
+        holds: list[Hold],
+        borrowers: list[bytes],
+    ) -> ObjectRow:
+        own = self._table.process_id
+        node, segment, size = place_of(value)
+        return {
+            "id": id,
+            "owner": owner_of(id) or own,
+            "process": own,
+            "size": size,
+            "node": node,
+            "segment": segment,
+            "status": status,
+            "call_site": call_site,
+            "holds": holds,
+            "borrowers": borrowers,
+        }
 
 
 def _status(value: Value | None, made: CallSite | None, maker: Call | None) -> str:
-    """Ray's word for the state of the task that makes an object."""
+    """Return Ray's word for the state of the task that makes an object."""
     if maker is not None:
         return _status_of(maker)
-    if value is not None and value[0] == p.VALUE_ERROR:
+    if is_error(value):
         return "FAILED"
     return "FINISHED" if isinstance(made, str) else "NIL"
 
 
 def _again(origin: Origin) -> str:
-    """For whom arguments are held that a task which has ended may need again."""
+    """Name the holder of arguments that a task which has ended may need again."""
     return f"{origin.name}, to run again should its result be lost,"
 
 
@@ -204,3 +279,8 @@ def _status_of(call: Call) -> str:
     if call.waiting:
         return "PENDING_ARGS_AVAIL"
     return "PENDING_NODE_ASSIGNMENT" if call.peer is None else "SUBMITTED_TO_WORKER"
+
+
+def _order_of(value: Value | None, id: bytes) -> tuple[int, int, bytes]:
+    node, segment, size = place_of(value)
+    return order(size, segment, node or id)

@@ -6,18 +6,19 @@ comes by and at the latest by the I/O thread. Pickled and unpickled refs are see
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import gc
+import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.client.runtime_parts import RuntimeParts
 from miniray.common.object_ref import ObjectRef, hooks
-from miniray.messages import protocol as p
+from miniray.values.serialization import collector
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
-    import threading
+    from miniray.objects.borrowing import Borrowing
+    from miniray.objects.objects import ObjectTable
+    from miniray.objects.shared_memory import SharedMemory
+    from miniray.wire.io_loop import IOLoop
 
 #: Seconds after which dropped refs are looked at again, while some go.
 _DRAIN_AGAIN = 0.02
@@ -25,29 +26,35 @@ _DRAIN_AGAIN = 0.02
 _SETTLE = 1.0
 
 
-class RefTracking(RuntimeParts):
-    """Counts refs; what the object table tells others goes through here."""
+class RefTracking:
+    """Counts the refs of this process."""
 
-    #: The last look of the I/O thread found nothing dropped.
-    _quiet: bool
-    #: This process has left the cluster.
-    _closed: bool
-    #: Held by the thread that counts dropped refs.
-    _draining: threading.RLock
+    def __init__(
+        self,
+        loop: IOLoop,
+        table: ObjectTable,
+        shared_memory: SharedMemory,
+        borrowing: Borrowing,
+    ) -> None:
+        self._loop = loop
+        #: The objects of this process.
+        self.table = table
+        self._shared_memory = shared_memory
+        self._borrowing = borrowing
+        #: The last look of the I/O thread found nothing dropped.
+        self._quiet = False
+        #: Held by the thread that counts dropped refs.
+        self._draining = threading.RLock()
 
-    def _install_hooks(self) -> None:
-        hooks.dropped = collections.deque()
-        hooks.woken = False
-        hooks.wake = self._wake_for_drops
-        hooks.serialized = self._on_serialized
-        hooks.deserialized = self._on_deserialized
+    def begin(self) -> None:
+        """Have all refs counted here."""
+        hooks.begin(self._wake, self._on_serialized, self._on_deserialized)
 
-    # --- refs that come and go ---------------------------------------------------------
-    def _wake_for_drops(self) -> None:
-        self.loop.call_soon(self._drain_in_loop)
+    def _wake(self) -> None:
+        self._loop.call_soon(self._drain_in_loop)
 
     def _drain_in_loop(self) -> None:
-        """The loop's drain: stays on call while refs keep going, so that few drops wake it."""
+        """Drain in the loop, and look again while refs keep going, so that few drops wake it."""
         if hooks.dropped:
             self.drain()
         elif self._quiet:
@@ -58,7 +65,7 @@ class RefTracking(RuntimeParts):
             hooks.woken = True
         else:
             self._quiet = True
-        self.loop.call_later(_DRAIN_AGAIN, self._drain_in_loop)
+        self._loop.call_later(_DRAIN_AGAIN, self._drain_in_loop)
 
     @uncut
     def drain(self) -> None:
@@ -78,7 +85,7 @@ class RefTracking(RuntimeParts):
                     pass
                 if batch:
                     self.table.drop(batch)
-                    self.shared_memory.report_unmapped()
+                    self._shared_memory.report_unmapped()
             finally:
                 self._draining.release()
 
@@ -97,8 +104,6 @@ class RefTracking(RuntimeParts):
         self.settle()
 
     def _on_serialized(self, ref: ObjectRef[Any]) -> None:
-        from miniray.values.serialization import collector
-
         if collector.refs is not None:
             collector.refs.append(ref)
         else:
@@ -111,32 +116,8 @@ class RefTracking(RuntimeParts):
             return ObjectRef(id, b"")
         with self.table.lock:  # else another thread may drop the last ref in between
             if self.table.entry(id) is not None:
-                return self.table.adopt(id, owner_node)[0]
+                ref, _ = self.table.adopt(id, owner_node)
+                return ref
         # Not from a value or a call that holds it: from a closure, or the user's bytes.
-        return self.borrowing.hold(((id, owner_node),))[0]
-
-    # --- core.objects.Outside ------------------------------------------------------------
-    def free_shared(self, value: Any) -> None:
-        """The owner frees a value."""
-        if value[0] == p.VALUE_SHARED:
-            self.shared_memory.free(value)
-
-    def unborrow(self, id: bytes, owner_node: bytes) -> None:
-        """The last ref of a borrowed object went away."""
-        self.borrowing.unborrow(id, owner_node)
-        self.actors.released(id)
-
-    def origin_unused(self, id: bytes) -> None:
-        """An object whose making is remembered went away."""
-        self.calls.lineage.forget(id)
-        self.calls.free_unneeded()
-
-    def error_unseen(self, value: Any) -> None:
-        """An object went away whose value is an error that nobody has seen."""
-        if not self._closed:
-            with contextlib.suppress(RuntimeError):  # this process ends, and starts no threads
-                self.unseen_errors.dropped(value)
-
-    def actor_unreferenced(self, id: bytes) -> None:
-        """The last handle of an actor of this process went away."""
-        self.actors.unreferenced(id)
+        [ref] = self._borrowing.hold(((id, owner_node),))
+        return ref

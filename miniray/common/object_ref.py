@@ -30,10 +30,8 @@ def _no_runtime(_what: str) -> Any:
 class RefHooks:
     """What the runtime of this process wants to know about refs.
 
-    ``dropped`` receives the id of each counted ref that went away, and ``wake``
-    is called when the queue was empty before. ``serialized`` is called for each
-    ref that is being pickled and ``deserialized`` for each that was unpickled. ``runtime``
-    gives the runtime of this process, or raises the error that says why there is none.
+    ``dropped`` receives the id of each counted ref that went away. ``runtime`` gives the runtime of
+    this process, or raises the error that says why there is none.
     """
 
     __slots__ = ("deserialized", "dropped", "runtime", "serialized", "wake", "woken")
@@ -45,6 +43,32 @@ class RefHooks:
         self.wake: Callable[[], None] | None = None
         self.serialized: Callable[[ObjectRef[Any]], None] | None = None
         self.deserialized: Callable[[bytes, bytes], ObjectRef[Any]] | None = None
+
+    def begin(
+        self,
+        wake: Callable[[], None],
+        serialized: Callable[[ObjectRef[Any]], None],
+        deserialized: Callable[[bytes, bytes], ObjectRef[Any]],
+    ) -> None:
+        """Count refs from now on.
+
+        Args:
+            wake: Called when a ref was dropped and nobody has looked for a while.
+            serialized: Called for each ref that is being pickled.
+            deserialized: Makes each ref that is unpickled.
+        """
+        self.dropped = collections.deque()
+        self.woken = False
+        self.wake, self.serialized, self.deserialized = wake, serialized, deserialized
+
+    def end(self) -> None:
+        """Count refs no more."""
+        self.wake = self.serialized = self.deserialized = None
+
+    def abandon(self) -> None:
+        """In a forked child: refs of the parent go without being counted."""
+        self.end()
+        self.dropped = collections.deque(maxlen=0)
 
     def call(self) -> None:
         """Make the runtime look at what was dropped. Takes no lock."""
@@ -133,18 +157,18 @@ class ObjectRef(Generic[T_co]):
 
     def future(self) -> concurrent.futures.Future[T_co]:
         """Return a ``concurrent.futures.Future`` that gets this ref's value or its error."""
-        made: concurrent.futures.Future[T_co] = hooks.runtime("ref").future(self)
+        made: concurrent.futures.Future[T_co] = hooks.runtime("ref").objects.future(self)
         return made
 
     def as_future(self) -> asyncio.Future[T_co]:
         """Return an ``asyncio.Future`` of the running event loop that gets this ref's value."""
         import asyncio
 
-        value: Coroutine[Any, Any, T_co] = hooks.runtime("ref").value_of(self)
+        value: Coroutine[Any, Any, T_co] = hooks.runtime("ref").objects.value_of(self)
         return asyncio.ensure_future(value)
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        found: Generator[Any, None, T_co] = hooks.runtime("ref").value_of(self).__await__()
+        found: Generator[Any, None, T_co] = hooks.runtime("ref").objects.value_of(self).__await__()
         return found
 
 

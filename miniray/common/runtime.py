@@ -82,13 +82,9 @@ class Exported:
         self.blob = blob  # cloudpickle of the function or class
 
 
-class Runtime(abc.ABC):
-    """Everything that the public API needs from an engine. Thread-safe."""
+class RuntimeObjects(abc.ABC):
+    """The values of refs: made, waited for, read."""
 
-    #: Changes with each init, so that cached exports of an older runtime are not reused.
-    session: object
-
-    # --- values ------------------------------------------------------------------
     @abc.abstractmethod
     def put(self, value: Any) -> ObjectRef[Any]:
         """Store a value and return its ref. This process owns it."""
@@ -123,7 +119,10 @@ class Runtime(abc.ABC):
     def value_of(self, ref: ObjectRef[Any]) -> Coroutine[Any, Any, Any]:
         """Return a coroutine that gets the value or raises the error of a ref."""
 
-    # --- calls -------------------------------------------------------------------
+
+class RuntimeCalls(abc.ABC):
+    """Tasks and methods of actors."""
+
     @abc.abstractmethod
     def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
         """Pickle a function or class once; a warning names what drags in much data."""
@@ -166,12 +165,12 @@ class Runtime(abc.ABC):
         """Call a method: returns as ``submit_task`` does."""
 
     @abc.abstractmethod
-    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
-        """End an actor's process at once."""
-
-    @abc.abstractmethod
     def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
         """Cancel the task or call that makes this ref."""
+
+
+class RuntimeHead(abc.ABC):
+    """What the head knows: named actors, placement groups, nodes, listings."""
 
     @abc.abstractmethod
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
@@ -180,6 +179,10 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
         """Return the names (and namespaces) of the living named actors."""
+
+    @abc.abstractmethod
+    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
+        """End an actor's process at once."""
 
     # --- placement groups ----------------------------------------------------------
     @abc.abstractmethod
@@ -235,6 +238,20 @@ class Runtime(abc.ABC):
         """Return what every node and process holds; each process has so many seconds to answer."""
 
     @abc.abstractmethod
+    def flush_output(self) -> Coroutine[Any, Any, None]:
+        """A coroutine that has nodes write to files what processes of the job have printed."""
+
+
+class Runtime(abc.ABC):
+    """Everything that the public API needs from an engine. Thread-safe."""
+
+    #: Changes with each init, so that cached exports of an older runtime are not reused.
+    session: object
+    objects: RuntimeObjects
+    calls: RuntimeCalls
+    head: RuntimeHead
+
+    @abc.abstractmethod
     def context(self) -> RuntimeContextData:
         """Return who and where the caller is."""
 
@@ -245,6 +262,10 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def exit_actor(self) -> None:
         """End the current actor after this call (raises inside the method)."""
+
+    @abc.abstractmethod
+    def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
+        """The job's environment with what a task or actor adds, uploaded, as canonical JSON."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:

@@ -10,56 +10,45 @@ from __future__ import annotations
 
 import collections
 import itertools
-import logging
-import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.ids import owner_of
 from miniray.exceptions import ObjectLostError, OwnerDiedError
 from miniray.messages import protocol as p
+from miniray.messages.value import error_value, payload_of, refs_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Entry, ObjectTable, Value
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Entry, ObjectTable
     from miniray.wire.peers import Peer, PeerTable
 
-logger = logging.getLogger(__name__)
-
-#: What is to be registered, by owner and its node: (object id, borrower, its node).
+#: Registrations, by owner and its node: (object id, borrower, its node).
 _Holds = dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]]
 
 #: Bytes of values after which a message is full and another one begins.
 _VALUES_SIZE = 1 << 20
 
 
-def error_value(error: BaseException) -> Value:
-    """An exception as a value, so that `get` raises it."""
-    return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
-
-
-def load_error(value: Value) -> BaseException | None:
-    """The exception of an error value; None if its class cannot be loaded here."""
-    try:
-        error: BaseException = pickle.loads(value[1])
-    except Exception:
-        logger.exception("an error value cannot be unpickled")
-        return None
-    return error
-
-
-def _cannot_recover(_id: bytes, _payload: Any) -> str | None:
-    return "its owner cannot make it again"
-
-
 class Borrowing:
-    """Both sides of the borrowing protocol for one process."""
+    """Both sides of the borrowing protocol for one process. Thread-safe.
 
-    def __init__(self, table: ObjectTable) -> None:
+    Args:
+        table: The objects of this process.
+        peers: The processes that it talks to.
+        recover: Owner's side: makes a lost value, given by the object's id and the value's
+            payload, once more, or tells why that cannot be done.
+    """
+
+    def __init__(
+        self, table: ObjectTable, peers: PeerTable, recover: Callable[[bytes, Any], str | None]
+    ) -> None:
         self._table = table
-        self._peers: PeerTable
+        self._peers = peers
+        self._recover = recover
         self._numbers = itertools.count(1).__next__
         #: Registrations without an answer yet: number → (owner, its node, what is registered).
         #: The first of an ordinary dictionary takes as long to find as many were removed before it.
@@ -74,16 +63,10 @@ class Borrowing:
         self._asked_again: set[bytes] = set()
         #: Values asked for and not yet there, by owner.
         self._asked: dict[bytes, set[bytes]] = {}
-        #: Owner's side: makes a lost value again, or tells why not; see ``recovery.py``.
-        self.recover: Callable[[bytes, Any], str | None] = _cannot_recover
-
-    def attach(self, peers: PeerTable) -> None:
-        """Say how others are reached."""
-        self._peers = peers
 
     # --- borrower's side -----------------------------------------------------------
     def hold(self, contained: Iterable[tuple[bytes, bytes]]) -> list[ObjectRef[Any]]:
-        """Refs for what a value contains, registered with their owners."""
+        """Make refs for what a value contains, and register them with their owners."""
         refs = []
         fresh: list[Entry] = []
         table = self._table
@@ -99,7 +82,7 @@ class Borrowing:
     def _register_own(self, entries: list[Entry]) -> None:
         holds: _Holds = {}
         own = (self._table.process_id, self._table.node_id)
-        # One section: who sees that an entry is registered also finds what to wait for.
+        # One section: a thread that sees an entry registered also finds what to wait for.
         with self._lock:
             for entry in entries:
                 if not entry.registered:  # another thread may have been quicker
@@ -110,7 +93,7 @@ class Borrowing:
         self._send_all(numbers, holds)
 
     def _begin(self, owner: bytes, node: bytes, held: list[tuple[bytes, bytes, bytes]]) -> int:
-        """The number of a registration that what follows has to wait for. Needs the lock."""
+        """Number a registration that later releases have to wait for. Needs the lock."""
         number = self._numbers()
         self._open[number] = (owner, node, held)
         return number
@@ -123,7 +106,7 @@ class Borrowing:
                 self._answered(number)
 
     def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
-        """A call's executor kept refs of its arguments: tell their owners.
+        """Tell the owners of refs that a call's executor has kept of its arguments.
 
         What protects them here (this process's own borrow, or the call that it runs itself)
         may end once that is acknowledged.
@@ -140,7 +123,7 @@ class Borrowing:
         self._send_all(numbers, holds)
 
     def keep_of(self, refs: Iterable[ObjectRef[Any]]) -> list[tuple[bytes, bytes]]:
-        """Executor's side of ``report_for``: which of a call's refs still live here.
+        """Executor's side of ``report_for``: return which of a call's refs still live here.
 
         Those that are registered already may not be counted yet: ``defer`` the reply.
         """
@@ -166,7 +149,7 @@ class Borrowing:
         action()
 
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
-        """The last ref of a borrowed object went away."""
+        """Tell the owner of an object that its last ref here went away."""
         if not owner_node:
             return
 
@@ -191,7 +174,7 @@ class Borrowing:
                 self._lost_with(peer)
 
     def lost(self, entry: Entry, value: Value) -> None:
-        """A value that the owner told of is gone from shared memory: ask for another one."""
+        """Ask the owner for another value: this one is gone from shared memory."""
         owner = owner_of(entry.id)
         with self._table.lock:
             if entry.value is not value:
@@ -201,27 +184,29 @@ class Borrowing:
         with self._lock:
             self._asked.setdefault(owner, set()).add(entry.id)
         peer = self._peers.get(entry.owner_node, owner)
-        peer.send((p.PEER_LOST, [(entry.id, value[1])]))
+        peer.send((p.PEER_LOST, [(entry.id, payload_of(value))]))
         if peer.lost:
             self._lost_with(peer)
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_VALUE: values that were asked for."""
+        """PEER_VALUE: take values that were asked for."""
+        _, values = message
         self._asked_again.discard(peer.process_id)
         with self._lock:
             asked = self._asked.get(peer.process_id)
             if asked is not None:
-                asked.difference_update(id for id, _ in message[1])
+                asked.difference_update(id for id, _ in values)
                 if not asked:
                     del self._asked[peer.process_id]
-        for id, value in message[1]:
-            refs = self.hold(value[2]) if value[2] else None
-            self._table.set_value(id, value, refs)
+        for id, value in values:
+            contained = refs_in(value)
+            self._table.set_value(id, value, self.hold(contained) if contained else None)
 
     def on_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_ACK: a registration is counted."""
+        """PEER_ACK: run what waits for a registration that is counted now."""
+        _, number = message
         self._asked_again.discard(peer.process_id)
-        self._answered(message[1])
+        self._answered(number)
 
     def _answered(self, number: int) -> None:
         ready = []
@@ -234,10 +219,10 @@ class Borrowing:
             action()
 
     def peer_lost(self, peer: Peer) -> None:
-        """A process is gone.
+        """Ask the daemon of a process that is gone what was asked of the process.
 
-        It may have ended by rule and left what it owned to the daemon of its node, so
-        everything open is asked there once more, through the relay, before it is lost.
+        At a planned exit it has left what it owned to that daemon, so everything open is asked
+        there once more, through the relay, before it fails.
         """
         owner = peer.process_id
         if not peer.direct:
@@ -263,14 +248,15 @@ class Borrowing:
             self._peers.get(peer.node_id, owner).send(message)
 
     def _lost_with(self, peer: Peer) -> None:
-        """A process is gone: its node is known, even if nobody can tell what it was."""
+        """Fail what was asked of a process; its node is known, if nothing else."""
         owner, node = peer.process_id, peer.node_id
         self.owner_lost(owner, peer.was or f"process {owner.hex()} on node {node.hex()[:8]}")
 
     def owner_lost(self, owner: bytes, was: str = "") -> None:
-        """A process, and what it ``was``, is gone: what was asked of it will not come."""
-        for number in [number for number, who in list(self._open.items()) if who[0] == owner]:
-            self._answered(number)
+        """Fail what was asked of an owner that is gone; ``was`` says what it was."""
+        for number, (who, _, _) in list(self._open.items()):
+            if who == owner:
+                self._answered(number)
         with self._lock:
             asked = self._asked.pop(owner, set())
         for id in asked:
@@ -279,10 +265,11 @@ class Borrowing:
 
     # --- owner's side --------------------------------------------------------------
     def on_want(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_WANT: a borrower needs values."""
+        """PEER_WANT: send a borrower values, once they are there."""
+        _, ids = message
         ready: list[tuple[bytes, Value]] = []
         size = 0
-        for id in message[1]:
+        for id in ids:
             entry = self._table.entry(id)
             if entry is None:
                 error = ObjectLostError(id.hex(), "its owner had freed it already")
@@ -294,7 +281,7 @@ class Borrowing:
                 continue
             assert value is not None
             ready.append((id, value))
-            size += len(value[1])
+            size += len(payload_of(value))
             if size > _VALUES_SIZE:
                 peer.send((p.PEER_VALUE, ready))
                 ready, size = [], 0
@@ -302,9 +289,10 @@ class Borrowing:
             peer.send((p.PEER_VALUE, ready))
 
     def on_lost(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_LOST: values of this process are gone from shared memory."""
-        for id, payload in message[1]:
-            reason = self.recover(id, payload)
+        """PEER_LOST: replace values that a borrower found gone from shared memory."""
+        _, lost = message
+        for id, payload in lost:
+            reason = self._recover(id, payload)
             if reason is None:
                 self.on_want(peer, (p.PEER_WANT, [id]))
             else:
@@ -317,7 +305,7 @@ class Borrowing:
         peer.send((p.PEER_VALUE, [(entry.id, entry.value)]))
 
     def on_borrow(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_BORROW: processes hold objects of this one."""
+        """PEER_BORROW: count processes that hold objects of this one."""
         _, number, entries = message
         for id, borrower, node in entries:
             self._count(id, borrower, node)
@@ -330,6 +318,7 @@ class Borrowing:
             self._peers.get(node, borrower)
 
     def on_unborrow(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_UNBORROW: a process holds objects no more."""
-        for id in message[1]:
+        """PEER_UNBORROW: uncount a process that holds objects no more."""
+        _, ids = message
+        for id in ids:
             self._table.unborrow(id, peer.process_id)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from miniray.wire.io_loop import IOLoop
 
-#: Seconds after which the signal comes: what it cut off is over then.
+#: Seconds after which the signal comes again: what it interrupted is over then.
 _PAUSE = 0.02
 _OURS = (ObjectRef.__del__, ObjectRefGenerator.__del__, unmap)
 
@@ -38,18 +38,18 @@ class IgnoredSignals:
         self._in_hook = False
 
     def install(self) -> None:
-        """From now on; what is not ours goes on to the hook that there was."""
+        """Replace the hook for ignored exceptions, which gets what is not ours."""
         self._others = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
     def remove(self) -> None:
-        """Not any more, unless somebody has put another hook before this one."""
+        """Put the hook back, unless somebody has put another one before this."""
         if sys.unraisablehook == self._on_unraisable:
             sys.unraisablehook = self._others
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        # What is to be dealt with: this, and the numbers of signals that come meanwhile. They
-        # would be ignored here as well.
+        # To do: this, and the numbers of signals that come meanwhile, which Python would ignore
+        # here as well.
         waiting: list[sys.UnraisableHookArgs | int] = [unraisable]
         in_main = False
         try:
@@ -88,7 +88,6 @@ class IgnoredSignals:
         self._loop.call_later(_PAUSE, functools.partial(self._send, number))
 
     def _send(self, number: int) -> None:
-        """In the I/O thread."""
         main_thread = threading.main_thread().ident
         if self._in_hook:  # it takes long: the machine is busy
             self._send_later(number)
@@ -97,7 +96,7 @@ class IgnoredSignals:
 
 
 def finish(unraisable: sys.UnraisableHookArgs) -> None:
-    """If the end of a ref, of a generator or of a mapping was cut off, do it once more."""
+    """End a ref, a generator or a mapping once more, if a signal cut that off."""
     if unraisable.object is ObjectRef.__del__:
         ref = _not_counted(unraisable.exc_traceback)
         if ref is not None:
@@ -113,12 +112,11 @@ def finish(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _locals(trace: TracebackType | None) -> dict[str, Any]:
-    """The variables of the function that was cut off."""
     return trace.tb_frame.f_locals if trace is not None else {}
 
 
 def _not_counted(trace: TracebackType | None) -> ObjectRef[Any] | None:
-    """The ref whose ``__del__`` was cut off before it was counted as dropped, if it counts."""
+    """Return the ref whose ``__del__`` was cut off before it was counted, if it counts."""
     known = _locals(trace)
     ref: ObjectRef[Any] | None = known.get("self")
     if "counted" in known or not getattr(ref, "_owner_node", ""):

@@ -3,6 +3,9 @@
 The daemons of other nodes tell of the copies that they have (``left_copies.py``); one that
 nobody has is given up. With the first of a node that is read, all of its values are looked at: what
 was lost together is made again together, so that what several were made from is made once.
+
+The other way round, a node may have values of which their owner does not know: see
+``UnclaimedResults``.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.messages.protocol import VALUE_SHARED
+from miniray.messages.value import is_shared, location_of, node_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from miniray.objects.objects import Entry, ObjectTable, Value
+    from miniray.messages.value import Location, Value
+    from miniray.objects.objects import Entry, ObjectTable
+    from miniray.objects.shared_memory import SharedMemory
     from miniray.wire.node_link import NodeLink
+    from miniray.wire.peers import Peer, PeerTable
 
-
-#: So many objects are remembered before it is looked whether they still are.
+#: Objects that are remembered before those that are gone are dropped.
 _FEW = 256
 #: How often a value is read again whose node says that it lives. Twice, as the first failure may
 #: have been long ago, and the second one have come because the node has died.
@@ -27,7 +33,7 @@ _TRIES = 2
 
 
 class LostValues:
-    """Those that wait for word, and the word when it comes. Thread-safe.
+    """Lost values of which it is not known yet whether another node has a copy. Thread-safe.
 
     Args:
         table: The objects of this process.
@@ -48,7 +54,7 @@ class LostValues:
         self._settled: set[bytes] = set()
         #: What could not be read although its node lives, by object id, and how often. Nobody
         #: tells when it was read then; those that are freed are dropped whenever it has doubled.
-        self._tried: dict[bytes, tuple[Any, int]] = {}
+        self._tried: dict[bytes, tuple[Location, int]] = {}
         self._look_at = _FEW
         #: A node that is gone, and what was there: segment → object id.
         self._were_there: tuple[bytes, dict[int, bytes]] = (b"", {})
@@ -64,11 +70,12 @@ class LostValues:
         Returns:
             False if it is known that there is none, or its node lives and this was tried already.
         """
-        node = value[1][0]
+        location = location_of(value)
+        node, _, _ = location
         with self._lock:
             if node in self._settled:
                 return False
-            if self._tried.get(entry.id) == (value[1], _TRIES):
+            if self._tried.get(entry.id) == (location, _TRIES):
                 # Its node was asked after the last failure but this, and had not died.
                 del self._tried[entry.id]
                 return False
@@ -85,7 +92,7 @@ class LostValues:
         return True
 
     def _told(self, node: bytes, error: Any, gone: bool) -> None:
-        """All copies have been told of, or the node lives and has lost the value only."""
+        """Give up what has no copy, or restore what is on a living node, to be read once more."""
         is_gone = error is None and gone
         with self._lock:
             missing = self._missing.pop(node)
@@ -106,15 +113,16 @@ class LostValues:
 
     def _note_try(self, id: bytes, value: Value) -> None:
         with self._lock:
-            payload, tries = self._tried.get(id, (None, 0))
-            self._tried[id] = (value[1], tries + 1 if payload == value[1] else 1)
+            location = location_of(value)
+            before, tries = self._tried.get(id, (None, 0))
+            self._tried[id] = (location, tries + 1 if before == location else 1)
             if len(self._tried) > self._look_at:
                 known = self._table.entry
                 self._tried = {id: what for id, what in self._tried.items() if known(id)}
                 self._look_at = max(_FEW, 2 * len(self._tried))
 
     def on_copies(self, gone: bytes, node: bytes, found: Iterable[tuple[int, int]]) -> None:
-        """A node has copies of values of this process that were on one that is gone.
+        """Use the copies that a node has of values that were on one that is gone.
 
         Args:
             gone: That node.
@@ -128,25 +136,78 @@ class LostValues:
                 self._link.node_notice("free_segment", node, number)
 
     def _move(self, id: bytes, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
+        gone, _ = old
         with self._lock:
-            missing = self._missing.get(old[0], {}).get(id)
+            missing = self._missing.get(gone, {}).get(id)
             return self._table.move(id, old, new, missing)
 
     def _ids_of(self, gone: bytes) -> dict[int, bytes]:
-        """The values that were on a node; looked up once for all that tell of their copies."""
+        """Return the values that were on a node; looked up once for all nodes with copies."""
         node, ids = self._were_there
         if node != gone:
             with self._lock:
-                ids = {value[1][1]: id for id, value in self._missing.get(gone, {}).items()}
-            ids.update((value[1][1], id) for id, value in self._values_on(gone))
+                ids = {_segment(value): id for id, value in self._missing.get(gone, {}).items()}
+            ids.update((_segment(value), id) for id, value in self._values_on(gone))
             self._were_there = (gone, ids)
         return ids
 
     def _values_on(self, node: bytes) -> Iterator[tuple[bytes, Value]]:
-        """The objects of this process whose values are on a node, as far as is known."""
+        """Yield the objects of this process whose values are on a node, as far as is known."""
         for entry in self._table.snapshot():
             value = entry.value
-            if value is None or value[0] != VALUE_SHARED or value[1][0] != node:
+            if value is None or not is_shared(value) or node_of(value) != node:
                 continue
             if self._table.is_owned(entry.id):
                 yield entry.id, value
+
+
+def _segment(value: Value) -> int:
+    _, segment, _ = location_of(value)
+    return segment
+
+
+class UnclaimedResults:
+    """Results in shared memory that their owner does not know of, or has forgotten: it frees them.
+
+    A worker writes a large result for the caller, who owns it, and then tells the caller where it
+    is. If it is killed between the two, nobody else knows of the segment. Its daemon lists what it
+    wrote, and the owner frees what it was never told of. A node that was given up and comes back
+    lists what it has: notices of what was freed did not reach it. Used in the I/O thread only.
+    """
+
+    def __init__(self, table: ObjectTable, shared_memory: SharedMemory, peers: PeerTable) -> None:
+        self._table = table
+        self._shared_memory = shared_memory
+        self._peers = peers
+        #: Lists that came before everything that their writer sent was read.
+        self._early: dict[bytes, tuple[bytes, Sequence[int]]] = {}
+
+    def on_list(self, writer: bytes, node_id: bytes, segments: Sequence[int]) -> None:
+        """Free what is unknown here of what a daemon has for this process.
+
+        Args:
+            writer: The process that was killed; empty if it is all.
+            node_id: Of the daemon.
+            segments: Their numbers there.
+        """
+        peer = self._peers.known(writer)
+        if peer is not None and peer.direct and not peer.lost:
+            self._early[writer] = (node_id, segments)
+        else:
+            self._free(node_id, segments)
+
+    def peer_lost(self, peer: Peer) -> None:
+        """Use the list of a process all of whose messages are read."""
+        early = self._early.pop(peer.process_id, None)
+        if early is not None:
+            self._free(*early)
+
+    def _free(self, node_id: bytes, segments: Sequence[int]) -> None:
+        values = (entry.value for entry in self._table.snapshot())
+        known = {
+            _segment(value)
+            for value in values
+            if value is not None and is_shared(value) and node_of(value) == node_id
+        }
+        for number in set(segments) - known:
+            self._shared_memory.free((VALUE_SHARED, (node_id, number, 0), ()))

@@ -1,4 +1,4 @@
-"""The objects that this process knows: their values, who waits for them, who counts on them.
+"""The objects that this process knows: their values, waiters, local refs and borrowers.
 
 Pure bookkeeping: what must be told to others comes out as calls of ``Outside``.
 The rules: the process that created an object owns it. It keeps
@@ -9,29 +9,73 @@ when its last ref goes.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.common.ids import owner_of
+from miniray.common.ids import ObjectIds, owner_of
 from miniray.common.object_ref import ObjectRef
-from miniray.messages.protocol import VALUE_ERROR
+from miniray.messages.protocol import VALUE_TENSORS
+from miniray.messages.value import is_error, location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.common.names import CallSite
-    from miniray.objects.fetches import Fetch
-    from miniray.objects.shared_memory import Mapping
+    from miniray.messages.value import Value
 
 logger = logging.getLogger(__name__)
 
-#: A value as it travels: form, payload, refs inside as (object id, owner's node).
-Value = tuple[int, Any, "tuple[tuple[bytes, bytes], ...]"]
+
+Block = ctypes.Array[ctypes.c_char]
+
+
+class Mapping:
+    """A segment that was mapped; it still is as long as somebody holds its block or a view."""
+
+    __slots__ = ("block", "form", "segment")
+
+    def __init__(self, block: Block, form: int, segment: int) -> None:
+        #: Returns the block, or None if it is unmapped.
+        self.block = weakref.ref(block)
+        self.form = form
+        #: Its number on this node.
+        self.segment = segment
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether others of this process may read it too: nobody can change what is in it."""
+        return self.form != VALUE_TENSORS
+
+
+class ValueFetch:
+    """A value that is being brought to this node for as long as a ref lives in this process."""
+
+    __slots__ = ("_withdraw", "done", "number", "value", "waiters")
+
+    def __init__(
+        self, value: Value, number: int, withdraw: Callable[[list[int]], None], *, done: bool
+    ) -> None:
+        self.value = value
+        #: Names the request, so that it can be withdrawn.
+        self.number = number
+        self._withdraw = withdraw
+        #: It is here, or has failed, which `get` will tell.
+        self.done = done
+        self.waiters: list[Callable[[Entry], None]] = []
+
+    def cancel(self) -> None:
+        """Stop it: the last ref is gone."""
+        if not self.done:
+            self.done = True
+            self.waiters = []
+            self._withdraw([self.number])
 
 
 class Entry:
-    """What this process knows of one object."""
+    """One object that this process owns or has borrowed. The table's lock protects it."""
 
     __slots__ = (
         "borrowers",
@@ -81,10 +125,10 @@ class Entry:
         #: Owner's side: what made the value is remembered (``lineage.py``).
         self.kept = False
         #: Shared memory of the value, once this process has mapped it. It stays mapped as long
-        #: as somebody looks at it: what only a ref is held of may leave memory.
+        #: as somebody looks at it: a value that only refs hold may leave memory.
         self.mapping: Mapping | None = None
         #: Its way to this node, if the value is on another and `wait` has asked for it.
-        self.fetch: Fetch | None = None
+        self.fetch: ValueFetch | None = None
 
 
 class Outside(Protocol):
@@ -112,6 +156,8 @@ class ObjectTable:
     def __init__(self, process_id: bytes, node_id: bytes, outside: Outside) -> None:
         self.process_id = process_id
         self.node_id = node_id
+        #: Makes the id of a further object, actor or placement group of this process.
+        self.new_id = ObjectIds(process_id).new
         self._outside = outside
         self._entries: dict[bytes, Entry] = {}
         # Reentrant: a garbage collection may run user code, which may use refs, in any section.
@@ -129,8 +175,10 @@ class ObjectTable:
 
     # --- making and finding ----------------------------------------------------------
     def create(self, id: bytes) -> ObjectRef[Any]:
-        """A ref for a new object of this process, whose value will come."""
-        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
+        """Make an object of this process, whose value will come."""
+        ref: ObjectRef[Any] = ObjectRef(
+            id, self.node_id
+        )  # a signal's exception here drops the entry
         entry = Entry(id, self.node_id)
         entry.local = 1
         self._entries[id] = entry
@@ -139,8 +187,10 @@ class ObjectTable:
     def create_with_value(
         self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
     ) -> ObjectRef[Any]:
-        """A ref for a new object of this process that has its value."""
-        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
+        """Make an object of this process with its value."""
+        ref: ObjectRef[Any] = ObjectRef(
+            id, self.node_id
+        )  # a signal's exception here drops the entry
         entry = Entry(id, self.node_id)
         entry.local = 1
         entry.value = value
@@ -149,14 +199,14 @@ class ObjectTable:
         return ref
 
     def record(self, ref: ObjectRef[Any], made: CallSite) -> ObjectRef[Any]:
-        """Remember where an object of this process was made; returns its ref."""
+        """Remember where an object of this process was made; return its ref."""
         entry = self._entries.get(ref.binary())
         if entry is not None:
             entry.made = made
         return ref
 
     def create_actor(self, id: bytes) -> ObjectRef[Any]:
-        """The ref that counts the handles of a new actor."""
+        """Make the ref that counts the handles of a new actor."""
         self._actors.add(id)
         return self.create(id)
 
@@ -165,15 +215,13 @@ class ObjectTable:
         return id in self._actors
 
     def entry(self, id: bytes) -> Entry | None:
-        """The entry of an object that this process knows."""
         return self._entries.get(id)
 
     def is_owned(self, id: bytes) -> bool:
-        """Whether this process owns the object."""
         return owner_of(id) == self.process_id
 
     def adopt(self, id: bytes, owner_node: bytes) -> tuple[ObjectRef[Any], Entry]:
-        """A further ref of an object, known or not: the result of unpickling one."""
+        """Make a further ref of an object, known or not: the result of unpickling one."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
@@ -182,7 +230,7 @@ class ObjectTable:
         return ObjectRef(id, owner_node), entry
 
     def counted(self, id: bytes) -> ObjectRef[Any] | None:
-        """A further ref of an object that this process knows; None if it does not."""
+        """Make a further ref of an object that this process knows; None if it does not."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
@@ -191,7 +239,6 @@ class ObjectTable:
         return ObjectRef(id, entry.owner_node)
 
     def snapshot(self) -> list[Entry]:
-        """All entries at this moment."""
         with self.lock:
             return list(self._entries.values())
 
@@ -203,7 +250,7 @@ class ObjectTable:
         contained: list[ObjectRef[Any]] | None = None,
         made: CallSite | None = None,
     ) -> bool:
-        """Give an object its value and call who waits; False if nobody wants it any more.
+        """Give an object its value and call its waiters; False if nobody holds it any more.
 
         A second value for the same object is ignored (a retried task may answer twice).
         """
@@ -221,7 +268,7 @@ class ObjectTable:
                 if self._watchers:
                     waiters = [*(waiters or ()), *self._watchers]
         if entry is None:
-            if value[0] == VALUE_ERROR and self.is_owned(id):
+            if is_error(value) and self.is_owned(id):
                 self._outside.error_unseen(value)
             return False
         for waiter in waiters or ():
@@ -231,19 +278,18 @@ class ObjectTable:
     def watch(self, watcher: Callable[[Entry], None]) -> None:
         """Call ``watcher(entry)`` for every value that comes, until ``unwatch``.
 
-        For who waits for any of many objects: waiting at each would cost a turn over
-        all of them, again and again in a loop that takes them one by one.
+        For waits for any of many objects: a waiter at each would cost a turn over all of them,
+        again and again in a loop that takes them one by one.
         """
         with self.lock:
             self._watchers.append(watcher)
 
     def unwatch(self, watcher: Callable[[Entry], None]) -> None:
-        """End ``watch``."""
         with self.lock:
             self._watchers.remove(watcher)
 
     def forget_value(self, id: bytes) -> Value | None:
-        """Make an object pending again, because its value was lost; returns the old value."""
+        """Make an object pending again, because its value was lost; return the old value."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None or entry.value is None:
@@ -256,7 +302,7 @@ class ObjectTable:
     def move(
         self, id: bytes, old: tuple[bytes, int], new: tuple[bytes, int], forgotten: Value | None
     ) -> bool:
-        """The memory of a value is gone, and there is a copy elsewhere.
+        """Replace a value whose memory is gone by a copy of it.
 
         Args:
             id: Of an object of this process.
@@ -270,9 +316,12 @@ class ObjectTable:
         with self.lock:
             entry = self._entries.get(id)
             value = None if entry is None else entry.value or forgotten
-            if entry is None or value is None or value[1][:2] != old:
+            if entry is None or value is None:
                 return False
-            form, (_node, _segment, size), contained = value
+            form, _, contained = value
+            *place, size = location_of(value)
+            if tuple(place) != old:
+                return False
             moved = (form, (*new, size), contained)
             entry.copies = getattr(entry, "copies", frozenset()) - {old[0], new[0]}
             if entry.value is not None:
@@ -292,7 +341,6 @@ class ObjectTable:
         return False
 
     def drop_waiter(self, entry: Entry, waiter: Callable[[Entry], None]) -> None:
-        """Take back ``when_ready``."""
         with self.lock:
             if entry.waiters is not None and waiter in entry.waiters:
                 entry.waiters.remove(waiter)
@@ -307,7 +355,7 @@ class ObjectTable:
                 self.pickled[id] = self.pickled.get(id, 0) + 1
 
     def drop(self, ids: Iterable[bytes]) -> None:
-        """Refs went away."""
+        """Count refs that went away, and release objects that nobody holds."""
         gone: list[Entry] = []
         entries = self._entries
         with self.lock:
@@ -323,7 +371,7 @@ class ObjectTable:
             self._release(entry)
 
     def borrow(self, id: bytes, borrower: bytes) -> bool:
-        """Owner's side: a process holds the object now. False if it does not exist here."""
+        """Owner's side: count a borrower of an object; False if the object does not exist here."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
@@ -337,7 +385,7 @@ class ObjectTable:
         return True
 
     def unborrow(self, id: bytes, borrower: bytes) -> None:
-        """Owner's side: a process holds the object no more."""
+        """Owner's side: uncount a borrower of an object."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
@@ -366,10 +414,10 @@ class ObjectTable:
             self._release(entry)
 
     def _forget_unreported(self, entry: Entry) -> None:
-        """If nobody holds an object, no release is owed a borrow either.
+        """Drop counts below zero of an object that nobody holds.
 
-        Who is to report that another process holds it lets go after that only. If nobody is
-        left who holds it, the report died with a process.
+        A process lets go only after it has reported that another one holds the object. If no
+        holder is left, the report died with a process.
         """
         borrowers = entry.borrowers or {}
         if not any(count > 0 for count in borrowers.values()):
@@ -404,14 +452,14 @@ class ObjectTable:
         entry.mapping = None
         if entry.value is not None:
             self._outside.free_shared(entry.value)
-            if entry.value[0] == VALUE_ERROR and not getattr(entry, "seen", False):
+            if is_error(entry.value) and not getattr(entry, "seen", False):
                 self._outside.error_unseen(entry.value)
         if entry.kept:
             self._outside.origin_unused(entry.id)
 
 
 def _tell(waiter: Callable[[Entry], None], entry: Entry) -> None:
-    """Call a waiter; what it raises, as when its event loop was closed, is its own affair."""
+    """Call a waiter; log what it raises, as when its event loop was closed."""
     try:
         waiter(entry)
     except Exception:

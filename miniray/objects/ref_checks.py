@@ -48,7 +48,7 @@ def unique_refs(refs: Sequence[ObjectRef[Any]]) -> None:
 
 
 def timeout_of(function: str, timeout: Any) -> float | None:
-    """The timeout in seconds; None, for no end, if it is infinite.
+    """Return a timeout in seconds; None if it is infinite.
 
     Raises:
         TypeError: It is no number.
@@ -66,7 +66,7 @@ def timeout_of(function: str, timeout: Any) -> float | None:
 
 
 def number_of_returns(given: Any) -> int:
-    """How many refs ``wait`` waits for, NumPy's numbers included.
+    """Return how many refs ``wait`` waits for; NumPy's numbers are taken too.
 
     Raises:
         TypeError: It is no whole number.
@@ -81,7 +81,6 @@ def number_of_returns(given: Any) -> int:
 
 
 def is_generator(value: Any) -> bool:
-    """Whether it is what a streaming call returns."""
     from miniray.objects.object_ref_generator import ObjectRefGenerator
 
     return isinstance(value, ObjectRefGenerator)

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import functools
 import os
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
 from miniray.common.object_ref import hooks
 from miniray.common.process_limits import is_lack_of_memory
 from miniray.exceptions import ObjectStoreFullError
-from miniray.messages.protocol import VALUE_SHARED, VALUE_TENSORS
-from miniray.objects.fetches import Fetches
+from miniray.messages.protocol import VALUE_SHARED
+from miniray.messages.value import location_of
+from miniray.objects.objects import Block, Mapping
 from miniray.objects.waiting import deadline_of, time_left
 from miniray.objects.warm_memory import WarmMemory
 from miniray.values.mapped import is_crowded, map_memory, read_memory
@@ -33,7 +32,8 @@ from miniray.wire.interrupts import uncut
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Location, Value
+    from miniray.objects.waiting import ValueFetches
     from miniray.values.serialization import Serialized
     from miniray.wire.node_link import NodeLink
 
@@ -44,44 +44,26 @@ _REMEMBERED = 256
 _LOOKING = 0.1
 
 
-def _nothing() -> None:
-    """Nobody counts."""
-
-
-Block = ctypes.Array[ctypes.c_char]
 #: Number of a segment on this node, its form, and where it begins in the file to be mapped.
 _Got = tuple[int, int, int]
-
-
-class Mapping:
-    """A segment that was mapped; it still is as long as somebody holds its block or a view."""
-
-    __slots__ = ("block", "form", "segment")
-
-    def __init__(self, block: Block, form: int, segment: int) -> None:
-        #: Returns the block, or None if it is unmapped.
-        self.block = weakref.ref(block)
-        self.form = form
-        #: Its number on this node.
-        self.segment = segment
-
-    @property
-    def may_be_shared(self) -> bool:
-        """Whether others of this process may read it too: nobody can change what is in it."""
-        return self.form != VALUE_TENSORS
 
 
 class SharedMemory:
     """This process's side of the node's object store. Thread-safe."""
 
     def __init__(
-        self, link: NodeLink, node_id: bytes, make_room: Callable[[], object] = _nothing
+        self,
+        link: NodeLink,
+        node_id: bytes,
+        fetches: ValueFetches,
+        make_room: Callable[[], object],
     ) -> None:
         """Start with nothing mapped.
 
         Args:
             link: To the daemon.
             node_id: Of this node.
+            fetches: What is on its way to this node for this process.
             make_room: Lets go of all that this process needs no more.
         """
         tunables = config()
@@ -99,8 +81,7 @@ class SharedMemory:
         #: The daemon has said that memory is short, since the last request.
         self._is_short = False
         self.warm = WarmMemory(link)
-        #: What is on its way to this node for this process.
-        self.fetches = Fetches(link, node_id)
+        self.fetches = fetches
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
         #: By node and segment there: what stays mapped, and what was read once.
@@ -127,7 +108,7 @@ class SharedMemory:
         (segment, memory), fd = self._request(
             "create_segment",
             (value.size, value.form, owner, owner_node),
-            lambda made: self._discard(made[0]),
+            self._not_written,
         )
         try:
             self.warm.write(memory, fd, value.size, value.pieces())
@@ -159,7 +140,7 @@ class SharedMemory:
         return self._link.node_request(method, args, timeout=time_left(deadline), undo=undo)
 
     def _before_request(self) -> int:
-        """Return to the daemon what it lacks; how much was ever returned, for ``_has_returned``."""
+        """Return to the daemon what it lacks; give a mark for ``_has_returned``."""
         if self._is_short:
             self._is_short = False
             self._let_go()
@@ -167,7 +148,7 @@ class SharedMemory:
         return self._returned
 
     def _has_returned(self, before: int) -> bool:
-        """Return all memory that is not in use; whether any was returned since a request."""
+        """Return all unused memory to the daemon; whether any was returned since a mark."""
         self._let_go()
         self.report_unmapped()
         return self._returned != before
@@ -184,17 +165,21 @@ class SharedMemory:
             ended = time.monotonic()
             self._look_again_at = ended + (ended - began) / _LOOKING
 
+    def _not_written(self, made: tuple[int, int]) -> None:
+        segment, _memory = made
+        self._discard(segment)
+
     def _discard(self, segment: int) -> None:
-        """A segment of this node does not get its value."""
+        """Free a segment of this node that does not get its value."""
         self._link.node_notice("seal_segment", segment)
         self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(self, payload: Any, timeout: float | None = None) -> tuple[Mapping, Block]:
+    def map(self, location: Location, timeout: float | None = None) -> tuple[Mapping, Block]:
         """Map a value, fetched from its node, or read back from disk, if need be.
 
         Args:
-            payload: Its node, its segment there, and its size in bytes.
+            location: Where it is.
             timeout: Seconds; None: no limit.
 
         Raises:
@@ -202,7 +187,7 @@ class SharedMemory:
             ObjectStoreFullError: there is no room for it on this node.
             TimeoutError: it was not here within ``timeout`` seconds.
         """
-        node_id, segment, size = payload
+        node_id, segment, size = location
         key = (node_id, segment)
         kept = self._kept.get(key)
         return kept if kept is not None else self._map(key, size, timeout)
@@ -223,9 +208,9 @@ class SharedMemory:
             raise
         return self._mapped(key, size, got, fd)
 
-    async def map_later(self, payload: Any) -> tuple[Mapping, Block]:
+    async def map_later(self, location: Location) -> tuple[Mapping, Block]:
         """As ``map``, without blocking the event loop while the value is on its way."""
-        node_id, segment, size = payload
+        node_id, segment, size = location
         key = (node_id, segment)
         kept = self._kept.get(key)
         if kept is not None:
@@ -248,8 +233,9 @@ class SharedMemory:
         return self._mapped(key, size, got, fd)
 
     def _not_taken(self, got: _Got) -> None:
-        """A segment was mapped for who does not want it any more."""
-        self._gone(got[0])
+        """Undo a mapping whose requester gave up."""
+        local, _form, _offset = got
+        self._gone(local)
 
     def _mapped(
         self, key: tuple[bytes, int], size: int, got: _Got, fd: int
@@ -282,7 +268,7 @@ class SharedMemory:
         return Mapping(block, form, local), block
 
     def _gone(self, segment: int) -> None:
-        """The last view of a segment went away. May run in a garbage collection anywhere."""
+        """Note that a segment's last view went away. May run in a garbage collection anywhere."""
         self._returned += 1
         self._unmapped.append(segment)
         # An id that nobody has makes the runtime look at its queues, and so report.
@@ -290,8 +276,8 @@ class SharedMemory:
         hooks.call()
 
     def _remember(self, key: tuple[bytes, int], mapping: Mapping, block: Block) -> None:
-        """What is read a second time stays mapped: it may be read a third time."""
-        old: list[tuple[Mapping, Block]] = []
+        """Keep mapped what is read a second time: it may be read a third time."""
+        old: list[Block] = []  # let go after the section: their end is reported
         with self._lock:
             if key not in self._read:
                 self._read[key] = None
@@ -303,9 +289,9 @@ class SharedMemory:
             self._kept[key] = (mapping, block)
             self._kept_as[mapping.segment] = key
             if len(self._kept) > _KEPT:
-                _, dropped = self._kept.popitem(last=False)
-                self._kept_as.pop(dropped[0].segment, None)
-                old.append(dropped)
+                _, (dropped, its_block) = self._kept.popitem(last=False)
+                self._kept_as.pop(dropped.segment, None)
+                old.append(its_block)
 
     def on_freed(self, segment: int) -> None:
         """Keep a segment of this number on this node no longer: it was freed."""
@@ -350,7 +336,7 @@ class SharedMemory:
         self._link.node_notice("unmapped", gone)
 
     def close(self) -> None:
-        """This process leaves its cluster: unmap what nobody looks at."""
+        """Unmap what nobody looks at."""
         self.warm.close()
         self._drop_kept()
         self.report_unmapped()
@@ -358,13 +344,14 @@ class SharedMemory:
     # --- freeing -----------------------------------------------------------------
     def free(self, value: Value) -> None:
         """Free a value of this process; its mapping goes too, unless it is in use."""
-        node_id, segment, _size = value[1]
+        node_id, segment, _ = location_of(value)
         self._returned += 1
         with self._lock:
             dropped = self._kept.pop((node_id, segment), None)
             if dropped is not None:
-                self._kept_as.pop(dropped[0].segment, None)
+                mapping, block = dropped
+                self._kept_as.pop(mapping.segment, None)
         if dropped is not None:
-            del dropped  # not in the section: its end is reported
+            del dropped, block  # not in the section: its end is reported
             self.report_unmapped()
         self._link.node_notice("free_segment", node_id, segment)

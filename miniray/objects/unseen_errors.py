@@ -19,18 +19,18 @@ from miniray.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from miniray.objects.borrowing import load_error
+from miniray.messages.value import load_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
 
 logger = logging.getLogger(__name__)
 
 #: Seconds for which an error that was told, or raised, stands for others of its kind.
 WINDOW = 10.0
-#: So many errors wait to be looked at; of more than that only the number is told.
+#: Errors that wait to be looked at; of further ones only the number is reported.
 MOST_WAITING = 20
 
 _Kind = tuple[str, type[BaseException]]
@@ -57,13 +57,13 @@ class UnseenErrors:
         self._skipped = 0
 
     def raised(self, error: BaseException) -> None:
-        """User code gets this error: others of its kind need not be told for a while."""
+        """Note that user code gets an error: others of its kind need not be told for a while."""
         kind = _kind_of(error)
         if kind is not None:
             self._is_known(kind)
 
     def dropped(self, value: Value) -> None:
-        """An error value went that nobody had looked at."""
+        """Tell an error that nobody has looked at."""
         if config().ignore_unhandled_errors:
             return
         with self._lock:
@@ -92,7 +92,7 @@ class UnseenErrors:
         )
 
     def _is_known(self, kind: _Kind) -> bool:
-        """Whether such an error was told or raised just now; from here on it was."""
+        """Note that such an error is told or raised; whether one was just before."""
         now = self._clock()
         with self._lock:
             known = self._known.get(kind)
@@ -103,7 +103,7 @@ class UnseenErrors:
 
 
 def _kind_of(error: BaseException) -> _Kind | None:
-    """What failed and how; None for ends that somebody has asked for, as by ``cancel``."""
+    """Return what failed and how; None for ends that somebody has asked for, as by ``cancel``."""
     if isinstance(error, TaskError):
         cancelled = isinstance(error.cause, TaskCancelledError)
         return None if cancelled else (error.function_name, type(error.cause))

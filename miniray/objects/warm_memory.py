@@ -28,7 +28,7 @@ _IOV_LIMIT = 1024
 #: Pieces of memory that stay mapped, and bytes of them.
 _KEPT = 16
 _KEPT_BYTES = 1 << 30
-#: Pieces of memory of which it is remembered that they were written once.
+#: Pieces of memory that are remembered as written once.
 _REMEMBERED = 64
 
 
@@ -99,7 +99,7 @@ class WarmMemory:
             self._link.node_notice("unmapped_memory", too_many)
 
     def give_up(self, numbers: Iterable[int]) -> None:
-        """The daemon wants memory back."""
+        """Unmap memory that the daemon wants back."""
         for number in numbers:
             with self._lock:
                 self._written.pop(number, None)
@@ -110,7 +110,6 @@ class WarmMemory:
         self._link.node_notice("unmapped_memory", list(numbers))
 
     def close(self) -> None:
-        """This process leaves its cluster."""
         with self._lock:
             self._blocks.clear()
             self._bytes = 0

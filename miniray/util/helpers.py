@@ -136,5 +136,7 @@ def get_node_ip_address() -> str:
     """
     runtime = current_runtime()
     own = runtime.context().node_id
-    [address] = [node["NodeManagerAddress"] for node in runtime.nodes() if node["NodeID"] == own]
+    [address] = [
+        node["NodeManagerAddress"] for node in runtime.head.nodes() if node["NodeID"] == own
+    ]
     return str(address)

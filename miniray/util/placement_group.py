@@ -70,7 +70,7 @@ class PlacementGroup:
             PlacementGroupRemovedError: This handle does not know them, and neither does the head.
         """
         if self._bundles is None:
-            table = current_runtime().placement_group_table(self.id)
+            table = current_runtime().head.placement_group_table(self.id)
             if not table:  # unknown, or removed so long ago that it is forgotten
                 raise PlacementGroupRemovedError(self.id.hex())
             self._bundles = [dict(bundle) for bundle in table["bundles"].values()]
@@ -84,8 +84,8 @@ class PlacementGroup:
     def ready(self) -> ObjectRef[PlacementGroup]:
         """Return a ref to this group that becomes ready when all bundles are reserved."""
         if self.is_empty:
-            return current_runtime().put(self)
-        return current_runtime().placement_group_ready(self.id, self)
+            return current_runtime().objects.put(self)
+        return current_runtime().head.placement_group_ready(self.id, self)
 
     def wait(self, timeout_seconds: float = 30) -> bool:
         """Wait until all bundles are reserved.
@@ -102,7 +102,7 @@ class PlacementGroup:
         """
         timeout = timeout_of("wait", timeout_seconds)
         try:
-            current_runtime().get([self.ready()], timeout)
+            current_runtime().objects.get([self.ready()], timeout)
         except GetTimeoutError:
             return False
         return True
@@ -166,7 +166,7 @@ def placement_group(
     )
     _check_sets(selectors)
     group = PlacementGroup(b"", wanted)  # first: Ctrl-C must not come between the group and it
-    group.id = current_runtime().create_placement_group(
+    group.id = current_runtime().head.create_placement_group(
         wanted, check.plain_text(strategy or "PACK"), check.plain_text(name), lifetime, selectors
     )
     return group
@@ -178,7 +178,7 @@ def remove_placement_group(placement_group: PlacementGroup) -> None:
     What this process asks of the cluster from then on finds the group removed. A group of its own,
     without a name, is removed without waiting: another process may find it for a moment longer.
     """
-    current_runtime().remove_placement_group(_checked(placement_group).id)
+    current_runtime().head.remove_placement_group(_checked(placement_group).id)
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
@@ -190,7 +190,7 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
     """
     name = check.text("placement_group_name", placement_group_name)
     runtime = current_runtime()
-    id = runtime.find_placement_group(name, None)
+    id = runtime.head.find_placement_group(name, None)
     if id is None:
         raise ValueError(
             f"There is no placement group named {name!r} in namespace "
@@ -207,7 +207,7 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
     in a large cluster, the table of all says of the later ones only that they do ("QUEUED").
     """
     id = None if placement_group is None else _checked(placement_group).id
-    return current_runtime().placement_group_table(id)
+    return current_runtime().head.placement_group_table(id)
 
 
 def get_current_placement_group() -> PlacementGroup | None:

@@ -392,10 +392,10 @@ class _Attached:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.memory_report = runtime.memory_report
+        self.memory_report = runtime.head.memory_report
 
     def listing(self, what: str) -> list[dict[str, Any]]:
-        listing: list[dict[str, Any]] = self._runtime.head_call("state", what)
+        listing: list[dict[str, Any]] = self._runtime.head.head_call("state", what)
         return listing
 
 

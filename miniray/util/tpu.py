@@ -124,7 +124,7 @@ def _facts() -> Mapping[str, str]:
 def _own_node() -> dict[str, Any]:
     runtime = current_runtime()
     node_id = runtime.context().node_id
-    return next((node for node in runtime.nodes() if node["NodeID"] == node_id), {})
+    return next((node for node in runtime.head.nodes() if node["NodeID"] == node_id), {})
 
 
 # --- shapes ----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def get_tpu_nodes_for_slice(
     """
     if nodes is None:
         runtime = runtime_or_none()
-        nodes = [] if runtime is None else runtime.nodes()
+        nodes = [] if runtime is None else runtime.head.nodes()
     return [
         node
         for node in nodes
@@ -252,4 +252,4 @@ def get_num_ready_tpu_slices(topology: str, accelerator_type: str) -> int:
 
 def _hosts() -> list[TpuHost]:
     runtime = runtime_or_none()
-    return [] if runtime is None else TpuHost.all_of(runtime.head_call("state", "node_states"))
+    return [] if runtime is None else TpuHost.all_of(runtime.head.head_call("state", "node_states"))

@@ -124,7 +124,7 @@ def reserve_tpu_slice(
             if not wait_for([head], left):
                 raise TimeoutError(shortage(shape, 1, timeout_s))
             try:
-                names = current_runtime().head_call("pin_placement_group", head.id, SLICE_NAME)
+                names = current_runtime().head.head_call("pin_placement_group", head.id, SLICE_NAME)
             except ValueError:
                 raise RuntimeError(
                     f"The host with {head_resource(shape.pod_type)} does not know its slice's "
@@ -140,14 +140,14 @@ def fetch_tpu_slice_name_from_pg(pg: PlacementGroup) -> str | None:
 
 def slice_names(group: PlacementGroup) -> list[str]:
     """Return the name of the slice of each bundle's node; empty where there is none."""
-    labels = {node["NodeID"]: node["Labels"] for node in current_runtime().nodes()}
+    labels = {node["NodeID"]: node["Labels"] for node in current_runtime().head.nodes()}
     placed = placement_group_table(group)["bundles_to_node_id"].values()
     return [labels.get(node_id, {}).get(SLICE_NAME, "") for node_id in placed]
 
 
 def _useless(shape: SliceShape) -> list[str]:
     """Return the slices not to reserve; none if there are no others."""
-    states = current_runtime().head_call("state", "node_states")
+    states = current_runtime().head.head_call("state", "node_states")
     hosts = TpuHost.all_of(states)
     head = head_resource(shape.pod_type)
     heads_in_use = [state["node_id"] for state in states if state["used"].get(head)]
@@ -157,13 +157,13 @@ def _useless(shape: SliceShape) -> list[str]:
 
 def tpu_hosts() -> list[TpuHost]:
     """Return the cluster's living nodes with TPU chips."""
-    return TpuHost.all_of(current_runtime().head_call("state", "node_states"))
+    return TpuHost.all_of(current_runtime().head.head_call("state", "node_states"))
 
 
 def wait_for(groups: list[PlacementGroup], timeout: float | None) -> bool:
     """Wait until all bundles of the groups are placed; False if they are not in time."""
     try:
-        current_runtime().get([group.ready() for group in groups], timeout)
+        current_runtime().objects.get([group.ready() for group in groups], timeout)
     except GetTimeoutError:
         return False
     return True

@@ -35,7 +35,7 @@ class Export:
     def to(self, runtime: Runtime) -> Exported:
         # A reader that sees the session sees its export: it is set first.
         if self.session is not runtime.session or self.exported is None:
-            self.exported = runtime.export(self.target, self.name)
+            self.exported = runtime.calls.export(self.target, self.name)
             self.session = runtime.session
         return self.exported
 

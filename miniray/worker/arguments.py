@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.recovery import is_shared
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
+from miniray.messages.value import is_shared
 from miniray.values.serialization import deserialize
 from miniray.worker.work import NOT_ERRORS, ArgumentLostError, raise_as_error
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from miniray.calls.call import RefArgument
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
     from miniray.worker.work import Work
 
 #: Positional arguments, and the others.
@@ -90,7 +90,7 @@ def load_for_constructor(
     try:
         args, kwargs = _load_all(runtime, arguments, small)
         if wanted:
-            found = runtime.get(wanted, None)
+            found = runtime.objects.get(wanted, None)
             places = (where for where, _, _, _ in large)
             args = _put_in(args, kwargs, zip(places, found, strict=True))
     except NOT_ERRORS as error:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
 from miniray.client.handover import await_others
-from miniray.client.object_reports import ObjectReports
 from miniray.common.config import config
 from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
@@ -81,7 +80,6 @@ class Executor:
         self._spoiled = False
         #: The actor ends: nothing more is begun.
         self._ending = False
-        runtime.end_actor = lambda: self.leave(ActorExit())
         runtime.on_kind.update(
             {
                 p.PEER_TASK: self.on_task,
@@ -92,9 +90,7 @@ class Executor:
                 p.PEER_LEASE_END: lambda peer, message: self._recall.hand_back(),
             }
         )
-        runtime.on_peer_gone = self.on_peer_gone
-        runtime.block = self.block
-        runtime.on_topic["report_objects"] = ObjectReports(runtime, self.holds).on_asked
+        runtime.on_peer_lost.append(self.on_peer_gone)
 
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:

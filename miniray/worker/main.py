@@ -19,13 +19,13 @@ import pickle
 import signal
 import sys
 import types
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.calls import context
 from miniray.client import forks
-from miniray.client.attach import Attachment
+from miniray.client.attach import Attachment, Introduction
+from miniray.client.cluster_runtime import ProcessHooks
 from miniray.client.handover import await_others, hand_over
-from miniray.client.job_environment import JobEnvironment
 from miniray.common import process_limits
 from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, set_runtime
@@ -48,6 +48,11 @@ from miniray.worker.interruption import (
 )
 from miniray.worker.work import carried
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from miniray.common.object_ref import ObjectRef
+
 logger = logging.getLogger(__name__)
 
 
@@ -65,22 +70,28 @@ class WorkerProcess:
         self._attachment = Attachment(
             spec["node_socket"],
             spec["key"],
-            spec["process_id"],
-            "worker",
-            self.lease.job_id,
-            {},
+            Introduction(spec["process_id"], "worker", self.lease.job_id),
             timeout=config().worker_start_timeout,
             on_shutdown=lambda _attachment: None,
             on_lost=_daemon_lost,
+            process=ProcessHooks(self._block, self._end_actor, self._executing),
         )
         self.runtime = self._attachment.runtime
-        self.runtime.prepare_runtime_env = JobEnvironment(self.runtime).prepare
         self.runtime.on_topic["lease"] = self._on_lease
         self.runtime.on_topic["exit"] = self._on_exit
         self._apply()
         set_runtime(self.runtime)
         sys.breakpointhook = self._on_breakpoint
         forks.guard(self._attachment, self._in_forked_child)
+
+    def _block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+        return self.executor.block(wait, timeout)
+
+    def _end_actor(self) -> None:
+        self.executor.leave(ActorExit())
+
+    def _executing(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
+        return self.executor.holds()
 
     def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Handle ``breakpoint()`` in user code: wait for a terminal, as there is none here."""

@@ -15,7 +15,7 @@ from miniray.common.object_ref import hooks
 from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.messages.errors import ActorExit
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 from miniray.worker import stdio
 from miniray.worker.arguments import forget_arguments
 from miniray.worker.interruption import end_child
@@ -123,7 +123,7 @@ class Replies:
         if execution.cancelled and work.recursive:
             if not work.is_task:
                 execution.interrupted()  # it runs on, and may ask whether it was cancelled
-            self._runtime.cancel_children(execution)
+            execution.cancel_children()
 
     def _exits(self, work: Work) -> bool:
         """Return whether a call has ended its actor; it has no answer then."""
@@ -167,7 +167,7 @@ class Replies:
         if work.held is None:
             return None
         if hooks.dropped:
-            self._runtime.drain()
+            self._runtime.refs.drain()
         kept = self._runtime.borrowing.keep_of(work.held)
         work.held = None
         return kept

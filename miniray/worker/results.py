@@ -19,7 +19,7 @@ from miniray.common.exception_transport import (
 from miniray.common.names import short_name
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 from miniray.values.serialization import serialize
 from miniray.worker.work import NOT_ERRORS, carried, raise_as_error
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
     from miniray.wire.peers import Peer
     from miniray.worker.work import Work
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from miniray.calls.call import RefArgument
     from miniray.calls.context import Execution
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
     from miniray.wire.io_loop import IOLoop
     from miniray.wire.peers import Peer
 

@@ -42,13 +42,13 @@ def process_tables() -> dict[str, int]:
         "deferred": len(borrowing._deferred),
         "asked for": sum(map(len, borrowing._asked.values())),
         "owners asked again": len(borrowing._asked_again),
-        "calls": len(runtime.calls.open),
-        "lineage": len(runtime.calls.lineage),
-        "results by origin": len(runtime.calls.lineage._by_result),
+        "calls": len(runtime.call_table.open),
+        "lineage": len(runtime.call_table.lineage),
+        "results by origin": len(runtime.call_table.lineage._by_result),
         "dropped refs": len(hooks.dropped),
         "unmapped segments": len(memory._unmapped),
         "kept segments": len(memory._kept),
-        "lists of unclaimed results": len(runtime.unclaimed._early),
+        "lists of unclaimed results": len(runtime._unclaimed._early),
     }
 
 

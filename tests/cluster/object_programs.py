@@ -14,7 +14,6 @@ import numpy as np
 from object_helpers import inventory
 
 import miniray
-from miniray.common.ids import owner_of
 from miniray.common.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError
 
@@ -54,12 +53,11 @@ def read(ref: Any) -> int:
 
 def owned_ids() -> list[bytes]:
     """The objects that this process owns."""
-    runtime = current_runtime()
-    table, own = runtime.table, runtime.process_id  # type: ignore[attr-defined]
+    table = current_runtime().table  # type: ignore[attr-defined]
     return [
         entry.id
         for entry in table.snapshot()
-        if owner_of(entry.id) == own and not table.is_actor(entry.id)
+        if table.is_owned(entry.id) and not table.is_actor(entry.id)
     ]
 
 

@@ -80,7 +80,7 @@ def workers() -> list[int]:
     """Pids of the workers that run."""
     from miniray.common.runtime import current_runtime
 
-    rows = current_runtime().head_call("state", "workers")
+    rows = current_runtime().head.head_call("state", "workers")
     return [row["pid"] for row in rows if row["kind"] == "worker" and is_alive(row["pid"])]
 
 

@@ -100,10 +100,10 @@ LARGE = bytearray(1 << 21)
 
 def everything_is_as_before(entries: int) -> None:
     """No call is under way, no value is kept, nothing of the cluster is held, all of it works."""
-    calls, table = runtime().calls, runtime().table
+    calls, table = runtime().call_table, runtime().table
 
     def settled() -> bool:
-        runtime().drain()
+        runtime().refs.drain()
         return not calls.open and len(table) <= entries
 
     wait_until(settled, told=lambda: (calls.open, len(table), entries))
@@ -139,7 +139,7 @@ def test_ctrl_c_at_any_point_leaves_nothing_behind(what: str) -> None:
     entries = len(runtime().table)
     for number in range(1, 10_000):
         point = AtPoint(number, interrupt)
-        runtime().settle()  # the name of the actor before is free
+        runtime().refs.settle()  # the name of the actor before is free
         try:
             made = run_with(point, call)
         except KeyboardInterrupt:

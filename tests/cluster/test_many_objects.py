@@ -179,7 +179,7 @@ def put_and_drop(count: int) -> Callable[[], object]:
     def put() -> None:
         refs = [miniray.put(n) for n in range(count)]
         del refs
-        current_runtime().settle()  # type: ignore[attr-defined]
+        current_runtime().refs.settle()  # type: ignore[attr-defined]
 
     return put
 

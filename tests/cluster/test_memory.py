@@ -404,7 +404,7 @@ def daemon_of(node_id: str) -> int:
     """The daemon's pid: it is the one that tells of itself."""
     from miniray.common.runtime import current_runtime
 
-    for report in current_runtime().memory_report(1, False, LONG):
+    for report in current_runtime().head.memory_report(1, False, LONG):
         if report["node"].hex() == node_id:
             [daemon] = [row for row in report["processes"] if row["type"] == "NODE"]
             return daemon["pid"]

@@ -418,7 +418,7 @@ class Programs(RuleBasedStateMachine):
         model = self.model
         must, may = model.must_exist(), model.may_exist()
         inventories = place.inventories()
-        current_runtime().settle()  # type: ignore[attr-defined] # what this function called
+        current_runtime().refs.settle()  # type: ignore[attr-defined] # what this function called
         actual = {DRIVER: set(owned_ids())}
         calls = [actor.owned_ids.remote() for actor in place.actors]
         actual.update(zip(self.names, map(set, miniray.get(calls)), strict=True))
@@ -453,7 +453,7 @@ class Programs(RuleBasedStateMachine):
 
     def _nodes(self) -> list[bytes]:
         far = place.cluster.worker_nodes[0].node_id
-        own: bytes = current_runtime().node_id  # type: ignore[attr-defined]
+        own: bytes = current_runtime().facts.node_id  # type: ignore[attr-defined]
         return [own, bytes.fromhex(far)]
 
     @invariant()
@@ -506,7 +506,7 @@ class Programs(RuleBasedStateMachine):
         }
         entries = miniray.get([actor.entries.remote() for actor in place.actors])
         tables.update(zip(self.names, entries, strict=True))
-        current_runtime().settle()  # type: ignore[attr-defined]
+        current_runtime().refs.settle()  # type: ignore[attr-defined]
         tables["driver"] = len(current_runtime().table) - len(place.actors)  # type: ignore[attr-defined]
         return [f"{name}: {size} entries" for name, size in tables.items() if size]
 

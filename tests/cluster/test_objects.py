@@ -749,7 +749,7 @@ def test_a_get_that_fails_holds_nothing_when_its_error_is_gone(owner_dies: bool)
 
     miniray.get(miniray.put(1))
     gc.collect()
-    current_runtime().settle()  # type: ignore[attr-defined]
+    current_runtime().refs.settle()  # type: ignore[attr-defined]
     before = entries()
     gc.disable()
     try:

@@ -77,7 +77,7 @@ class Streamer:
 
     def objects(self) -> int:
         runtime: Any = current_runtime()
-        runtime.settle()
+        runtime.refs.settle()
         return len(runtime.table)
 
     def pid(self) -> int:

@@ -108,7 +108,7 @@ def test_an_actor_that_died_keeps_what_it_was() -> None:
     for field in ("num_restarts", "job_id", "name", "ray_namespace", "class_name", "node_id"):
         assert dead[field] == found[field], field
     assert dead.pid == pid
-    told = current_runtime().head_call("status")
+    told = current_runtime().head.head_call("status")
     assert told["dead_actors"][0]["reason"] == str(died.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 from cluster_helpers import wait_for_file
 
 import miniray
-from miniray.calls import locality
+from miniray.calls import task_groups
 from miniray.cluster_utils import Cluster
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -38,9 +38,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     And for room: what a lease of an earlier test holds is free when its daemon has said so.
     """
-    monkeypatch.setattr(locality, "SHORTEST", 30.0)
-    monkeypatch.setattr(locality, "LONGEST", 30.0)
-    monkeypatch.setattr(locality, "FULL_FOR", 0.0)
+    monkeypatch.setattr(task_groups, "SHORTEST", 30.0)
+    monkeypatch.setattr(task_groups, "LONGEST", 30.0)
+    monkeypatch.setattr(task_groups, "FULL_FOR", 0.0)
 
 
 @miniray.remote

@@ -10,8 +10,8 @@ from cluster_helpers import wait_for_file, wait_until
 from watched_output import watch
 
 import miniray
-from miniray.client import waiting_news
-from miniray.client.waiting_news import TO_HEAR_WHY
+from miniray.client import driver_output
+from miniray.client.cluster_requests import TO_HEAR_WHY
 from miniray.cluster_utils import Cluster
 from miniray.common.ids import short_id
 from miniray.util.placement_group import placement_group, remove_placement_group
@@ -105,7 +105,7 @@ def test_the_status_tells_the_same(held: Any) -> None:
     held(num_cpus=3)
     ref = wanted.options(num_cpus=4).remote()
     told = the_demand().asdict()
-    [pending] = miniray.common.runtime.current_runtime().head_call("status")["pending"]
+    [pending] = miniray.common.runtime.current_runtime().head.head_call("status")["pending"]
     assert pending == told
     del ref
 
@@ -208,7 +208,7 @@ def test_the_driver_is_warned_once_of_what_waits_long(
 def test_what_still_waits_is_said_again_now_and_then(
     held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_news, "_FIRST", 0.2)
+    monkeypatch.setattr(driver_output, "_FIRST", 0.2)
     stderr = watch(monkeypatch, "stderr")
     held(num_cpus=4)
     refs = [wanted.options(num_cpus=4).remote() for _ in range(3)]

@@ -214,7 +214,7 @@ def test_a_handle_is_gone_at_once_though_its_methods_were_used(runtime: FakeRunt
         counter.add.remote()
         counter.pair.options(num_returns=1).remote()
         handle, ref = weakref.ref(counter), weakref.ref(counter._ref)
-        runtime.calls.clear()
+        runtime.asked.clear()
         del counter
         assert handle() is None
         assert ref() is None
@@ -286,7 +286,7 @@ def test_a_remote_class_can_be_sent(runtime: FakeRuntime) -> None:
     sent = pickle.loads(cloudpickle.dumps(Counter.options(num_cpus=2)))
 
     assert miniray.get(sent.remote(4).add.remote()) == 5
-    assert runtime.calls[0].options.resources == {"CPU": 2}
+    assert runtime.asked[0].options.resources == {"CPU": 2}
 
 
 def test_named_actors_are_found_and_shared(runtime: FakeRuntime) -> None:

@@ -42,16 +42,16 @@ def test_options_of_the_decorator_reach_the_runtime(runtime: FakeRuntime) -> Non
     first, second = pair.remote()
 
     assert miniray.get([first, second]) == [1, 2]
-    assert runtime.calls[0].options.resources == {"CPU": 2}
+    assert runtime.asked[0].options.resources == {"CPU": 2}
 
 
 def test_other_options_leave_the_function_as_it_was(runtime: FakeRuntime) -> None:
     pair.options(num_cpus=1, name="mine").remote()
     pair.remote()
 
-    assert [call.options.resources["CPU"] for call in runtime.calls] == [1, 2]
-    assert [call.options.name for call in runtime.calls] == ["mine", ""]
-    assert [call.options.num_returns for call in runtime.calls] == [2, 2]
+    assert [call.options.resources["CPU"] for call in runtime.asked] == [1, 2]
+    assert [call.options.name for call in runtime.asked] == ["mine", ""]
+    assert [call.options.num_returns for call in runtime.asked] == [2, 2]
 
 
 def test_a_function_is_exported_once_per_runtime(runtime: FakeRuntime) -> None:
@@ -81,7 +81,7 @@ def test_arguments_are_checked_where_the_call_is_made(
         call()
 
     assert "add takes (a, b=..., *, c=...)" in str(caught.value)
-    assert runtime.calls == []
+    assert runtime.asked == []
 
 
 def test_functions_of_any_arguments_take_any(runtime: FakeRuntime) -> None:
@@ -129,7 +129,7 @@ def test_a_generator_function_streams(runtime: FakeRuntime) -> None:
         yield from (1, 2)
 
     assert [miniray.get(ref) for ref in numbers.remote()] == [1, 2]
-    assert runtime.calls[0].options.num_returns == "streaming"
+    assert runtime.asked[0].options.num_returns == "streaming"
 
 
 def test_no_returns_give_none(runtime: FakeRuntime) -> None:

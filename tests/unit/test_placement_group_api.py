@@ -103,7 +103,7 @@ def test_a_group_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         placement_group(**given)
-    assert runtime.calls == []
+    assert runtime.asked == []
 
 
 def test_wait_says_when_the_group_is_not_placed_in_time(

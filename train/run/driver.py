@@ -75,14 +75,13 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
     The controller may run on another machine, and start workers when the paths are gone.
     """
-    from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.runtime import current_runtime
 
-    own, runtime = spec.run_config.worker_runtime_env, current_runtime()
-    if not own or not isinstance(runtime, ClusterRuntime):
+    own = spec.run_config.worker_runtime_env
+    if not own:
         return spec
     config = copy.copy(spec.run_config)
-    config.worker_runtime_env = json.loads(runtime.runtime_env_for(own))
+    config.worker_runtime_env = json.loads(current_runtime().prepare_runtime_env(own))
     return dataclasses.replace(spec, run_config=config)
 
 

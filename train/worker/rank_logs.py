@@ -132,12 +132,9 @@ async def _copy_elsewhere(
 
 async def _flush() -> None:
     """Have the nodes write to their files what is still in the pipes of this job's processes."""
-    from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.runtime import current_runtime
 
-    runtime = current_runtime()
-    if isinstance(runtime, ClusterRuntime):
-        await runtime.link.node_request_later("flush_output", (), lambda _: None)
+    await current_runtime().head.flush_output()
 
 
 def _read(paths: Sequence[Path]) -> str:

@@ -15,7 +15,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
-from miniray.calls.locality import FULL_FOR
+from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import GrantedLease, JobSpec, LeaseSpec
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.clients import ProcessExit

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from miniray.common.ids import owner_of
 from miniray.common.names import format_bytes
 from miniray.common.state_types import order
+from miniray.messages.value import is_shared, place_of, size_of
 from miniray.node.store.kept_arguments import id_of_arguments, keepers_by_object
-from miniray.objects.holds import is_shared, object_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         SegmentState,
         StoreTotals,
     )
+    from miniray.messages.value import Value
     from miniray.node.store.kept_arguments import KeptArguments
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.objects.objects import Value
 
     #: Of which node and segment there a segment here is a copy, if it is one.
     SourceOf = Callable[[int], tuple[bytes, int] | None]
@@ -156,19 +156,22 @@ def adopted_report(
         arguments = next(own, None)  # they are no object, and who has borrowed them is no process
         if not is_shared(value):
             inline += 1
-            inline_bytes += len(value[1])
+            inline_bytes += size_of(value)
             if not detail or arguments is not None:  # small ones are with the head
                 continue
-        row = object_row(
-            b"" if arguments else id,
-            owner_of(id),
-            node_id,
-            value,
-            status="NIL",
-            call_site=arguments.call_site if arguments else "",
-            holds=_holds(actors, outer),
-            borrowers=[] if arguments else borrowers,
-        )
+        node, segment, size = place_of(value)
+        row: ObjectRow = {
+            "id": b"" if arguments else id,
+            "owner": owner_of(id),
+            "process": node_id,
+            "size": size,
+            "node": node,
+            "segment": segment,
+            "status": "NIL",
+            "call_site": arguments.call_site if arguments else "",
+            "holds": _holds(actors, outer),
+            "borrowers": [] if arguments else borrowers,
+        }
         rows.append(row)
     largest = heapq.nsmallest(limit, rows, key=_order_of)
     return {"inline": inline, "inline_bytes": inline_bytes, "objects": largest}

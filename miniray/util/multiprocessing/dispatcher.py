@@ -255,7 +255,7 @@ class Dispatcher:
             self._finished.put(batch)
             return
         batch.ref = ref
-        current_runtime().when_done(ref, functools.partial(self._finished.put, batch))
+        current_runtime().objects.when_done(ref, functools.partial(self._finished.put, batch))
 
     # --- in a thread of its own ------------------------------------------------------
     def _run(self) -> None:

@@ -9,21 +9,28 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.call import Call
+from miniray.calls.call import Call, serialize_call
 from miniray.calls.calls import CallTable
-from miniray.common.ids import ObjectIds, new_id
+from miniray.common.ids import new_id
 from miniray.common.object_ref import hooks
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import Borrowing, error_value
+from miniray.messages.value import error_value
+from miniray.objects.borrowing import Borrowing
 from miniray.objects.objects import ObjectTable
 from miniray.objects.shared_memory import SharedMemory
+from miniray.objects.waiting import ValueFetches
 from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Entry
+
 NODE = b"node0000"
+#: Why a lost value is not made again.
+CANNOT = "its owner cannot make it again"
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
@@ -35,6 +42,12 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
             return found
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.002)
+
+
+def shared_memory(link: Any, make_room: Callable[[], object] = lambda: None) -> SharedMemory:
+    """That of a process on NODE."""
+    fetches = ValueFetches(link, NODE, lambda _entry, _value, _error: None)
+    return SharedMemory(link, NODE, fetches, make_room)
 
 
 class FakePeer:
@@ -95,6 +108,8 @@ class FakeLink:
         #: Whether the head knows how processes ended.
         self.hears_of_ends = True
 
+    lost = False
+
     def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
             size, form, _owner, _owner_node = args
@@ -141,6 +156,9 @@ class FakeLoop:
         self.soon: collections.deque[Callable[[], None]] = collections.deque()
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.thread = threading.Thread()
+
+    def flush_posted(self) -> None:
+        pass
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
@@ -195,22 +213,33 @@ class Caller:
         hooks.dropped.clear()
         # An id of its own: refs of earlier tests may still be on their way out.
         self.process_id = process_id = new_id()
-        self.ids = ObjectIds(process_id)
         self.outside = Outside()
         self.table = ObjectTable(process_id, NODE, self.outside)
-        self.borrowing = Borrowing(self.table)
-        self.peers = FakePeers()
-        self.borrowing.attach(self.peers)  # type: ignore[arg-type]
-        self.link = FakeLink()
+        self.peers: Any = FakePeers()
+        self.borrowing = Borrowing(self.table, self.peers, lambda _id, _payload: CANNOT)
+        self.link: Any = FakeLink()
         self.loop = loop or FakeLoop()
-        self.shared_memory = SharedMemory(self.link, NODE)  # type: ignore[arg-type]
-        self.calls = CallTable(self.table, self.borrowing, self.shared_memory, self.loop.call_later)
+        self.shared_memory = shared_memory(self.link)
+        self.lost: list[bytes] = []
+        self.calls = CallTable(
+            self.table,
+            self.borrowing,
+            self.shared_memory,
+            self.peers,
+            self.link,
+            self.loop.call_later,
+            lambda entry, value: self.recover(entry, value),
+        )
+
+    def recover(self, entry: Entry, value: Value) -> str | None:
+        """Lost values cannot be made again; tests that need that replace this."""
+        return CANNOT
 
     def call(self, channel: Any, *args: Any, options: Any = None, **how: Any) -> Call:
         """A call with one result; submitting it is the test's."""
-        serialized, refs, pins = self.calls.serialize(args, {})
+        serialized, refs, pins = serialize_call(args, {})
         arguments = self.calls.store(serialized)
-        id = self.ids.new()
+        id = self.table.new_id()
         self.results[id] = self.table.create(id)
         return Call(
             number=self.calls.next_number(),
@@ -237,12 +266,25 @@ class Caller:
 
     def reply(self, peer: FakePeer, call: Call, result: Any = None) -> None:
         """The executor answers."""
-        self.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (packed(result),), None))  # type: ignore[arg-type]
+        self.answer(peer, call, p.STATUS_OK, (packed(result),))
 
     def fails(self, peer: FakePeer, call: Call, error: BaseException) -> None:
         """The executor answers with an error."""
-        values = (error_value(error),)
-        self.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_ERROR, values, None))  # type: ignore[arg-type]
+        self.answer(peer, call, p.STATUS_ERROR, (error_value(error),))
+
+    def answer(
+        self,
+        peer: FakePeer,
+        call: Call,
+        status: int,
+        values: Any,
+        borrowed: Any = None,
+        seconds: float = 0.05,
+        pin: int = 0,
+    ) -> None:
+        """The executor sends a PEER_REPLY."""
+        message = (p.PEER_REPLY, call.number, status, values, borrowed, seconds, pin)
+        self.calls.on_reply(peer, message)  # type: ignore[arg-type]
 
     def drain(self) -> None:
         """Count the refs that were dropped."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from core_doubles import NODE, Caller, FakePeer
+from core_doubles import NODE, Caller, FakePeer, packed
 
 from miniray.calls.task_client import TaskClient
 from miniray.common.specs import LeaseSpec
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
 
 if TYPE_CHECKING:
     from miniray.calls.call import Call
-    from miniray.calls.lease_groups import LeaseGroup
+    from miniray.calls.task_groups import TaskGroup
 
 
 class TaskWorld:
@@ -26,8 +25,8 @@ class TaskWorld:
         self.told: list[str] = []
         self.client = TaskClient(
             self.me.calls,
-            self.me.peers,  # type: ignore[arg-type]
-            self.link,  # type: ignore[arg-type]
+            self.me.peers,
+            self.link,
             self.me.loop,  # type: ignore[arg-type]
             clock=lambda: self.now,
             tell=self.told.append,
@@ -35,18 +34,18 @@ class TaskWorld:
         self.now = 100.0
         self.leases = 0
 
-    def group(self, key: str = "cpu", max_calls: int = 0, **resources: float) -> LeaseGroup:
+    def group(self, key: str = "cpu", max_calls: int = 0, **resources: float) -> TaskGroup:
         spec = LeaseSpec(name="", resources=resources or {"CPU": 1}, max_calls=max_calls)
         return self.client.group(key, lambda: spec)
 
-    def call(self, *args: Any, group: LeaseGroup | None = None, **how: Any) -> Call:
+    def call(self, *args: Any, group: TaskGroup | None = None, **how: Any) -> Call:
         name = how.pop("name", None)
         call = self.me.call(self.client, *args, options=group or self.group(), **how)
         call.name = name or call.name
-        self.client.submit(call)
+        self.me.calls.submit(call)
         return call
 
-    def grant(self, group: LeaseGroup | None = None, node: bytes = NODE) -> FakePeer:
+    def grant(self, group: TaskGroup | None = None, node: bytes = NODE) -> FakePeer:
         self.leases += 1
         process = b"worker%02d" % self.leases
         group = group or self.group()
@@ -56,19 +55,18 @@ class TaskWorld:
 
     def reply(self, peer: FakePeer, call: Call, seconds: float = 0.05) -> None:
         """As the runtime hands a reply on."""
-        self.client.observe(call, seconds)
-        self.me.reply(peer, call, "done")
+        self.me.answer(peer, call, p.STATUS_OK, (packed("done"),), seconds=seconds)
 
     def fail(self, peer: FakePeer, call: Call, error: BaseException) -> None:
-        message = (p.PEER_REPLY, call.number, p.STATUS_ERROR, (error_value(error),), None)
-        self.me.calls.on_reply(peer, message)  # type: ignore[arg-type]
+        self.me.fails(peer, call, error)
 
     def lose(self, peer: FakePeer) -> None:
         peer.lost = True
         self.client.on_peer_lost(peer)  # type: ignore[arg-type]
 
     def recall(self, peer: FakePeer, *calls: Call) -> None:
-        self.client.on_recalled(peer, [call.number for call in calls])  # type: ignore[arg-type]
+        message = (p.PEER_RECALLED, [call.number for call in calls])
+        self.client.on_recalled(peer, message)  # type: ignore[arg-type]
 
     def fast(self) -> None:
         """Let tasks be so short that many go down one lease."""
@@ -77,7 +75,7 @@ class TaskWorld:
     def stored(self, node: bytes, size: int) -> Any:
         """A ref of a value in the memory of a node."""
         value = (p.VALUE_SHARED, (node, self.me.calls.next_number(), size), ())
-        return self.me.table.create_with_value(self.me.ids.new(), value, None)
+        return self.me.table.create_with_value(self.me.table.new_id(), value, None)
 
     @property
     def wanted(self) -> list[int]:

@@ -15,7 +15,7 @@ from miniray.exceptions import (
     TaskCancelledError,
 )
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 
 if TYPE_CHECKING:
     from miniray.calls.call import Call
@@ -33,13 +33,13 @@ class Fixture:
             ACTOR,
             "Test",
             self.me.calls,
-            self.me.peers,  # type: ignore[arg-type]
+            self.me.peers,
             max_pending_calls=max_pending,
         )
 
     def call(self, *args: Any, **how: Any) -> Call:
         call = self.me.call(self.client, *args, **how)
-        self.client.submit(call)
+        self.me.calls.submit(call)
         return call
 
     def alive(self, epoch: int = 0, process: bytes = PROCESS) -> FakePeer:
@@ -66,7 +66,7 @@ class Fixture:
         return error
 
     def pending_ref(self) -> Any:
-        return self.me.table.create(self.me.ids.new())
+        return self.me.table.create(self.me.table.new_id())
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_calls_wait_for_the_actor_and_go_in_order(world: Fixture) -> None:
     assert peer.calls == [call.number for call in calls]
     for call in calls:
         world.me.reply(peer, call, "done")
-    assert world.client.idle
+    assert not world.me.calls.open
     assert all(world.me.result_of(call) == packed("done") for call in calls)
 
 
@@ -110,10 +110,7 @@ def test_a_call_whose_argument_was_lost_keeps_its_place(world: Fixture) -> None:
     peer = world.alive()
     first = world.call()
     second = world.call(ObjectRef(first.return_ids[0], NODE))
-    first.waiting = 1
-    world.client.withdraw(first)
-    first.waiting = 0
-    world.client.dependencies_ready(first)
+    world.me.answer(peer, first, p.STATUS_LOST, ())
     world.me.reply(peer, first, 1)
     assert peer.calls == [first.number, first.number, second.number]
 
@@ -122,7 +119,7 @@ def test_cancelling_the_call_that_others_wait_behind_lets_them_go(world: Fixture
     peer = world.alive()
     first, second = world.call(world.pending_ref()), world.call()
     first.cancelled = True
-    assert world.client.cancel(first, False, True)
+    world.client.cancel(first, False, True)
     assert isinstance(world.error_of(first), TaskCancelledError)
     assert peer.calls == [second.number]
 
@@ -130,7 +127,7 @@ def test_cancelling_the_call_that_others_wait_behind_lets_them_go(world: Fixture
 def test_cancelling_a_sent_call_asks_the_actor(world: Fixture) -> None:
     peer = world.alive()
     call = world.call()
-    assert not world.client.cancel(call, True, False)
+    world.client.cancel(call, True, False)
     assert peer.of_kind(p.PEER_CANCEL) == [(p.PEER_CANCEL, call.number, True, False)]
 
 
@@ -178,7 +175,7 @@ def test_calls_fail_when_the_actor_dies_and_afterwards(world: Fixture) -> None:
     world.lose(peer)
     assert isinstance(world.error_of(sent), ActorDiedError)
     assert peer.calls == [sent.number]
-    assert world.client.idle
+    assert not world.me.calls.open
     world.alive(epoch=5)
     assert world.client.state == DEAD
 
@@ -193,7 +190,7 @@ def test_replies_that_come_after_word_of_the_actors_death_count(world: Fixture) 
     assert world.me.result_of(unfinished) is None
     world.lose(peer)
     assert isinstance(world.error_of(unfinished), ActorDiedError)
-    assert world.client.idle
+    assert not world.me.calls.open
     assert not world.client.settling
 
 
@@ -230,7 +227,7 @@ def test_a_method_that_is_to_be_tried_again_fails_if_its_actor_is_dead(
         world.me.fails(peer, call, ValueError("not now"))
         world.me.loop.fire()
     assert isinstance(world.error_of(call), ActorDiedError)
-    assert world.client.idle
+    assert not world.me.calls.open
 
 
 def test_a_call_that_waits_for_a_lost_argument_again_fails_if_its_actor_is_dead(
@@ -239,9 +236,10 @@ def test_a_call_that_waits_for_a_lost_argument_again_fails_if_its_actor_is_dead(
     peer = world.alive()
     call = world.call()
     world.dead()
-    world.client.withdraw(call)
+    world.client.answered(call, 0.0)
+    world.client.put_back(call)
     world.lose(peer)
-    world.client.dependencies_ready(call)
+    world.client.ready(call)
     assert isinstance(world.error_of(call), ActorDiedError)
 
 
@@ -326,22 +324,19 @@ def test_a_cancelled_call_is_not_repeated_after_a_restart(world: Fixture) -> Non
 def test_a_method_that_raised_is_sent_again_behind_the_others(world: Fixture) -> None:
     peer = world.alive()
     first, second = world.call(retries=1, retry_exceptions=True), world.call()
-    failure = (p.PEER_REPLY, first.number, p.STATUS_ERROR, (error_value(ValueError()),), None)
-    world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
+    world.me.fails(peer, first, ValueError())
     world.me.loop.fire()
     assert peer.calls == [first.number, second.number, first.number]
-    world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
+    world.me.fails(peer, first, ValueError())
     assert isinstance(world.error_of(first), ValueError)
 
 
 def test_a_retry_while_the_actor_is_away_waits_for_it(world: Fixture) -> None:
     peer = world.alive()
     call = world.call(retries=-1, retry_exceptions=True)
-    failure = (p.PEER_REPLY, call.number, p.STATUS_ERROR, (error_value(ValueError()),), None)
-    world.client._lose()
-    world.client._lost.clear()  # the reply is the last that was read from the connection
-    world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
-    world.restarting()
+    world.restarting()  # the reply is the last that is read from the connection
+    world.me.fails(peer, call, ValueError())
+    world.lose(peer)
     world.me.loop.fire()
     again = world.alive(epoch=1, process=b"process2")
     assert again.calls == [call.number]
@@ -352,11 +347,11 @@ def test_a_cancelled_method_that_is_to_be_tried_again_is_not(world: Fixture) -> 
     call = world.call(retries=-1, retry_exceptions=True)
     world.me.fails(peer, call, ValueError("not now"))
     call.cancelled = True
-    assert world.client.cancel(call, force=False, recursive=True)
+    world.client.cancel(call, force=False, recursive=True)
     assert isinstance(world.error_of(call), TaskCancelledError)
     world.me.loop.fire()
     assert peer.calls == [call.number]
-    assert world.client.idle
+    assert not world.me.calls.open
 
 
 def test_too_many_pending_calls_are_refused_and_leave_nothing_behind() -> None:
@@ -374,8 +369,11 @@ def test_too_many_pending_calls_are_refused_and_leave_nothing_behind() -> None:
     world.me.link.close()
 
 
-def test_details_count_what_is_queued_and_sent(world: Fixture) -> None:
-    world.call()
-    assert world.client.details() == {"state": "PENDING", "queued": 1, "sent": 0}
-    world.alive()
-    assert world.client.details() == {"state": "ALIVE", "queued": 0, "sent": 1}
+def test_a_cancelled_call_whose_argument_was_lost_ends_as_cancelled(world: Fixture) -> None:
+    peer = world.alive()
+    call = world.call()
+    call.cancelled = True
+    world.client.cancel(call, False, True)
+    world.me.answer(peer, call, p.STATUS_LOST, ())
+    assert peer.calls == [call.number]
+    assert isinstance(world.error_of(call), TaskCancelledError)

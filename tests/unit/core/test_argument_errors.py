@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from miniray.calls.argument_errors import error_of_call
+from miniray.calls.call import error_of_call
 from miniray.common.task_error import text_only
 from miniray.exceptions import (
     ActorDiedError,
@@ -18,7 +18,7 @@ from miniray.exceptions import (
     TaskCancelledError,
     TaskError,
 )
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 
 
 class OwnError(MinirayError):

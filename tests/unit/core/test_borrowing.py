@@ -41,7 +41,7 @@ def test_a_ref_is_registered_with_its_owner_once(me: Caller) -> None:
 
 
 def test_own_objects_and_uncounted_refs_are_not_registered(me: Caller) -> None:
-    own = me.table.create(me.ids.new())
+    own = me.table.create(me.table.new_id())
     refs = me.borrowing.hold([(own.binary(), NODE), (foreign()[0], b"")])
     assert len(refs) == 2
     assert me.peers.made == {}
@@ -97,7 +97,7 @@ def test_the_death_of_an_owner_ends_the_wait_for_it(me: Caller) -> None:
 
 
 def test_a_call_that_kept_refs_reports_those_only(me: Caller) -> None:
-    own = me.table.create(me.ids.new())
+    own = me.table.create(me.table.new_id())
     held = [me.table.adopt(*foreign(n))[0] for n in (1, 2)] + [own]
     kept = me.table.adopt(*foreign(2))[0]
     assert me.borrowing.keep_of(held) == [foreign(2)]
@@ -106,7 +106,7 @@ def test_a_call_that_kept_refs_reports_those_only(me: Caller) -> None:
 
 
 def test_a_report_about_an_own_object_is_counted_here(me: Caller) -> None:
-    ref = me.table.create(me.ids.new())
+    ref = me.table.create(me.table.new_id())
     executor = FakePeer(b"executor")
     me.borrowing.report_for(executor, [(ref.binary(), NODE)])  # type: ignore[arg-type]
     entry = me.table.entry(ref.binary())
@@ -207,9 +207,9 @@ def test_an_owner_that_is_gone_for_good_is_not_asked_without_end(me: Caller) -> 
 
 
 def test_an_owner_answers_now_later_or_that_it_is_too_late(me: Caller) -> None:
-    there = me.table.create_with_value(me.ids.new(), (p.VALUE_PICKLE, b"x", ()), None)
-    coming = me.table.create(me.ids.new())
-    gone = me.ids.new()
+    there = me.table.create_with_value(me.table.new_id(), (p.VALUE_PICKLE, b"x", ()), None)
+    coming = me.table.create(me.table.new_id())
+    gone = me.table.new_id()
     peer = FakePeer(b"borrower")
     me.borrowing.on_want(peer, (p.PEER_WANT, [there.binary(), coming.binary(), gone]))  # type: ignore[arg-type]
     ((_, values),) = peer.of_kind(p.PEER_VALUE)
@@ -221,7 +221,7 @@ def test_an_owner_answers_now_later_or_that_it_is_too_late(me: Caller) -> None:
 
 def test_an_answer_with_many_values_travels_in_several_messages(me: Caller) -> None:
     value = (p.VALUE_PICKLE, b"x" * 100_000, ())
-    refs = [me.table.create_with_value(me.ids.new(), value, None) for _ in range(50)]
+    refs = [me.table.create_with_value(me.table.new_id(), value, None) for _ in range(50)]
     peer = FakePeer(b"borrower")
     me.borrowing.on_want(peer, (p.PEER_WANT, [ref.binary() for ref in refs]))  # type: ignore[arg-type]
     answers = peer.of_kind(p.PEER_VALUE)
@@ -231,7 +231,7 @@ def test_an_answer_with_many_values_travels_in_several_messages(me: Caller) -> N
 
 
 def test_an_owner_counts_and_acknowledges(me: Caller) -> None:
-    ref = me.table.create(me.ids.new())
+    ref = me.table.create(me.table.new_id())
     borrower = FakePeer(b"borrower")
     entries = [(ref.binary(), b"borrower", NODE), (new_id() + b"12345678", b"borrower", NODE)]
     me.borrowing.on_borrow(borrower, (p.PEER_BORROW, 9, entries))  # type: ignore[arg-type]

@@ -12,13 +12,15 @@ from miniray.common.ids import ObjectIds
 from miniray.exceptions import ObjectLostError
 from miniray.messages.protocol import VALUE_BYTES, VALUE_SHARED
 from miniray.objects import waiting
-from miniray.objects.fetches import Fetches
-from miniray.objects.objects import Entry, ObjectTable
+from miniray.objects.borrowing import Borrowing
+from miniray.objects.objects import ObjectTable
+from miniray.objects.waiting import ValueFetches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Entry
 
 PROCESS = b"process0"
 FAR: Any = (VALUE_SHARED, (b"far node", 7, 100_000), ())
@@ -57,8 +59,12 @@ def link() -> Link:
 
 
 @pytest.fixture
-def fetches(link: Link) -> Fetches:
-    return Fetches(link, NODE)  # type: ignore[arg-type]
+def fetches(link: Link) -> ValueFetches:
+    return fetches_of(link, lambda _entry: None)
+
+
+def fetches_of(link: Link, lost: Callable[[Entry], object]) -> ValueFetches:
+    return ValueFetches(link, NODE, lambda entry, _value, _error: lost(entry) and None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -82,20 +88,25 @@ def plain(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
 
 
 def wait(
-    table: ObjectTable, fetches: Fetches, pending: list[Entry], needed: int, timeout: float
+    table: ObjectTable, fetches: ValueFetches, pending: list[Entry], needed: int, timeout: float
 ) -> bool:
     loop: Any = FakeLoop()
-    return waiting.wait_for(loop, table, pending, needed, timeout, plain, fetches)
+    peers: Any = None  # all objects are of this process
+    borrowing = Borrowing(table, peers, lambda _id, _payload: None)
+    waits = waiting.Waits(loop, table, borrowing, plain)
+    return waits.for_values(pending, needed, timeout, fetches)
 
 
-def test_a_value_of_this_node_or_in_a_message_is_here(fetches: Fetches, table: ObjectTable) -> None:
+def test_a_value_of_this_node_or_in_a_message_is_here(
+    fetches: ValueFetches, table: ObjectTable
+) -> None:
     here = (VALUE_SHARED, (NODE, 3, 100_000), ())
     for entry in entries(table, here, (VALUE_BYTES, b"", ())):
         assert fetches.is_here(entry)
 
 
 def test_a_value_of_another_node_is_here_when_the_daemon_says_so(
-    fetches: Fetches, table: ObjectTable, link: Link
+    fetches: ValueFetches, table: ObjectTable, link: Link
 ) -> None:
     [entry] = entries(table, FAR)
     assert not wait(table, fetches, [entry], 1, 0.01)
@@ -109,7 +120,7 @@ def test_a_value_of_another_node_is_here_when_the_daemon_says_so(
 
 @pytest.mark.parametrize("count", [2, 20], ids=["few", "many"])
 def test_who_waits_goes_on_when_enough_values_are_here(
-    fetches: Fetches, table: ObjectTable, link: Link, count: int
+    fetches: ValueFetches, table: ObjectTable, link: Link, count: int
 ) -> None:
     far = [(VALUE_SHARED, (b"far node", n, 100_000), ()) for n in range(count)]
     pending = entries(table, *far[1:], None)
@@ -129,10 +140,10 @@ def test_who_waits_goes_on_when_enough_values_are_here(
 
 @pytest.mark.parametrize("count", [1, 20], ids=["few", "many"])
 def test_a_value_that_is_lost_on_the_way_and_made_again_counts_when_that_is_here(
-    fetches: Fetches, table: ObjectTable, link: Link, count: int
+    fetches: ValueFetches, table: ObjectTable, link: Link, count: int
 ) -> None:
     pending = entries(table, FAR, *[(VALUE_BYTES, b"", ())] * (count - 1))
-    fetches.on_lost = lambda entry, _value, _error: table.forget_value(entry.id) and None
+    fetches = fetches_of(link, lambda entry: table.forget_value(entry.id))
     done: list[bool] = []
     waiter = threading.Thread(target=lambda: done.append(wait(table, fetches, pending, count, 10)))
     waiter.start()
@@ -149,7 +160,7 @@ def test_a_value_that_is_lost_on_the_way_and_made_again_counts_when_that_is_here
 
 
 def test_a_value_that_cannot_be_made_again_counts_as_ready(
-    fetches: Fetches, table: ObjectTable, link: Link
+    fetches: ValueFetches, table: ObjectTable, link: Link
 ) -> None:
     [entry] = entries(table, FAR)
     assert not wait(table, fetches, [entry], 1, 0)
@@ -157,7 +168,7 @@ def test_a_value_that_cannot_be_made_again_counts_as_ready(
     assert wait(table, fetches, [entry], 1, 0)
 
 
-def test_the_last_ref_ends_a_fetch(fetches: Fetches, table: ObjectTable, link: Link) -> None:
+def test_the_last_ref_ends_a_fetch(fetches: ValueFetches, table: ObjectTable, link: Link) -> None:
     [entry] = entries(table, FAR)
     assert not wait(table, fetches, [entry], 1, 0)
     table.drop([entry.id])
@@ -165,7 +176,7 @@ def test_the_last_ref_ends_a_fetch(fetches: Fetches, table: ObjectTable, link: L
     link.answers[0](ObjectLostError("it", "nobody waits"), None, -1)
 
 
-def test_a_look_brings_nothing(fetches: Fetches, table: ObjectTable, link: Link) -> None:
+def test_a_look_brings_nothing(fetches: ValueFetches, table: ObjectTable, link: Link) -> None:
     there, here = entries(table, FAR, (VALUE_SHARED, (b"far node", 8, 100_000), ()))
     link.here.add((b"far node", 8))
     fetches.look([there, here])
@@ -174,7 +185,7 @@ def test_a_look_brings_nothing(fetches: Fetches, table: ObjectTable, link: Link)
     assert not link.asked
 
 
-def test_each_value_of_another_node_is_asked_for_once(fetches: Fetches, link: Link) -> None:
+def test_each_value_of_another_node_is_asked_for_once(fetches: ValueFetches, link: Link) -> None:
     numbers = fetches.prefetch([FAR, (VALUE_BYTES, b"", ()), FAR])
     assert link.notices == [("prefetch", [(*FAR[1], numbers[0])])]
     assert fetches.prefetch([(VALUE_BYTES, b"", ())]) == []

@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from core_doubles import NODE, Caller
 
+from miniray.client.object_reports import Holds
 from miniray.common.names import call_site, describe
 from miniray.common.state_types import PICKLED, order
-from miniray.objects.holds import Holds
 
 if TYPE_CHECKING:
     from miniray.common.object_ref import ObjectRef
 
 
 def put(own: Caller) -> ObjectRef[Any]:
-    return own.table.create_with_value(own.ids.new(), (0, b"value", ()), None)
+    return own.table.create_with_value(own.table.new_id(), (0, b"value", ()), None)
 
 
 def reasons(own: Caller, id: bytes, *seen: tuple[Any, str, list[ObjectRef[Any]]]) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from miniray.calls.locality import (
+from miniray.calls.task_groups import (
     FULL_FOR,
     LONGEST,
     LOOK,

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Entry, Value
+    from miniray.messages.value import Value
+    from miniray.objects.objects import Entry
 
 NODE, GONE, OTHER = b"node0000", b"node-was", b"node0001"
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller, packed
 
+from miniray.calls.call import Channel
 from miniray.client.object_reports import ObjectReports
+from miniray.client.ref_tracking import RefTracking
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ def await_reports() -> None:
             thread.join(30)
 
 
-class Channel:
-    def submit(self, _call: Any) -> None:
+class Silent(Channel):
+    def submit(self, call: Any, ready: bool) -> None:
         pass
 
 
@@ -47,15 +49,18 @@ class Process(Caller):
     def __init__(self) -> None:
         super().__init__()
         self.actors = Actors()
+        self.refs = RefTracking(self.loop, self.table, self.shared_memory, self.borrowing)
+
+    def reports(self, executing: Any = tuple) -> ObjectReports:
+        return ObjectReports(self.refs, self.calls, self.actors, self.link, executing)  # type: ignore[arg-type]
 
     def put(self, size: int) -> Any:
         shared = (p.VALUE_SHARED, (NODE, size, size), ())
-        return self.table.create_with_value(self.ids.new(), shared, None)
+        return self.table.create_with_value(self.table.new_id(), shared, None)
 
     def report(self, limit: int = 100, *, detail: bool = False, **how: Any) -> ObjectsHeld:
         before = len(self.link.noticed("objects_held"))
-        reports = ObjectReports(self, **how)  # type: ignore[arg-type]
-        reports.on_asked(1, limit, detail, time.monotonic() + 60)
+        self.reports(**how).on_asked(1, limit, detail, time.monotonic() + 60)
         await_reports()
         [(_number, answer)] = self.link.noticed("objects_held")[before:]
         return answer  # type: ignore[no-any-return]
@@ -68,8 +73,8 @@ def own() -> Process:
 
 def test_objects_in_shared_memory_are_told_one_by_one_and_small_ones_counted(own: Process) -> None:
     refs = [own.put(300_000), own.put(200_000)]
-    small = own.table.create_with_value(own.ids.new(), packed("small"), None)
-    coming = own.table.create(own.ids.new())
+    small = own.table.create_with_value(own.table.new_id(), packed("small"), None)
+    coming = own.table.create(own.table.new_id())
     report = own.report()
     assert [row["id"] for row in report["objects"]] == [ref.binary() for ref in refs]
     assert [row["segment"] for row in report["objects"]] == [300_000, 200_000]
@@ -82,7 +87,7 @@ def test_objects_in_shared_memory_are_told_one_by_one_and_small_ones_counted(own
 def test_a_look_at_what_is_held_does_not_hold_it(own: Process, seconds: float) -> None:
     held = [own.put(300_000)]
     id = held[0].binary()
-    reports = ObjectReports(own, lambda: [("a call", [*held])])  # type: ignore[arg-type]
+    reports = own.reports(lambda: [("a call", [*held])])
     gc.disable()  # a cycle may stay for as long as the process has nothing to do
     try:
         reports.on_asked(1, 100, False, time.monotonic() + seconds)
@@ -117,8 +122,8 @@ def test_what_was_borrowed_and_not_read_is_told_too(own: Process) -> None:
 
 
 def test_pending_results_are_told_with_their_call(own: Process) -> None:
-    call = own.call(Channel(), own.put(200_000))
-    own.calls.open_call(call)
+    call = own.call(Silent(), own.put(200_000))
+    own.calls.submit(call)
     rows = {row["id"]: row for row in own.report(detail=True)["objects"]}
     result = rows[call.return_ids[0]]
     assert (result["call_site"], result["status"]) == ("Test.method", "PENDING_NODE_ASSIGNMENT")
@@ -129,7 +134,7 @@ def test_pending_results_are_told_with_their_call(own: Process) -> None:
 
 
 def test_large_arguments_are_told_and_what_constructors_hold(own: Process) -> None:
-    call = own.call(Channel(), bytes(200_000))
+    call = own.call(Silent(), bytes(200_000))
     own.actors.made.append(call)  # as that of an actor that lives
     report = own.report()
     [row] = report["objects"]
@@ -139,7 +144,7 @@ def test_large_arguments_are_told_and_what_constructors_hold(own: Process) -> No
 
 
 def test_handles_of_actors_are_no_objects(own: Process) -> None:
-    handle = own.table.create_actor(own.ids.new())
+    handle = own.table.create_actor(own.table.new_id())
     found, _ = own.table.adopt(FOREIGN + bytes(8), NODE)
     own.actors.known.add(found.binary())
     assert own.report()["objects"] == []
@@ -156,7 +161,7 @@ def test_a_worker_tells_what_its_running_calls_hold(own: Process) -> None:
 
 def test_a_question_that_nobody_waits_for_any_more_is_not_answered(own: Process) -> None:
     ref = own.put(200_000)
-    reports = ObjectReports(own)  # type: ignore[arg-type]
+    reports = own.reports()
     reports.on_asked(1, 10, False, time.monotonic() - 1)
     reports.on_asked(2, 10, False, time.monotonic() + 60)
     await_reports()

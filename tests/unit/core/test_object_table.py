@@ -35,7 +35,7 @@ def own() -> Fixture:
 
 
 def test_an_object_is_freed_with_its_last_ref(own: Fixture) -> None:
-    id = own.ids.new()
+    id = own.table.new_id()
     refs = [own.table.create_with_value(id, VALUE, None), own.table.adopt(id, NODE)[0]]
     refs.pop()
     own.drain()
@@ -47,7 +47,7 @@ def test_an_object_is_freed_with_its_last_ref(own: Fixture) -> None:
 
 
 def test_a_pinned_object_stays(own: Fixture) -> None:
-    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
     own.table.pin(ref.binary())
     del ref
     own.drain()
@@ -55,7 +55,7 @@ def test_a_pinned_object_stays(own: Fixture) -> None:
 
 
 def test_an_object_without_value_is_forgotten_and_its_late_value_refused(own: Fixture) -> None:
-    id = own.ids.new()
+    id = own.table.new_id()
     ref = own.table.create(id)
     del ref
     own.drain()
@@ -64,7 +64,7 @@ def test_an_object_without_value_is_forgotten_and_its_late_value_refused(own: Fi
 
 
 def test_waiters_hear_once_and_the_first_value_stays(own: Fixture) -> None:
-    ref = own.table.create(own.ids.new())
+    ref = own.table.create(own.table.new_id())
     entry = own.table.entry(ref.binary())
     assert entry is not None
     heard: list[Any] = []
@@ -78,7 +78,7 @@ def test_waiters_hear_once_and_the_first_value_stays(own: Fixture) -> None:
 
 
 def test_a_waiter_that_fails_does_not_keep_the_others_waiting(own: Fixture) -> None:
-    ref = own.table.create(own.ids.new())
+    ref = own.table.create(own.table.new_id())
     entry = own.table.entry(ref.binary())
     assert entry is not None
     heard: list[int] = []
@@ -89,7 +89,7 @@ def test_a_waiter_that_fails_does_not_keep_the_others_waiting(own: Fixture) -> N
 
 
 def test_a_dropped_waiter_is_not_called(own: Fixture) -> None:
-    ref = own.table.create(own.ids.new())
+    ref = own.table.create(own.table.new_id())
     entry = own.table.entry(ref.binary())
     assert entry is not None
     heard: list[Any] = []
@@ -101,8 +101,8 @@ def test_a_dropped_waiter_is_not_called(own: Fixture) -> None:
 
 
 def test_refs_inside_a_value_live_as_long_as_the_value(own: Fixture) -> None:
-    inner = own.table.create_with_value(own.ids.new(), VALUE, None)
-    outer = own.table.create_with_value(own.ids.new(), OTHER, [inner])
+    inner = own.table.create_with_value(own.table.new_id(), VALUE, None)
+    outer = own.table.create_with_value(own.table.new_id(), OTHER, [inner])
     del inner
     own.drain()
     assert len(own.table) == 2
@@ -113,7 +113,7 @@ def test_refs_inside_a_value_live_as_long_as_the_value(own: Fixture) -> None:
 
 
 def test_a_borrowed_object_is_freed_when_its_borrower_lets_go(own: Fixture) -> None:
-    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
     id = ref.binary()
     assert own.table.borrow(id, BORROWER)
     del ref
@@ -126,7 +126,7 @@ def test_a_borrowed_object_is_freed_when_its_borrower_lets_go(own: Fixture) -> N
 
 def test_a_release_may_overtake_the_borrow_that_it_ends(own: Fixture) -> None:
     """A third process reports the borrow, the borrower itself releases it."""
-    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
     id = ref.binary()
     own.table.borrow(id, SECOND)  # who will report
     del ref
@@ -141,7 +141,7 @@ def test_a_release_may_overtake_the_borrow_that_it_ends(own: Fixture) -> None:
 
 
 def test_a_late_borrow_that_evens_out_an_early_release_frees_the_object(own: Fixture) -> None:
-    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
     id = ref.binary()
     own.table.unborrow(id, BORROWER)
     del ref
@@ -153,7 +153,7 @@ def test_a_late_borrow_that_evens_out_an_early_release_frees_the_object(own: Fix
 
 
 def test_a_release_whose_borrow_died_with_its_reporter_holds_nothing(own: Fixture) -> None:
-    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
     id = ref.binary()
     own.table.borrow(id, SECOND)
     own.table.unborrow(id, BORROWER)
@@ -166,13 +166,13 @@ def test_a_release_whose_borrow_died_with_its_reporter_holds_nothing(own: Fixtur
 
 
 def test_a_borrow_of_what_is_gone_says_so(own: Fixture) -> None:
-    assert own.table.borrow(own.ids.new(), BORROWER) is False
-    own.table.unborrow(own.ids.new(), BORROWER)
+    assert own.table.borrow(own.table.new_id(), BORROWER) is False
+    own.table.unborrow(own.table.new_id(), BORROWER)
     assert not own.table._held_by
 
 
 def test_the_death_of_a_borrower_releases_all_that_it_held(own: Fixture) -> None:
-    refs = [own.table.create_with_value(own.ids.new(), VALUE, None) for _ in range(5)]
+    refs = [own.table.create_with_value(own.table.new_id(), VALUE, None) for _ in range(5)]
     for ref in refs:
         own.table.borrow(ref.binary(), BORROWER)
         own.table.borrow(ref.binary(), BORROWER)
@@ -202,7 +202,7 @@ def test_a_borrower_tells_the_owner_only_what_the_owner_knows(own: Fixture) -> N
 
 
 def test_the_last_handle_of_an_actor_is_told(own: Fixture) -> None:
-    ref = own.table.create_actor(own.ids.new())
+    ref = own.table.create_actor(own.table.new_id())
     id = ref.binary()
     own.table.borrow(id, BORROWER)
     del ref
@@ -216,7 +216,7 @@ def test_the_last_handle_of_an_actor_is_told(own: Fixture) -> None:
 def test_a_finalizer_may_use_refs_inside_a_section_of_the_table(own: Fixture) -> None:
     """A garbage collection, and so user code, may run while the lock is held."""
     with own.table.lock:
-        ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+        ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
         own.table.adopt(ref.binary(), NODE)
         del ref
         own.drain()
@@ -224,7 +224,7 @@ def test_a_finalizer_may_use_refs_inside_a_section_of_the_table(own: Fixture) ->
 
 
 def test_threads_that_adopt_and_drop_lose_no_count(own: Fixture) -> None:
-    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    ref = own.table.create_with_value(own.table.new_id(), VALUE, None)
     id = ref.binary()
 
     def churn() -> None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller
 
-from miniray.calls.lineage import Lineage
-from miniray.calls.recovery import Recovery
+from miniray.calls.recovery import ValueRecovery
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import load_error
+from miniray.messages.value import load_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,16 +30,15 @@ def test_a_put_value_that_is_lost_says_where_it_was_put_and_why_it_is_not_made_a
         lambda _method, _args, answer: asked.append(answer),
         raising=False,
     )
-    recovery = Recovery(
+    recovery = ValueRecovery(
         me.table,
         me.borrowing,
         me.calls,
-        Lineage(10, 1000, 1000, lambda _id: 0),
         None,  # type: ignore[arg-type] # there is no task to run
-        me.link,  # type: ignore[arg-type]
+        me.link,
     )
     value: Any = (p.VALUE_SHARED, (node, 7, 100), ())
-    ref = me.table.create_with_value(me.ids.new(), value, None)
+    ref = me.table.create_with_value(me.table.new_id(), value, None)
     me.table.record(ref, ("program.py", 12, "main"))
     entry = me.table.entry(ref.binary())
     assert entry is not None

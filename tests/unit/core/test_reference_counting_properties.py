@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from miniray.common.ids import ObjectIds, new_id, owner_of
+from miniray.common.ids import new_id, owner_of
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import Borrowing
@@ -52,10 +52,8 @@ class Process:
 
     def __init__(self) -> None:
         self.process_id = new_id()
-        self.ids = ObjectIds(self.process_id)
         self.table = ObjectTable(self.process_id, NODE, self)
-        self.borrowing = Borrowing(self.table)
-        self.borrowing.attach(self)  # type: ignore[arg-type]
+        self.borrowing = Borrowing(self.table, self, lambda _id, _payload: "it is not made again")  # type: ignore[arg-type]
         self.wires: dict[bytes, Wire] = {}
         self.handlers = {
             p.PEER_BORROW: self.borrowing.on_borrow,
@@ -98,7 +96,9 @@ class Process:
     # --- what programs do -----------------------------------------------------------
     def put(self, contained: list[ObjectRef[Any]]) -> None:
         value = (p.VALUE_PICKLE, b"", tuple((ref.binary(), NODE) for ref in contained))
-        self.refs.append(self.table.create_with_value(self.ids.new(), value, contained or None))
+        self.refs.append(
+            self.table.create_with_value(self.table.new_id(), value, contained or None)
+        )
 
     def load(self, ref: ObjectRef[Any]) -> bool:
         """Unpickle a value: the refs inside it become the user's; False if it is not here."""

@@ -2,27 +2,30 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from core_doubles import NODE, FakeLink
+from core_doubles import shared_memory as store_of
 from open_files import open_files
 
 from miniray.common.object_ref import hooks
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages.protocol import VALUE_SHARED
 from miniray.objects import shared_memory, waiting, warm_memory
-from miniray.objects.shared_memory import SharedMemory
 from miniray.values import mapped
 from miniray.values.serialization import deserialize, serialize
+
+if TYPE_CHECKING:
+    from miniray.objects.shared_memory import SharedMemory
 
 OWNER = b"owner000"
 
 
 @pytest.fixture
 def memory(link: FakeLink) -> SharedMemory:
-    return SharedMemory(link, NODE)  # type: ignore[arg-type]
+    return store_of(link)
 
 
 def load(memory: SharedMemory, value: Any) -> Any:
@@ -290,7 +293,7 @@ def test_a_full_store_is_asked_again_if_this_process_had_something_to_return(
         link.room = 1 << 40
         garbage.clear()
 
-    memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
+    memory = store_of(link, make_room)
     stored = memory.write(serialize(bytes(300_000)), OWNER, NODE)
     garbage.append(memory.map(stored[1]))
     link.room = 0
@@ -303,13 +306,13 @@ def test_a_full_store_is_asked_again_if_a_value_was_only_held_by_garbage(link: F
         memory.free((VALUE_SHARED, (NODE, 7, 300_000), ()))
 
     link.room = 0
-    memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
+    memory = store_of(link, make_room)
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
 
 
 def test_garbage_is_returned_before_the_next_request_when_memory_is_short(link: FakeLink) -> None:
     looked: list[int] = []
-    memory = SharedMemory(link, NODE, lambda: looked.append(1))  # type: ignore[arg-type]
+    memory = store_of(link, lambda: looked.append(1))
     memory.on_short()
     assert not looked
     for _ in range(2):
@@ -329,7 +332,7 @@ def test_a_writer_into_a_full_store_looks_for_garbage_a_small_part_of_the_time(
         looked.append(now[0])
         now[0] += 1
 
-    memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
+    memory = store_of(link, make_room)
     for _ in range(40):
         with pytest.raises(ObjectStoreFullError):
             memory.write(serialize(bytes(300_000)), OWNER, NODE)
@@ -350,7 +353,7 @@ def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
 
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(link, "node_request", request)
-    memory = SharedMemory(link, NODE, lambda: memory._gone(7))  # type: ignore[arg-type]
+    memory = store_of(link, lambda: memory._gone(7))
     with pytest.raises(ObjectStoreFullError):
         memory.map((NODE, 1, 10), 5.0)
     assert given == [5.0, 2.0]
@@ -358,7 +361,7 @@ def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
 
 def test_a_store_that_stays_full_says_so_once(link: FakeLink) -> None:
     link.room = 0
-    memory = SharedMemory(link, NODE)  # type: ignore[arg-type]
+    memory = store_of(link)
     with pytest.raises(ObjectStoreFullError) as info:
         memory.write(serialize(bytes(300_000)), OWNER, NODE)
     assert info.value.__context__ is None

@@ -10,9 +10,8 @@ from core_doubles import Caller, eventually, packed
 
 from miniray.common.object_ref import hooks
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
-from miniray.objects.object_ref_generator import ObjectRefGenerator
-from miniray.objects.streams import StreamState
+from miniray.messages.value import error_value
+from miniray.objects.object_ref_generator import ObjectRefGenerator, StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +23,8 @@ class Fixture:
         self.consumed: list[int] = []
         self.abandoned = 0
         self.state = StreamState(
-            self.me.ids.new(),
+            self.me.table.new_id(),
             self.me.table,
-            self.me.ids.new,
             self.consumed.append,
             self._abandon,
             limit,

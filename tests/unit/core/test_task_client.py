@@ -12,7 +12,7 @@ from task_world import TaskWorld
 from miniray.common.specs import LeaseSpec
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_shapes_that_nobody_uses_any_more_are_forgotten(world: TaskWorld) -> Non
     used = world.group("used")
     world.call(group=used)
     peer = world.grant(used)
-    ref = world.me.table.create(world.me.ids.new())
+    ref = world.me.table.create(world.me.table.new_id())
     waits = world.group("waits")
     late = world.call(ref, group=waits)
     groups = [world.group(f"group {number}") for number in range(1000)]
@@ -67,7 +67,7 @@ def test_long_tasks_go_one_to_a_lease_and_short_ones_many(world: TaskWorld) -> N
 
 
 def test_a_task_is_sent_once_its_values_are_there(world: TaskWorld) -> None:
-    ref = world.me.table.create(world.me.ids.new())
+    ref = world.me.table.create(world.me.table.new_id())
     call = world.call(ref)
     assert world.wanted == []
     world.me.table.set_value(ref.binary(), packed(1))
@@ -79,7 +79,7 @@ def test_a_task_is_sent_once_its_values_are_there(world: TaskWorld) -> None:
 
 def test_the_error_of_an_argument_is_the_tasks(world: TaskWorld) -> None:
     ref = world.me.table.create_with_value(
-        world.me.ids.new(), error_value(ZeroDivisionError()), None
+        world.me.table.new_id(), error_value(ZeroDivisionError()), None
     )
     call = world.call(ref)
     peer = world.grant()
@@ -107,7 +107,7 @@ def test_a_task_that_was_cancelled_when_it_came_back_does_not_run(world: TaskWor
     first, second = world.call(), world.call()
     peer = world.grant()
     second.cancelled = True
-    assert not world.client.cancel(second, False, True)
+    world.client.cancel(second, False, True)
     world.recall(peer, second)
     assert isinstance(world.error_of(second), TaskCancelledError)
     world.reply(peer, first)
@@ -176,7 +176,7 @@ def test_a_task_that_raised_leaves_its_lease_before_it_runs_again(world: TaskWor
     world.fail(peer, call, ValueError())
     (lease,) = world.group().leases.values()
     assert not lease.calls
-    world.client.retry(call)  # after a while
+    world.client.ready(call)  # after a while
     assert peer.calls == [call.number, call.number]
     world.reply(peer, call)
     assert not lease.calls
@@ -193,7 +193,7 @@ def test_a_task_whose_process_crashes_runs_again_at_once_and_then_after_a_while(
     third = world.grant()
     assert third.calls == [other.number]
     world.reply(third, other)
-    world.client.retry(call)
+    world.client.ready(call)
     assert third.calls == [other.number, call.number]
 
 
@@ -202,7 +202,7 @@ def test_a_cancelled_task_that_is_to_run_again_does_not(world: TaskWorld) -> Non
     peer = world.grant()
     world.fail(peer, call, ValueError())
     call.cancelled = True
-    assert world.client.cancel(call, force=False, recursive=True)
+    world.client.cancel(call, force=False, recursive=True)
     assert isinstance(world.error_of(call), TaskCancelledError)
     world.me.loop.fire()
     assert peer.calls == [call.number]
@@ -226,7 +226,7 @@ def test_a_retry_elsewhere_does_not_keep_the_first_lease_busy(world: TaskWorld) 
     assert world.returned == [1]
     other = world.grant()
     assert other.calls == [second.number]
-    world.client.retry(first)  # after a while
+    world.client.ready(first)  # after a while
     world.reply(other, second)
     assert other.calls == [second.number, first.number]
 
@@ -260,16 +260,16 @@ def test_a_worker_that_was_lost_before_its_lease_came_is_replaced(world: TaskWor
 
 def test_a_queued_task_is_withdrawn_and_its_lease_too(world: TaskWorld) -> None:
     call = world.call()
-    assert world.client.cancel(call, False, True)
+    world.client.cancel(call, False, True)
     assert isinstance(world.error_of(call), TaskCancelledError)
     assert world.wanted[-1] == 0
 
 
 def test_a_task_cancelled_while_it_waits_for_values_never_runs(world: TaskWorld) -> None:
-    ref = world.me.table.create(world.me.ids.new())
+    ref = world.me.table.create(world.me.table.new_id())
     call = world.call(ref)
     call.cancelled = True
-    assert world.client.cancel(call, False, True)
+    world.client.cancel(call, False, True)
     world.me.table.set_value(ref.binary(), packed(1))
     assert world.wanted == []
     assert not world.group().queue
@@ -279,13 +279,13 @@ def test_a_task_cancelled_while_it_waits_for_values_never_runs(world: TaskWorld)
 def test_a_sent_task_is_cancelled_at_its_worker(world: TaskWorld) -> None:
     call = world.call()
     peer = world.grant()
-    assert not world.client.cancel(call, True, False)
+    world.client.cancel(call, True, False)
     assert peer.of_kind(p.PEER_CANCEL) == [(p.PEER_CANCEL, call.number, True, False)]
 
 
 def test_tasks_submitted_while_their_values_arrive_are_sent_once(world: TaskWorld) -> None:
     for _ in range(200):
-        ref = world.me.table.create(world.me.ids.new())
+        ref = world.me.table.create(world.me.table.new_id())
         thread = threading.Thread(target=world.me.table.set_value, args=(ref.binary(), packed(1)))
         thread.start()
         call = world.call(ref)

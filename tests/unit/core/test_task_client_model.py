@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller, packed
 
-from miniray.calls.locality import FULL_FOR
 from miniray.calls.task_client import TaskClient
+from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 from miniray.messages import protocol as p
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from miniray.calls.call import Call
-    from miniray.calls.lease_groups import Lease, LeaseGroup
+    from miniray.calls.task_groups import HeldLease, TaskGroup
 
 NODES = [NODE, b"node0001", b"node0002"]
 GONE = b"nodegone"
@@ -147,7 +147,7 @@ class World:
         self.choice = random.Random(seed)
         self.time = Time()
         monkeypatch.setattr("miniray.calls.task_client.time", self.time)
-        monkeypatch.setattr("miniray.calls.lease_groups.time", self.time)
+        monkeypatch.setattr("miniray.calls.task_groups.time", self.time)
         self.me = Caller(self.time)
         self.me.calls.recover = lambda _entry, _value: "gone"
         self.head = FakeHead(self.time, self.choice)
@@ -165,7 +165,7 @@ class World:
         self.calls: list[Call] = []
         self.pending: list[Any] = []
 
-    def _group(self, name: str) -> LeaseGroup:
+    def _group(self, name: str) -> TaskGroup:
         resources, max_calls, placement = SHAPES[name]
         spec = LeaseSpec(name="", resources=resources, max_calls=max_calls, placement=placement)
         return self.client.group(name, lambda: spec)
@@ -179,10 +179,10 @@ class World:
             self.client, *refs, options=group, retries=retries, retry_exceptions=often
         )
         self.calls.append(call)
-        self.client.submit(call)
+        self.me.calls.submit(call)
 
     def _ref(self) -> Any:
-        table, id = self.me.table, self.me.ids.new()
+        table, id = self.me.table, self.me.table.new_id()
         kind = self.choice.random()
         if kind < 0.15:
             self.pending.append(table.create(id))
@@ -221,23 +221,24 @@ class World:
             return
         lease = self.choice.choice(busy)
         call = next(iter(lease.calls.values()))
-        self.client.observe(call, self.choice.choice([1e-4, 1e-4, 3e-3, 0.05]))
+        seconds = self.choice.choice([1e-4, 1e-4, 3e-3, 0.05])
         peer: Any = lease.peer
         kind = self.choice.random()
         if kind < 0.8 or call.cancelled:
-            self.me.reply(peer, call)
+            self.me.answer(peer, call, p.STATUS_OK, (packed(None),), seconds=seconds)
         elif kind < 0.95:
-            self.me.fails(peer, call, ValueError())
+            values = (error_value(ValueError()),)
+            self.me.answer(peer, call, p.STATUS_ERROR, values, seconds=seconds)
         else:
-            message = (p.PEER_REPLY, call.number, p.STATUS_LOST, (), None)
-            self.me.calls.on_reply(peer, message)
+            self.me.answer(peer, call, p.STATUS_LOST, ())
 
     def recall(self) -> None:
         busy = [lease for lease in self.leases() if lease.calls]
         if busy:
             lease = self.choice.choice(busy)
             begun = self.choice.choice([0, 1, 1, 1])
-            self.client.on_recalled(lease.peer, list(lease.calls)[begun:])
+            message = (p.PEER_RECALLED, list(lease.calls)[begun:])
+            self.client.on_recalled(lease.peer, message)
 
     def cancel(self) -> None:
         call = self.choice.choice(self.calls) if self.calls else None
@@ -268,7 +269,7 @@ class World:
     def wait(self) -> None:
         self.time.pass_by(self.choice.choice([0.001, 0.05, 0.1, 0.3, 1.0]))
 
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[HeldLease]:
         return [lease for group in self.groups for lease in group.leases.values()]
 
     # --- what must hold ------------------------------------------------------------------
@@ -288,7 +289,7 @@ class World:
         assert not places or max(places.values()) == 1
 
     @staticmethod
-    def _places(group: LeaseGroup) -> Iterator[int]:
+    def _places(group: TaskGroup) -> Iterator[int]:
         for call in group.queue:
             assert call.peer is None
             yield call.number
@@ -298,7 +299,7 @@ class World:
                 yield number
 
     @staticmethod
-    def _check_leases(group: LeaseGroup) -> None:
+    def _check_leases(group: TaskGroup) -> None:
         leases = group.leases
         assert group.with_room == sorted(i for i, lease in leases.items() if lease.has_room)
         for lease in leases.values():
@@ -306,7 +307,7 @@ class World:
             assert lease.has_room or not takes_more(lease)
         assert set(group.wishes.by_number) <= {call.number for call in group.queue}
 
-    def _check_that_nothing_waits_for_ever(self, group: LeaseGroup) -> None:
+    def _check_that_nothing_waits_for_ever(self, group: TaskGroup) -> None:
         """Where a lease has room, what waits does so for a certain node, and not for long."""
         roomy = [lease for lease in group.leases.values() if takes_more(lease)]
         if roomy and group.queue:
@@ -342,7 +343,7 @@ class World:
             self.time.run()
 
 
-def takes_more(lease: Lease) -> bool:
+def takes_more(lease: HeldLease) -> bool:
     return lease.open and len(lease.calls) < lease.window
 
 

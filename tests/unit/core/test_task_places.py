@@ -9,7 +9,7 @@ import pytest
 from core_doubles import NODE
 from task_world import TaskWorld
 
-from miniray.calls.locality import RATE
+from miniray.calls.task_groups import RATE
 from miniray.common.config import config
 from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 

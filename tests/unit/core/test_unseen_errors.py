@@ -10,7 +10,7 @@ from core_doubles import Caller, packed
 
 from miniray.common.object_ref import hooks
 from miniray.exceptions import ActorDiedError, DeathCause, TaskCancelledError, TaskError
-from miniray.objects.borrowing import error_value
+from miniray.messages.value import error_value
 from miniray.objects.unseen_errors import MOST_WAITING, WINDOW, UnseenErrors
 
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ def dropped(me: Caller, ref: Any) -> list[Any]:
 def test_the_table_tells_of_an_error_that_goes_unread() -> None:
     me = Caller()
     error = error_value(failure())
-    ref = me.table.create(me.ids.new())
+    ref = me.table.create(me.table.new_id())
     me.table.set_value(ref.binary(), error)
     assert dropped(me, ref) == [error]
 
 
 def test_the_table_tells_of_an_error_whose_ref_had_gone_before_it_came() -> None:
     me = Caller()
-    id = me.table.create(me.ids.new()).binary()
+    id = me.table.create(me.table.new_id()).binary()
     me.table.drop([id])
     assert not me.table.set_value(id, packed("a value"))
     assert not me.outside.unseen
@@ -131,12 +131,12 @@ def test_the_table_tells_of_an_error_whose_ref_had_gone_before_it_came() -> None
 
 def test_an_error_that_was_looked_at_or_a_value_goes_without_a_word() -> None:
     me = Caller()
-    ref = me.table.create(me.ids.new())
+    ref = me.table.create(me.table.new_id())
     me.table.set_value(ref.binary(), error_value(failure()))
     entry = me.table.entry(ref.binary())
     assert entry is not None
     entry.seen = True
     assert dropped(me, ref) == []
-    other = me.table.create(me.ids.new())
+    other = me.table.create(me.table.new_id())
     me.table.set_value(other.binary(), packed("a value"))
     assert dropped(me, other) == []

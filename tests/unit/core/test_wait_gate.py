@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import Caller, packed
 
-from miniray.objects.borrowing import error_value
-from miniray.objects.waiting import wait_for
+from miniray.messages.value import error_value
+from miniray.objects.waiting import Waits
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from miniray.objects.objects import Entry
 
 
@@ -18,8 +20,12 @@ def plain(wait: object, timeout: float | None) -> bool:
     return wait(timeout)  # type: ignore[operator, no-any-return]
 
 
+def waits(me: Caller, block: Any = plain) -> Waits:
+    return Waits(me.loop, me.table, me.borrowing, block)
+
+
 def pending(me: Caller, count: int) -> list[Entry]:
-    refs = [me.table.create(me.ids.new()) for _ in range(count)]
+    refs = [me.table.create(me.table.new_id()) for _ in range(count)]
     me.results.update({ref.binary(): ref for ref in refs})
     return [entry for ref in refs if (entry := me.table.entry(ref.binary())) is not None]
 
@@ -34,7 +40,7 @@ def test_a_wait_ends_when_enough_has_come() -> None:
 
     thread = threading.Thread(target=arrive)
     thread.start()
-    assert wait_for(me.loop, me.table, entries, 2, 10.0, plain)
+    assert waits(me).for_values(entries, 2, 10.0)
     thread.join()
 
 
@@ -42,7 +48,7 @@ def test_a_wait_that_times_out_leaves_no_waiter() -> None:
     me = Caller()
     entries = pending(me, 2)
     me.table.set_value(entries[0].id, packed(1))
-    assert not wait_for(me.loop, me.table, entries, 2, 0.01, plain)
+    assert not waits(me).for_values(entries, 2, 0.01)
     assert not entries[1].waiters
 
 
@@ -50,11 +56,11 @@ def test_a_timeout_of_zero_looks_once() -> None:
     me = Caller()
     (entry,) = pending(me, 1)
     began = time.monotonic()
-    assert not wait_for(me.loop, me.table, [entry], 1, 0, plain)
-    assert not wait_for(me.loop, me.table, [entry], 1, -1, plain)
+    assert not waits(me).for_values([entry], 1, 0)
+    assert not waits(me).for_values([entry], 1, -1)
     assert time.monotonic() - began < 1
     me.table.set_value(entry.id, packed(1))
-    assert wait_for(me.loop, me.table, [entry], 1, 0, plain)
+    assert waits(me).for_values([entry], 1, 0)
 
 
 @pytest.mark.parametrize("count", [3, 30], ids=["few", "many"])
@@ -64,7 +70,7 @@ def test_a_wait_that_stops_at_a_failure_ends_with_the_first_one(count: int) -> N
     failure = error_value(KeyError("missing"))
     threading.Timer(0.01, me.table.set_value, (entries[1].id, failure)).start()
     failed: list[Entry] = []
-    assert wait_for(me.loop, me.table, entries, count, 10.0, plain, failed=failed)
+    assert waits(me).for_values(entries, count, 10.0, failed=failed)
     assert failed == [entries[1]]
     assert not any(entry.waiters for entry in entries)
 
@@ -73,7 +79,7 @@ def test_the_same_object_may_be_waited_for_twice_at_once() -> None:
     me = Caller()
     (entry,) = pending(me, 1)
     threading.Timer(0.01, me.table.set_value, (entry.id, packed(1))).start()
-    assert wait_for(me.loop, me.table, [entry, entry], 2, 10.0, plain)
+    assert waits(me).for_values([entry, entry], 2, 10.0)
 
 
 def test_a_wait_that_is_interrupted_leaves_no_waiter() -> None:
@@ -84,5 +90,5 @@ def test_a_wait_that_is_interrupted_leaves_no_waiter() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        wait_for(me.loop, me.table, [entry], 1, None, interrupted)
+        waits(me, interrupted).for_values([entry], 1, None)
     assert not entry.waiters

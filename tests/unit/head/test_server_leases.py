@@ -9,7 +9,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
-from miniray.calls.locality import FULL_FOR
+from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import BundleAffinity, GrantedLease, NodeAffinity
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.contention import may_ask

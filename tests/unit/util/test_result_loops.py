@@ -52,12 +52,12 @@ def test_a_task_runs_for_each_item() -> None:
 def test_items_are_read_as_far_as_there_is_room(runtime: FakeRuntime) -> None:
     results = map_unordered(double, itertools.count(), backpressure_size=3, chunk_size=1)
     assert [next(results) for _ in range(4)] == [0, 2, 4, 6]
-    assert sum(call.kind == "task" for call in runtime.calls) <= 7
+    assert sum(call.kind == "task" for call in runtime.asked) <= 7
 
 
 def test_without_backpressure_all_tasks_start_first(runtime: FakeRuntime) -> None:
     next(map_unordered(double, range(200), backpressure_size=None))
-    assert sum(call.kind == "task" for call in runtime.calls) == 200
+    assert sum(call.kind == "task" for call in runtime.asked) == 200
 
 
 def test_an_error_reaches_the_loop() -> None:

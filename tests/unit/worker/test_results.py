@@ -18,7 +18,7 @@ from miniray.worker.results import Results
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.objects.objects import Value
+    from miniray.messages.value import Value
     from miniray.values.serialization import Serialized
 
 LARGE = b"x" * 200_000

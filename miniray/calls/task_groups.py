@@ -1,0 +1,382 @@
+"""Waiting tasks by shape, the leases that this process has for them, and which task goes where.
+
+Responsible for which of the tasks goes to which lease. When one is sent, and how many leases are
+asked for, is for ``task_client.py``, whose lock protects this.
+
+A task that would have to move much data to any other node wishes to run where that is. While its
+wish may still come true, leases on other nodes are left to other tasks: for as long as moving the
+data or starting a worker would take, and not at all if there was no capacity on that node just now
+("delay scheduling", Zaharia et al., EuroSys 2010). After that it runs anywhere.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import itertools
+import json
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.common.specs import Anywhere, BundleAffinity, LeaseSpec, Placement, Spread
+from miniray.messages.value import location_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from miniray.calls.call import Call
+    from miniray.calls.calls import CallTable
+    from miniray.calls.context import ProcessFacts
+    from miniray.common.runtime import Exported
+    from miniray.common.specs import TaskOptions
+    from miniray.messages.value import Value
+    from miniray.wire.peers import Peer
+
+#: Resources whose workers end after one task, so that device memory is released.
+_SCALARS = frozenset({"CPU", "memory"})
+#: Bytes that must be saved from moving for a node to be preferred: less is there in a millisecond.
+LEAST = 1 << 20
+#: Bytes that move between nodes in a second, roughly.
+RATE = 1 << 30
+#: Seconds that a task waits for a lease on the node it prefers: for a worker to start, even on a
+#: busy machine, and at most.
+SHORTEST, LONGEST = 0.1, 1.0
+#: Seconds for which a node that had no room is not waited for, and for which a task that could run
+#: anywhere lets others pass that have what they read where a lease is free.
+FULL_FOR = 1.0
+#: How many of the waiting tasks are looked at for each lease.
+LOOK = 16
+
+
+class Shape(NamedTuple):
+    """What tasks have in common that can run on the same lease."""
+
+    #: Equal for tasks of one shape.
+    key: str
+    #: What the head must know of them, without the runtime environment.
+    spec: LeaseSpec
+
+
+#: shape by id of the options, which RemoteFunction keeps, function and capturing placement group;
+#: the options are held so ids stay valid
+_shapes: dict[tuple[int, bytes, bytes | None], tuple[TaskOptions, Shape]] = {}
+_SHAPES_LIMIT = 4096
+
+
+def shape_of(options: TaskOptions, function: Exported, facts: ProcessFacts) -> Shape:
+    """Return the shape of a task that this process calls now, in the group of its lease."""
+    group = facts.capturing_group
+    key = (id(options), function.key, group)
+    known = _shapes.get(key)
+    if known is not None:
+        return known[1]
+    spec = LeaseSpec.of(
+        options,
+        name=options.name or function.name,
+        placement=effective_placement(options.placement, group),
+        runtime_env="",
+    )
+    # The worker of a function whose calls are limited runs no other one.
+    limited = options.max_calls or not _SCALARS.issuperset(options.resources)
+    parts = (
+        dataclasses.replace(spec, name="").to_wire(),
+        options.runtime_env or None,
+        function.key if limited else None,
+    )
+    shape = Shape(json.dumps(parts, sort_keys=True, default=repr), spec)
+    if len(_shapes) >= _SHAPES_LIMIT:
+        _shapes.clear()
+    _shapes[key] = (options, shape)
+    return shape
+
+
+def effective_placement(placement: Placement, group: bytes | None) -> Placement:
+    """Return the placement with what a capturing placement group of the caller adds."""
+    if isinstance(placement, Anywhere):
+        return None
+    if placement is None and group is not None:
+        return BundleAffinity(group, -1, capture_child_tasks=True)
+    if isinstance(placement, BundleAffinity) and placement.capture_child_tasks is None:
+        return dataclasses.replace(placement, capture_child_tasks=group is not None)
+    return placement
+
+
+class Wish(NamedTuple):
+    """The node a task should run on."""
+
+    node: bytes
+    #: Until when it waits for that node, as ``time.monotonic``.
+    until: float
+
+
+def preferred(
+    values: Iterable[Value], copies: Iterable[tuple[bytes, int]] = ()
+) -> tuple[bytes, int] | None:
+    """Return the node with most of these values (at least one), and the bytes it saves from moving.
+
+    That is, what it has more than any other node has of its own; None where that is less than
+    ``LEAST``. ``copies`` are further nodes that have one of the values, and its size.
+    """
+    own: dict[bytes, int] = {}
+    for node, _, size in map(location_of, values):
+        own[node] = own.get(node, 0) + size
+    sizes = dict(own)
+    for node, size in copies:
+        sizes[node] = sizes.get(node, 0) + size
+    best = max(sizes, key=lambda node: (sizes[node], own.get(node, 0)))
+    saved = sizes[best] - max((size for node, size in own.items() if node != best), default=0)
+    return (best, saved) if saved >= LEAST else None
+
+
+class Wishes:
+    """The wishes of the queued tasks of one shape."""
+
+    __slots__ = ("_full", "by_number", "refused")
+
+    def __init__(self) -> None:
+        #: A lease was left to others, as all of the first tasks still wait for certain nodes.
+        self.refused = False
+        #: By the number of the call.
+        self.by_number: dict[int, Wish] = {}
+        #: Nodes that had no room, and when that was.
+        self._full: dict[bytes, float] = {}
+
+    def add(self, call: Call, node: bytes, saved: int, now: float) -> None:
+        """Have a queued task wait for a node where ``saved`` bytes need not move."""
+        patience = min(max(saved / RATE, SHORTEST), LONGEST)
+        self.by_number[call.number] = Wish(node, now + patience)
+
+    def drop(self, call: Call) -> None:
+        self.by_number.pop(call.number, None)
+
+    def clear(self) -> None:
+        self.by_number.clear()
+
+    def full(self, node: bytes, now: float) -> None:
+        """Let nothing wait for a node without capacity, for a while."""
+        self._full[node] = now
+
+    def room(self, node: bytes) -> None:
+        """Note that a node has capacity: a lease there is new, or idle."""
+        self._full.pop(node, None)
+
+    def best(self, queue: Sequence[Call], node: bytes, now: float) -> int | None:
+        """Return which of the queued tasks a lease on a node should run; None: none for now.
+
+        Tasks without a wish, and those that waited very long, are passed by none.
+        """
+        first = self.by_number.get(queue[0].number)
+        if first is None or first.node == node:
+            return 0
+        index = self._look(queue, node, now)
+        self.refused |= index is None
+        return index
+
+    def _look(self, queue: Sequence[Call], node: bytes, now: float) -> int | None:
+        anywhere: int | None = None
+        for index, call in enumerate(itertools.islice(queue, LOOK)):
+            wish = self.by_number.get(call.number)
+            if wish is None or wish.node == node or now >= wish.until + FULL_FOR:
+                passed = anywhere is not None and (wish is None or wish.node != node)
+                return anywhere if passed else index
+            if anywhere is None and self._may_go(wish, now):
+                anywhere = index
+        return anywhere
+
+    def hint(self, queue: Iterable[Call]) -> bytes:
+        """Return the node for which the first task with a wish waits; empty if none has one."""
+        if not self.by_number:
+            return b""
+        for call in itertools.islice(queue, LOOK):
+            wish = self.by_number.get(call.number)
+            if wish is not None:
+                return wish.node
+        return b""
+
+    def give_up(self, queue: Iterable[Call], now: float) -> None:
+        """Let nothing wait for a node for which one of the first tasks has waited long enough."""
+        for call in itertools.islice(queue, LOOK):
+            wish = self.by_number.get(call.number)
+            if wish is not None and now >= wish.until and not self._is_full(wish.node, now):
+                self._full[wish.node] = now
+
+    def until(self, queue: Iterable[Call], now: float) -> float | None:
+        """Return when the next of the first tasks may run anywhere; None if none waits for it."""
+        times = [
+            wish.until
+            for call in itertools.islice(queue, LOOK)
+            if (wish := self.by_number.get(call.number)) is not None and not self._may_go(wish, now)
+        ]
+        return min(times, default=None)
+
+    def _may_go(self, wish: Wish, now: float) -> bool:
+        return now >= wish.until or self._is_full(wish.node, now)
+
+    def _is_full(self, node: bytes, now: float) -> bool:
+        return now - self._full.get(node, -FULL_FOR) < FULL_FOR
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class HeldLease:
+    """A worker that runs this client's tasks of one shape."""
+
+    id: int
+    peer: Peer
+    group: TaskGroup
+    #: After how many tasks its worker ends; 0: no limit.
+    max_calls: dataclasses.InitVar[int]
+    #: Sent and unanswered, in order.
+    calls: dict[int, Call] = dataclasses.field(default_factory=dict)
+    #: How many tasks may be there at once.
+    window: int = 1
+    idle_since: float = dataclasses.field(init=False)
+    #: The head wants it back: nothing more is sent.
+    leaving: bool = False
+    #: It is one of its group's ``with_room``.
+    has_room: bool = False
+    #: Tasks that may still be sent to it; -1: any number.
+    remaining: int = dataclasses.field(init=False)
+    #: Tasks that its worker may run beyond those.
+    _unused: int = dataclasses.field(init=False)
+
+    def __post_init__(self, max_calls: int) -> None:
+        self.idle_since = time.monotonic()
+        # Tasks that are to be spread take a lease each.
+        self.remaining = 1 if self.group.spread else max_calls or -1
+        self._unused = max_calls - self.remaining
+
+    @property
+    def calls_left(self) -> int:
+        """How many tasks its worker may run after those sent; 0 also if there is no limit."""
+        return max(0, self._unused + self.remaining)
+
+    @property
+    def open(self) -> bool:
+        return not self.leaving and self.remaining != 0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class TaskGroup:
+    """All tasks of one shape."""
+
+    id: int
+    spec: LeaseSpec
+    #: Seconds an idle lease is kept: leases with devices go back at once.
+    keep: float
+    _calls: CallTable
+    _clock: Callable[[], float]
+    queue: collections.deque[Call] = dataclasses.field(default_factory=collections.deque)
+    leases: dict[int, HeldLease] = dataclasses.field(default_factory=dict)
+    #: Ids, in order, of the leases that may take a task, those with nothing to do among them:
+    #: the first is used first, so that the last can go back.
+    with_room: list[int] = dataclasses.field(default_factory=list)
+    #: Leases the head was last asked to grant in all; 0 when there is nothing to do.
+    asked: int = 0
+    #: The node that it was asked to prefer; empty: that of this process.
+    near: bytes = b""
+    #: Where queued tasks should run.
+    wishes: Wishes = dataclasses.field(default_factory=Wishes)
+    #: When they are looked at again, as one will have waited long enough.
+    next_look: float = math.inf
+    #: Seconds that a task takes, a moving average; None until the first has ended.
+    duration: float | None = None
+
+    @property
+    def spread(self) -> bool:
+        """Whether its tasks are to run on the least used nodes."""
+        return isinstance(self.spec.placement, Spread)
+
+    def add(self, lease: HeldLease) -> None:
+        self.leases[lease.id] = lease
+        self.note_room(lease)
+
+    def remove(self, lease: HeldLease) -> bool:
+        """Remove a lease; False if it was not here."""
+        self.note_no_room(lease)
+        return self.leases.pop(lease.id, None) is not None
+
+    def note_room(self, lease: HeldLease) -> None:
+        if not lease.has_room:
+            lease.has_room = True
+            bisect.insort(self.with_room, lease.id)
+
+    def note_no_room(self, lease: HeldLease) -> None:
+        if lease.has_room:
+            lease.has_room = False
+            del self.with_room[bisect.bisect_left(self.with_room, lease.id)]
+
+    def idle(self) -> list[HeldLease]:
+        return [lease for id in self.with_room if not (lease := self.leases[id]).calls]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a task waits, or the head grants leases, or has granted some."""
+        return bool(self.asked or self.leases or self.queue)
+
+    # --- the tasks that wait ---------------------------------------------------------
+    def enter(self, call: Call) -> None:
+        """Queue a task whose values are there, behind the others."""
+        self.queue.append(call)
+        if call.refs:
+            self._wish(call)
+
+    def put_back(self, calls: Sequence[Call]) -> None:
+        """Make tasks that were taken the first in the queue again, in this order."""
+        self.queue.extendleft(reversed(calls))
+        for call in calls:
+            if call.refs:
+                self._wish(call)
+
+    def _wish(self, call: Call) -> None:
+        if self.spec.placement is None:
+            values = self._calls.shared_values(call)
+            where = preferred(values, self._calls.copies(call)) if values else None
+            if where is not None:
+                self.wishes.add(call, *where, self._clock())
+
+    def take(self, lease: HeldLease) -> Call | None:
+        """Take what to send to a lease out of the queue; None if all are left to other leases."""
+        queue = self.queue
+        if not self.wishes.by_number:
+            return queue.popleft()
+        index = self.wishes.best(queue, lease.peer.node_id, self._clock())
+        if index is None:
+            return None
+        call = queue[index]
+        del queue[index]
+        self.wishes.drop(call)
+        return call
+
+    def take_all(self) -> list[Call]:
+        """Take out all tasks that wait, in their order."""
+        calls = list(self.queue)
+        self.queue.clear()
+        self.wishes.clear()
+        return calls
+
+    def withdraw(self, call: Call) -> None:
+        """Take out a task that is not to run, if it is here."""
+        if call in self.queue:
+            self.queue.remove(call)
+            self.wishes.drop(call)
+
+    # --- waiting for a certain node ----------------------------------------------------
+    def patience(self) -> tuple[float, float] | None:
+        """Return when a task that waits for a node may go elsewhere, and in how many seconds.
+
+        None if none waits.
+        """
+        now = self._clock()
+        until = self.wishes.until(self.queue, now)
+        return None if until is None else (until, until - now)
+
+    def lose_patience(self) -> None:
+        """Let tasks that have waited long enough for a certain node go to others."""
+        self.wishes.give_up(self.queue, self._clock())
+
+    def full(self, node: bytes) -> None:
+        """Note that there is no room for a further lease on a node: those there may be enough."""
+        if not any(lease.open and lease.peer.node_id == node for lease in self.leases.values()):
+            self.wishes.full(node, self._clock())
