@@ -5,6 +5,7 @@ Responsible for which devices an amount is taken from; not for the rest of a poo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+@dataclasses.dataclass(slots=True)
 class Patience:
     """The steps that a search, or several together, may still take."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    steps: int
 
 
 def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) -> list[int] | None:
