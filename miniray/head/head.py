@@ -108,10 +108,7 @@ class Head:
         others = [self.cluster.nodes.introduction(other) for other in self.cluster.nodes]
         node.send(
             welcome=head_pb2.Welcome(
-                epoch=self.cluster.identity.epoch,
-                cluster_id=self.cluster.identity.cluster_id,
                 nodes=others,
-                head_address=self.cluster.identity.address,
                 nodes_are_all=self.recovery.over,
             )
         )
