@@ -1,8 +1,8 @@
-"""The two ends of the way between a pair of daemons: numbered, so that nothing is lost or doubled.
+"""The sending and the receiving end between two daemons: no message is lost or doubled.
 
-A stream may break with messages on it. The sender keeps what the receiver has not
-acknowledged and sends it again over the next stream; the receiver drops what it has
-had. Bookkeeping only: streams are ``relay.py``'s business.
+A stream may break with messages in flight. Messages are numbered; the sender keeps those that are
+not acknowledged and sends them again over the next stream, and the receiver drops those that it has
+had. Bookkeeping only: ``relay.py`` has the streams.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from miniray.node.relay.relayed import ANSWER, PIECE, Relayed, pack, size_of, sp
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-#: Bytes in one gRPC message, but for the last of what is in it.
+#: Bytes in one gRPC message, without those of its last part.
 _BATCH_BYTES = 1 << 20
-#: Bytes that are acknowledged at once: their sender keeps them until then.
+#: Received bytes that are acknowledged at once: their sender keeps them until then.
 _MUCH = 4 << 20
 #: Stands for a message that was given up, with its size.
 _GIVEN_UP = (32, Relayed())
-#: A larger message travels in pieces of this size: gRPC refuses what is above a limit, and all
-#: that waits behind would never arrive.
+#: A larger message travels in pieces of this size: gRPC refuses messages above a limit, and those
+#: behind it would never arrive.
 _PIECE_BYTES = 8 << 20
 
 
@@ -38,22 +38,22 @@ def _is_kept(message: Relayed) -> bool:
 
 
 class Outbox:
-    """What waits for one other node, and what that node may not have received."""
+    """Messages for one other node: those that wait, and those that it may not have received."""
 
     def __init__(self) -> None:
-        #: Tells this numbering from others, as after the node was given up and came back.
+        #: Names this numbering; there is a new one after the node was given up and came back.
         self.id = int.from_bytes(os.urandom(8), "big") | 1
-        #: With the size of each.
+        #: (size, message).
         self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
-        #: Bytes of values that wait: they go when nothing else does.
+        #: Bytes of values that wait: they are sent when no other message waits.
         self._values: collections.deque[tuple[int, Relayed]] = collections.deque()
         self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
-        #: Bytes that wait, values left out.
+        #: Bytes that wait, without those of values.
         self.waiting = 0
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1
         self._filled = asyncio.Event()
-        #: Counts the streams that it was written to.
+        #: How many streams it was written to.
         self._stream = 0
 
     def put(self, message: Relayed) -> None:
@@ -70,16 +70,16 @@ class Outbox:
         self._filled.set()
 
     def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
-        """The other node has told what it has received."""
+        """Forget the messages that the other node has received."""
         if batch.received_of != self.id:
-            return  # of what was sent before the node was given up and came back
+            return  # it is about an earlier numbering
         number = batch.received
         while self._sent and self._oldest <= number:
             self._sent.popleft()
             self._oldest += 1
 
     def rewind(self) -> None:
-        """The stream broke: what was not acknowledged is to be sent again."""
+        """Queue the messages again that a broken stream may have lost."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._count()
@@ -88,10 +88,9 @@ class Outbox:
         self.waiting = sum(size for size, _ in self._waiting)
 
     def give_up(self) -> None:
-        """Drop what processes said; an empty message in its place tells the receiver.
+        """Drop the messages of processes; empty ones in their place show the receiver the gap.
 
-        Notices of this daemon stay: they are few and small, and nobody would say again that a
-        segment is free.
+        Notices of this daemon stay: they are few and small, and would not be repeated.
         """
         self._values.clear()
         for box in (self._sent, self._waiting):
@@ -102,7 +101,7 @@ class Outbox:
         self.put(Relayed())
 
     def take(self) -> node_pb2.RelayBatch:
-        """As much of what waits as goes into one message."""
+        """Take as many of the waiting messages as one gRPC message holds."""
         first = self._oldest + len(self._sent)
         batch: list[Relayed] = []
         size = 0
@@ -120,16 +119,16 @@ class Outbox:
     async def drain_to(
         self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox
     ) -> None:
-        """Write batches until another stream takes over; each takes all that waits.
+        """Write batches until another stream takes over.
 
         Args:
-            write: Writes one.
-            inbox: What came from that node, and is acknowledged by the way.
+            write: Writes a batch.
+            inbox: Of that node; batches acknowledge its messages.
         """
         self._stream += 1
         own = self._stream
         self.rewind()
-        self._filled.set()  # whoever wrote before sees that it is over
+        self._filled.set()  # a task that wrote to the last stream ends
         while True:
             while not (self._waiting or self._values) and self._stream == own:
                 self._filled.clear()
@@ -143,25 +142,25 @@ class Outbox:
 
 
 class Inbox:
-    """What came from one other node."""
+    """Messages from one other node."""
 
     def __init__(self) -> None:
-        #: Highest number that was received; what comes below it is a repetition.
+        #: The highest number that was received; lower ones are repetitions.
         self.received = 0
-        #: Something came that is not acknowledged.
+        #: Set when messages are not acknowledged.
         self.arrived = asyncio.Event()
-        #: So much of it that it is to be acknowledged at once.
+        #: Set when these are so large that they are to be acknowledged at once.
         self.much = asyncio.Event()
         self._size = 0
-        #: How often messages are missing: their sender gave them up.
+        #: How often messages were missing, because their sender gave them up.
         self.gaps = 0
         self._in_gap = False
         self._outbox = 0
-        #: Of a message whose last piece has not come.
+        #: The pieces of a message that is not complete.
         self._pieces: list[bytes] = []
 
     def acknowledge(self, batch: node_pb2.RelayBatch | None = None) -> node_pb2.RelayBatch:
-        """What to tell the sender now, in a batch that goes there or in one of its own."""
+        """Add the acknowledgement to a batch, or to a new one."""
         if batch is None:
             batch = node_pb2.RelayBatch()
         batch.received, batch.received_of = self.received, self._outbox
@@ -171,7 +170,7 @@ class Inbox:
         return batch
 
     def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
-        """The messages of a batch that were not received before, in order."""
+        """Return the messages of a batch that were not received before, in order."""
         if batch.outbox != self._outbox:
             self._outbox, self.received = batch.outbox, 0
             self._in_gap = False
@@ -186,7 +185,7 @@ class Inbox:
         return list(self._whole(itertools.islice(messages, known, None)))
 
     def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
-        """The messages, those that came in pieces put together."""
+        """Put the messages together that came in pieces."""
         for message in messages:
             was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
             if self._in_gap:

@@ -1,7 +1,7 @@
-"""What daemons send each other: messages between processes of two nodes, and a few of their own.
+"""Messages that daemons send each other: for processes of two nodes, and notices of their own.
 
-They travel many at a time as one marshalled list inside a gRPC message: a protobuf
-message for each costs several times as much as all the rest of the relay.
+Many travel as one marshalled list inside a gRPC message: a protobuf message for each costs several
+times as much as all the rest of the relay.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ logger = logging.getLogger(__name__)
 #: Notices of one daemon to another.
 #: ``sender`` watches the process ``to``.
 WATCH = "watch"
-#: (what it was,): the process ``sender``, which ``to`` watches or has written to, is gone.
+#: (description,): the process ``sender``, which ``to`` watches or has written to, is gone.
 GONE = "gone"
-#: (segment, ...) of the receiving node that their owner freed.
+#: (segment, ...): of the receiving node; their owner has freed them.
 FREED = "freed"
-#: (segment, ...) of the sending node, of which copies at the receiving one are freed.
+#: (segment, ...): of the sending node; copies at the receiving node are freed.
 FREED_COPIES = "freed copies"
-#: (segment, ...) of the receiving node that their owner, which ends by rule, left to the sender.
+#: (segment, ...): of the receiving node; their owner, which exits as planned, leaves them to the
+#: sender.
 ADOPTED = "adopted"
 #: (number, node, segment there, nodes that did not serve it, whether by mover): the sender wants
 #: that value, which the receiving node has, or has a copy of.
@@ -34,34 +35,34 @@ FETCH = "fetch"
 READ = "read"
 #: (number, ...): the answer to either (node/transfer/requests.py); bytes of the value as body.
 ANSWER = "answer"
-#: (node, segment there): the sender fetches that from the receiving node no more.
+#: (node, segment there): the sender has stopped fetching that from the receiving node.
 FETCH_ENDED = "fetch ended"
-#: (segment, ...) of the receiving node, of which the sender has got a copy.
+#: (segment, ...): of the receiving node; the sender has a copy now.
 COPIED = "copied"
 #: (node, (segment there, segment of the sending node, owner), ...): a node is gone; the sender has
 #: copies of values that processes of the receiving node own.
 LEFT = "left"
 #: (segment, owner): the receiving node's segment is the value of a process of the sender.
 OWNED = "owned"
-#: (number, node): tell when you have sent LEFT about a node.
+#: (number, node): asks for LEFT_TOLD once LEFT about that node was sent.
 LEFT_ASKED = "left asked"
 #: (number,): the answer to that.
 LEFT_TOLD = "left told"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
 
-#: (number, how many, whether small ones too, seconds): what do you hold?
+#: (number, how many, whether small ones too, seconds): asks for a report of the store.
 MEMORY_ASKED = "memory asked"
 #: (number, report): the answer to that (common/state_types.py).
 MEMORY_TOLD = "memory told"
 
 
-#: (whether it is the last, whether it is of a notice): a piece, as body, of a message that is too
-#: large to travel whole.
+#: (whether it is the last, whether of a notice): a piece, as body, of a message that is too large
+#: to travel whole.
 PIECE = "piece"
 
 
-#: Of the fields of a message.
+#: Types of the fields of a message.
 _TYPES = {(bytes, bytes, bodies, str, tuple) for bodies in (list, tuple)}
 
 
@@ -72,7 +73,7 @@ class Relayed(NamedTuple):
     to: bytes = b""
     sender: bytes = b""
     bodies: Sequence[bytes] = ()
-    #: One of the above and what belongs to it.
+    #: The kind of a notice, and its fields.
     notice: str = ""
     items: tuple[Any, ...] = ()
 
@@ -82,26 +83,26 @@ class Relayed(NamedTuple):
 
 
 def refusal(message: Relayed, why: str) -> Relayed | None:
-    """What to answer whoever waits for a message that could not be handled; None if nobody does."""
+    """Return the answer to a message that could not be handled; None if no process waits for it."""
     number = message.items[:1]
     if message.notice in (FETCH, READ):
         return Relayed(notice=ANSWER, items=(*number, why))
     if message.notice == LEFT_ASKED:
         return Relayed(notice=LEFT_TOLD, items=number)
     if message.bodies:
-        # The sender need not know more than that what it sent was lost.
+        # The sender need only know that its messages were lost.
         return Relayed(to=message.sender, notice=PUSH, items=("process_unreachable", (message.to,)))
     return None
 
 
 def size_of(message: Relayed) -> int:
-    """About the bytes that a message takes on its way."""
+    """Return about how many bytes a message takes on its way."""
     items = message.items
     return sum(map(len, message.bodies)) + (len(plain.dumps(items)) if items else 0) + 32
 
 
 def split(message: Relayed, size: int) -> list[Relayed]:
-    """The pieces of a message, so many bytes each."""
+    """Cut a message into pieces of ``size`` bytes."""
     data = memoryview(pack([message]))
     starts = range(0, len(data), size)
     of_notice = bool(message.notice)
@@ -116,12 +117,12 @@ def split(message: Relayed, size: int) -> list[Relayed]:
 
 
 def pack(messages: Iterable[Relayed]) -> bytes:
-    """Messages as they travel."""
+    """Encode messages."""
     return plain.dumps([tuple(message) for message in messages])
 
 
 def unpack(data: bytes) -> list[Relayed]:
-    """The inverse of ``pack``; in place of what cannot be read stands that a message was lost."""
+    """Decode messages; one that cannot be read becomes an empty one, as if it was lost."""
     try:
         messages = list(plain.loads(data))
     except (ValueError, TypeError):
