@@ -313,21 +313,21 @@ class ClusterState:
         """Return the waiting requests, those of one shape together, then placement groups."""
         shapes: dict[Any, list[Request]] = {}
         for request in self._cluster.grants.waiting.values():
-            asker = request.requester.describe(request.token)
-            if job_id is None or asker.job_id == job_id:
-                shapes.setdefault((asker.kind, request.demand), []).append(request)
+            summary = request.requester.describe(request.token)
+            if job_id is None or summary.job_id == job_id:
+                shapes.setdefault((summary.kind, request.demand), []).append(request)
         found = []
         for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
             reason = self._cluster.scheduler.explain(requests[0].number)
             by_token = {id(request.token): request for request in requests}.values()
-            askers = [request.requester.describe(request.token) for request in by_token]
+            summaries = [request.requester.describe(request.token) for request in by_token]
             found.append(
                 PendingDemand(
                     kind=kind,
                     shape=[{name: from_units(units) for name, units in demand.placing}],
-                    count=sum(asker.waiting for asker in askers),
-                    names=_names(asker.name for asker in askers),
-                    job_ids=_names(asker.job_id.hex() for asker in askers),
+                    count=sum(summary.waiting for summary in summaries),
+                    names=_names(summary.name for summary in summaries),
+                    job_ids=_names(summary.job_id.hex() for summary in summaries),
                     since=requests[0].since_epoch,
                     **_why(reason),
                 )

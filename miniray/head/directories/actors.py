@@ -27,7 +27,7 @@ from miniray.head.directories.actor import (
 )
 from miniray.head.directories.actor_table import UNKNOWN, ActorSubscribers, ActorTable
 from miniray.head.directories.clients import ProcessExit
-from miniray.head.directories.grants import Asker
+from miniray.head.directories.grants import RequestSummary
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind
 
@@ -263,8 +263,8 @@ class ActorRegistry:
         actor = self._table.get(id)
         return actor.lease if actor is not None and actor.node is None else 0
 
-    def describe(self, token: Actor) -> Asker:
-        return Asker("actor", token.class_name, token.job_id, token.owner)
+    def describe(self, token: Actor) -> RequestSummary:
+        return RequestSummary("actor", token.class_name, token.job_id, token.owner)
 
     def _die_unschedulable(self, actor: Actor, why: str) -> None:
         creation = _unschedulable(f"{actor.class_name} ({actor.id.hex()})", why)

@@ -43,7 +43,7 @@ class Timers(Protocol):
         """Call back after ``delay`` seconds."""
 
 
-class Asker(NamedTuple):
+class RequestSummary(NamedTuple):
     """A waiting request, for messages and listings."""
 
     #: "task" or "actor".
@@ -75,7 +75,7 @@ class Requester(Protocol):
     def waits(self, token: Any, number: int, reason: Reason) -> None:
         """Tell users why a request has waited long, or cannot be served in this cluster."""
 
-    def describe(self, token: Any) -> Asker:
+    def describe(self, token: Any) -> RequestSummary:
         """Describe a request."""
 
 
@@ -142,9 +142,8 @@ class GrantTable:
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
-        #: (when to tell, number), in that order.
-        self._to_warn: collections.deque[tuple[float, int]] = collections.deque()
-        self._groups_to_warn: collections.deque[tuple[float, bytes]] = collections.deque()
+        #: When to tell why a request (by its number) or a group waits, in that order.
+        self._to_warn: collections.deque[tuple[float, int | bytes]] = collections.deque()
         self._warning_armed = False
 
     # --- leases --------------------------------------------------------------------
@@ -177,8 +176,7 @@ class GrantTable:
         self._requests[number] = self.waiting[number] = request
         self.apply(self.scheduler.submit(LeaseRequest(number, demand, near, fill), now))
         if number in self.waiting:
-            self._to_warn.append((now + self._warn_after, number))
-            self._arm_warning()
+            self._warn_later(number)
             self._tell_contention()
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
@@ -268,8 +266,7 @@ class GrantTable:
             if reason is not None and reason.infeasible:
                 requester.group_waits(state.group_id, reason)
             else:
-                self._groups_to_warn.append((now + self._warn_after, state.group_id))
-                self._arm_warning()
+                self._warn_later(state.group_id)
             self._tell_contention()
 
     def group_is_placed(self, group_id: bytes) -> None:
@@ -342,29 +339,39 @@ class GrantTable:
         for hook in self.on_contention:
             hook()
 
+    def _warn_later(self, id: int | bytes) -> None:
+        self._to_warn.append((self.timers.time() + self._warn_after, id))
+        self._arm_warning()
+
     def _arm_warning(self) -> None:
-        due = [waiting[0][0] for waiting in (self._to_warn, self._groups_to_warn) if waiting]
-        if due and not self._warning_armed:
+        if self._to_warn and not self._warning_armed:
             self._warning_armed = True
-            self.timers.call_later(max(0.0, min(due) - self.timers.time()), self._warn)
+            due, _ = self._to_warn[0]
+            self.timers.call_later(max(0.0, due - self.timers.time()), self._warn)
 
     def _warn(self) -> None:
         self._warning_armed = False
         now = self.timers.time()
         while self._to_warn and self._to_warn[0][0] <= now:
-            _, number = self._to_warn.popleft()
-            request = self.waiting.get(number)
-            if request is not None and not request.told:
-                reason = self.scheduler.explain(number)
-                if reason is not None:
-                    self._tell(number, reason)
-        while self._groups_to_warn and self._groups_to_warn[0][0] <= now:
-            _, id = self._groups_to_warn.popleft()
-            if id in self.waiting_groups:
-                reason = self.scheduler.explain_group(id)
-                if reason is not None:
-                    self._group_requesters[id].group_waits(id, reason)
+            _, id = self._to_warn.popleft()
+            if isinstance(id, bytes):
+                self._warn_of_group(id)
+            else:
+                self._warn_of_request(id)
         self._arm_warning()
+
+    def _warn_of_request(self, number: int) -> None:
+        request = self.waiting.get(number)
+        if request is not None and not request.told:
+            reason = self.scheduler.explain(number)
+            if reason is not None:
+                self._tell(number, reason)
+
+    def _warn_of_group(self, id: bytes) -> None:
+        if id in self.waiting_groups:
+            reason = self.scheduler.explain_group(id)
+            if reason is not None:
+                self._group_requesters[id].group_waits(id, reason)
 
     def _tell(self, number: int, reason: Reason) -> None:
         request = self._requests.get(number)

@@ -19,7 +19,7 @@ from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import GrantedLease, JobSpec, LeaseSpec
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.clients import ProcessExit
-from miniray.head.directories.grants import Asker
+from miniray.head.directories.grants import RequestSummary
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind, severity
 
@@ -346,9 +346,9 @@ class TaskLeases:
         group = self._groups.get(client_id, {}).get(group_id)
         return next(iter(group.waiting), 0) if group is not None else 0
 
-    def describe(self, token: TaskLeaseGroup) -> Asker:
+    def describe(self, token: TaskLeaseGroup) -> RequestSummary:
         waiting = max(0, token.total - len(token.leases))
-        return Asker("task", token.name, token.job_id, token.client_id, waiting)
+        return RequestSummary("task", token.name, token.job_id, token.client_id, waiting)
 
     @staticmethod
     def _error(group: TaskLeaseGroup, reason: Reason) -> Exception:
