@@ -67,9 +67,8 @@ class Unconfirmed:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[tuple[bytes, int], head_pb2.FromNode] = {}
+        #: Requests that made or ended something a moment ago, and reports of how actors ended.
         self._recent: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
-        #: How actors ended.
-        self._reports: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
 
     def sent(self, message: head_pb2.FromNode) -> None:
         """Note a request, or a notice (its number is 0)."""
@@ -77,12 +76,11 @@ class Unconfirmed:
         if request.request:
             self._open[request.process_id, request.request] = message
         if request.method in _LASTING:
-            self._recent.append((self._clock(), message))
-            self.drop_stored()
+            self.reported(message)
 
     def reported(self, message: head_pb2.FromNode) -> None:
         """Note a report on how an actor ends, or has ended."""
-        self._reports.append((self._clock(), message))
+        self._recent.append((self._clock(), message))
         self.drop_stored()
 
     def reports(self) -> list[head_pb2.FromNode]:
@@ -90,11 +88,12 @@ class Unconfirmed:
         self.drop_stored()
         left = _MOST_REPORTS
         found: list[head_pb2.FromNode] = []
-        for _, message in self._reports:
-            left -= message.ByteSize()
-            if left < 0:
-                break
-            found.append(message)
+        for _, message in self._recent:
+            if not message.HasField("request"):
+                left -= message.ByteSize()
+                if left < 0:
+                    break
+                found.append(message)
         return found
 
     def answered(self, process_id: bytes, number: int) -> None:
@@ -116,8 +115,7 @@ class Unconfirmed:
         now = self._clock()
         # This head may end too before it has stored them.
         self._recent = collections.deque((now, message) for _, message in self._recent)
-        self._reports = collections.deque((now, message) for _, message in self._reports)
-        sent = {id(message): message for _, message in self._recent}
+        sent = {id(each): each for _, each in self._recent if each.HasField("request")}
         sent.update((id(message), message) for message in self._open.values())
         for message in waiting:
             sent.pop(id(message), None)
@@ -126,9 +124,11 @@ class Unconfirmed:
     def drop_stored(self) -> None:
         """Forget what the head has certainly stored, which may be large."""
         now = self._clock()
-        for noted in (self._recent, self._reports):
-            while noted and now - noted[0][0] > _STORED_AFTER:
-                noted.popleft()
+        while self._recent:
+            sent_at, _ = self._recent[0]
+            if now - sent_at <= _STORED_AFTER:
+                return
+            self._recent.popleft()
 
 
 class HeadClient:
