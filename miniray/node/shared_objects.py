@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.node.objects.adopted_service import AdoptedService
-from miniray.node.objects.fetch_requests import FetchRequests
 from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.objects.memory_service import MemoryService
 from miniray.node.objects.objects import NodeObjects
-from miniray.node.objects.store_requests import StoreRequests
+from miniray.node.objects.store_requests import FetchRequests, StoreRequests
+from miniray.node.store.adopted import AdoptedObjects
+from miniray.node.store.copies import Copies
 from miniray.node.store.memory_report import describe_holders
 from miniray.node.store.segments import SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
-from miniray.node.transfer.copies import Copies
 from miniray.node.transfer.mover_client import MoverClient
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
@@ -56,14 +56,13 @@ class SharedObjects:
         self.store = store = SegmentStore(
             node.object_store_capacity, SpillFiles(node.spill_folder), clients.push
         )
-        self.spilling = Spilling(store, lambda: describe_holders(store, names.of), node_id)
+        copies = Copies(store)
+        self.spilling = Spilling(copies, lambda: describe_holders(store, names.of), node_id)
         self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover)
-        copies = Copies()
         owner_nodes: dict[bytes, bytes] = {}
         self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover)
         self._serving = Serving(
             node_id,
-            store,
             self.spilling,
             relay,
             self._mover,
@@ -73,7 +72,6 @@ class SharedObjects:
         )
         self._objects = NodeObjects(
             node_id,
-            store,
             self.spilling,
             relay,
             self._transfers.copy,
@@ -81,8 +79,11 @@ class SharedObjects:
             copies,
             owner_nodes,
         )
-        self.adopted = AdoptedService(node_id, clients, relay, self._objects, runs, await_death)
-        self._left = LeftCopies(node_id, clients, relay, self._objects, self.adopted, runs)
+        adopted = AdoptedObjects(node_id)
+        self._left = LeftCopies(node_id, clients, relay, self._objects, adopted, runs)
+        self.adopted = AdoptedService(
+            clients, relay, self._objects, adopted, self._left.settle, runs, await_death
+        )
         StoreRequests(node_id, self._objects, clients, self.spilling, runs)
         FetchRequests(self._objects, clients, runs)
         tables = (self._objects, self._transfers, self._serving)
@@ -131,7 +132,6 @@ class SharedObjects:
 
     def node_died(self, node_id: bytes) -> None:
         """Handle the death of another node: its values, copies, owners and borrowers."""
-        self._objects.node_died(node_id)
         self._left.node_died(node_id)
         self.adopted.node_died(node_id)
         self._serving.node_died(node_id)

@@ -11,8 +11,7 @@ from miniray.common.ids import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.node.relay.relayed import WATCH, Relayed
-from miniray.node.store.adopted import AdoptedObjects
-from miniray.node.store.kept_arguments import KeptArguments, id_of_arguments
+from miniray.node.store.adopted import KeptArguments, id_of_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.objects import NodeObjects
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.adopted import Freed
+    from miniray.node.store.adopted import AdoptedObjects, Freed
 
 logger = logging.getLogger(__name__)
 
@@ -30,36 +29,37 @@ class AdoptedService:
 
     def __init__(
         self,
-        node_id: bytes,
         clients: ClientServer,
         relay: RelayHub,
         objects: NodeObjects,
+        adopted: AdoptedObjects,
+        settle: Callable[[bytes], Awaitable[bool]],
         runs: Callable[[bytes], bool],
         await_death: Callable[[bytes], None],
     ) -> None:
         """Register what it answers.
 
         Args:
-            node_id: Of this node.
             clients: The processes of this node that are connected.
             relay: The way to other daemons.
             objects: The store.
+            adopted: What it answers for.
+            settle: Waits until all copies of a node's values are known here, if it is gone.
             runs: Whether a process of this node has not ended.
             await_death: Has the head tell when an actor is dead for good.
         """
         self._runs = runs
         self._await_death = await_death
-        self._node_id = node_id
+        self._settle = settle
+        self._node_id = objects.node_id
         self._clients = clients
         self._relay = relay
         self._objects = objects
-        self._adopted = AdoptedObjects(node_id)
+        self._adopted = adopted
         #: By owner that is gone: bytes that each process has sent to it, and was not told of.
         self._taken: dict[bytes, dict[bytes, int]] = {}
         #: The nodes of borrowers that are not of this one.
         self._elsewhere: dict[bytes, bytes] = {}
-        #: Waits until the daemon has heard of copies of what a node had, if that is gone.
-        self.settle: Callable[[bytes], Awaitable[bool]]
         self._losses: set[asyncio.Task[None]] = set()
         #: Detached actors whose arguments are kept here.
         self._actors: dict[bytes, KeptArguments] = {}
@@ -76,10 +76,6 @@ class AdoptedService:
     def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
         """Each object: id, value, who has borrowed it, and how many others here contain it."""
         return self._adopted.held()
-
-    def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
-        """A value in shared memory is elsewhere now; whether it is one of the daemon's."""
-        return self._adopted.moved(old, new)
 
     def process_died(self, process_id: bytes) -> None:
         """A process, of any node, that may have held some is gone."""
@@ -187,7 +183,7 @@ class AdoptedService:
     async def _lost(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
         """Values that a process could not read: there may be copies elsewhere."""
         for gone in {payload[0] for _id, payload in message[1]}:
-            await self.settle(gone)
+            await self._settle(gone)
         self._take(node, sender, owner, message)
 
     def _take(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.node.base.clients import Client, ClientServer
-    from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.objects.objects import Left, NodeObjects
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.store.adopted import AdoptedObjects
 
 
 class LeftCopies:
@@ -32,7 +32,7 @@ class LeftCopies:
         clients: ClientServer,
         relay: RelayHub,
         objects: NodeObjects,
-        adopted: AdoptedService,
+        adopted: AdoptedObjects,
         runs: Callable[[bytes], bool],
     ) -> None:
         """Register what it answers.
@@ -57,8 +57,6 @@ class LeftCopies:
         self._asked: dict[bytes, list[tuple[bytes, int]]] = {}
         self._numbers = itertools.count(1).__next__
         self._questions: dict[int, Question] = {}
-        objects.on_left = self._tell
-        adopted.settle = self.settle
         clients.requests["left_copies"] = self._settle
         relay.notices[r.LEFT] = lambda node, message: self._hear(
             node, message.items[0], message.items[1:]
@@ -89,7 +87,8 @@ class LeftCopies:
             self._asked.setdefault(gone, []).append((node_id, number))
 
     def node_died(self, node_id: bytes) -> None:
-        """A node is gone; what is left of it here was told."""
+        """Handle the death of a node: tell the owners of copies of its values that are here."""
+        self._tell(node_id, self._objects.node_died(node_id))
         for question in self._questions.values():
             question.ended(node_id)
         for asker, number in self._asked.pop(node_id, ()):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.admission_queue import Claim
+    from miniray.node.store.copies import Copies, Copy, Key, Owner
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.segments import Segment
     from miniray.node.store.spill_files import DiskPlace
     from miniray.node.store.spilling import Spilling
-    from miniray.node.transfer.copies import Copies, Copy, Key, Owner
     from miniray.node.transfer.serving import Serving
 
 
@@ -32,7 +32,6 @@ class NodeObjects:
     def __init__(
         self,
         node_id: bytes,
-        store: SegmentStore,
         spilling: Spilling,
         relay: RelayHub,
         copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]],
@@ -41,21 +40,15 @@ class NodeObjects:
         owner_nodes: dict[bytes, bytes],
     ) -> None:
         self.node_id = node_id
-        self.store = store
+        self.store = copies.store
         self._spilling = spilling
-        spilling.is_copy = lambda segment: self._copies.is_copy(segment.number)
-        spilling.evict = lambda segment: self.drop(segment.number)
         self._relay = relay
         self._serving = serving
         self._copies = copies
         #: Copies on their way.
-        self.pulls = Pulls(store, copy, copies)
-        #: Called with a node that is gone, and (segment there, segment here, owner) of each copy
-        #: here whose owner may live, by the owner's node. Until somebody says more, the daemons
-        #: of those nodes are the owners.
-        self.on_left: Callable[[bytes, dict[bytes, list[Left]]], object] = _nobody
+        self.pulls = Pulls(copy, copies)
         #: Copies that are wanted here before they are read.
-        self.ahead = FetchAhead(self.pulls, self._copies, store)
+        self.ahead = FetchAhead(self.pulls, copies)
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
         self._remote_owners = owner_nodes
         relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
@@ -240,7 +233,7 @@ class NodeObjects:
     def free_here(self, numbers: Iterable[int]) -> None:
         """Segments of this node were freed by their owners."""
         for number in numbers:
-            self.drop(number)
+            self._copies.drop(number)
             self._free_copies_of(number)
 
     def _free_copies_of(self, number: int) -> None:
@@ -252,40 +245,35 @@ class NodeObjects:
         for number in numbers:
             copy = self._copies.find((node_id, number))
             if copy is not None:
-                self.drop(copy.number)
+                self._copies.drop(copy.number)
             else:
                 self.pulls.lose((node_id, number), "its owner has freed it")
 
-    def drop(self, number: int) -> None:
-        """A segment of this node is not wanted any more."""
-        self._copies.remove(number)
-        self.store.free(number)
-
-    def node_died(self, node_id: bytes) -> None:
-        """A node is gone: what it sent, and what its processes owned here.
+    def node_died(self, node_id: bytes) -> dict[bytes, list[Left]]:
+        """Handle the death of a node: what comes from there, and what its processes owned here.
 
         Copies of its segments become the values, unless their owners were there too. What is on
         its way is lost; its reader begins anew from a copy.
+
+        Returns:
+            The copies that became values, by the owner's node. Until somebody says more, the
+            daemons of those nodes are the owners.
         """
         self.pulls.node_died(node_id)
-        self._leave(node_id)
-        for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
-            self.process_died(owner)
-
-    def _leave(self, node_id: bytes) -> None:
-        """Copies of segments of a node that is gone: see who still wants them."""
         left: dict[bytes, list[Left]] = {}
         for copy in self._copies.of_node(node_id):
             found = self._left(copy)
             if found is not None:
                 left.setdefault(copy.owner.node, []).append(found)
-        self.on_left(node_id, left)
+        for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
+            self.process_died(owner)
+        return left
 
     def _left(self, copy: Copy) -> Left | None:
         """A copy is the value from now on; None if its owner is gone too: nobody wants it."""
         owner = copy.owner
         if owner.node != self.node_id and not self._relay.knows(owner.node):
-            self.drop(copy.number)
+            self._copies.drop(copy.number)
             return None
         copy.left = True
         self.adopt(copy.number, owner.node)
@@ -315,7 +303,3 @@ class NodeObjects:
         for number in self.store.process_died(process_id, may_look=may_look):
             self._copies.remove(number)
             self._free_copies_of(number)
-
-
-def _nobody(*_what: object) -> None:
-    """Nobody has said what to do yet."""

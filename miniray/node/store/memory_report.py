@@ -12,7 +12,7 @@ from miniray.common.ids import owner_of
 from miniray.common.names import format_bytes
 from miniray.common.state_types import order
 from miniray.messages.value import is_shared, place_of, size_of
-from miniray.node.store.kept_arguments import id_of_arguments, keepers_by_object
+from miniray.node.store.adopted import id_of_arguments, keepers_by_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         StoreTotals,
     )
     from miniray.messages.value import Value
-    from miniray.node.store.kept_arguments import KeptArguments
+    from miniray.node.store.adopted import KeptArguments
     from miniray.node.store.segments import Segment, SegmentStore
 
     #: Of which node and segment there a segment here is a copy, if it is one.

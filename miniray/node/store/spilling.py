@@ -25,21 +25,14 @@ from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
+    from miniray.node.store.copies import Copies
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.segments import Segment
 
 logger = logging.getLogger(__name__)
 
 #: Seconds after a failed write in which nothing is written ahead of need.
 _AFTER_FAILURE = 10.0
-
-
-def _is_no_copy(_segment: Segment) -> bool:
-    return False
-
-
-def _there_are_none(_segment: Segment) -> None:
-    """Nothing to drop."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -54,19 +47,15 @@ class Spilling:
     """Makes memory come free in a store.
 
     Args:
-        store: Of this node.
+        copies: Of other nodes' values, and the store of this node, which they are in.
         describe_holders: Says which processes hold how much of the store, for the error.
         node_id: Of the node, for the error.
     """
 
-    def __init__(
-        self, store: SegmentStore, describe_holders: Callable[[], str], node_id: bytes
-    ) -> None:
-        self._store = store
+    def __init__(self, copies: Copies, describe_holders: Callable[[], str], node_id: bytes) -> None:
+        self._copies = copies
+        self._store = store = copies.store
         self._files = store.files
-        #: Whether a segment is only a copy of a value of another node, and what drops one.
-        self.is_copy: Callable[[Segment], bool] = _is_no_copy
-        self.evict: Callable[[Segment], None] = _there_are_none
         self.queue = AdmissionQueue(store, self, describe_holders, node_id)
         #: Values that are being written to disk.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,13 +124,13 @@ class Spilling:
     def _removable(self, *, writes: bool) -> Iterator[Segment]:
         """Iterate over what may leave memory, the least recently used first."""
         for segment in self._store.idle():
-            if writes or segment.place is not None or self.is_copy(segment):
+            if writes or segment.place is not None or self._copies.is_copy(segment.number):
                 yield segment
 
     def _remove(self, victims: Iterable[Segment]) -> None:
         for segment in victims:
-            if self.is_copy(segment):
-                self.evict(segment)
+            if self._copies.is_copy(segment.number):
+                self._copies.drop(segment.number)
             elif segment.place is not None:
                 self._store.drop_memory(segment)
             else:
@@ -186,9 +175,9 @@ class Spilling:
         for segment in self._store.resting():
             if needed <= 0:
                 break
-            if self.is_copy(segment):
+            if self._copies.is_copy(segment.number):
                 needed -= segment.size
-                self.evict(segment)
+                self._copies.drop(segment.number)
         if needed == place.size:
             return False
         await self._files.all_closed()

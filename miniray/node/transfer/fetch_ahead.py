@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
-    from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.copies import Copies, Key
+    from miniray.node.store.copies import Copies, Key
+    from miniray.node.store.segments import Segment
     from miniray.node.transfer.pulls import Pulls
 
 #: Part of the store that each kind of what is fetched ahead may take.
@@ -75,14 +75,13 @@ class FetchAhead:
 
     Args:
         pulls: What fetches.
-        copies: What is here.
-        store: What must not become full by it.
+        copies: What is here, in a store that must not become full by it.
     """
 
-    def __init__(self, pulls: Pulls, copies: Copies, store: SegmentStore) -> None:
+    def __init__(self, pulls: Pulls, copies: Copies) -> None:
         self._pulls = pulls
         self._copies = copies
-        self._store = store
+        self._store = copies.store
         #: Arguments of calls: they count until the call has them, which may take for ever.
         self._arguments = _Lane()
         #: Values that somebody waits for: they count while they are on their way.

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.node.base import control_socket
-from miniray.node.transfer.filling import CutOffError
 from miniray.node.transfer.mover_door import Door
-from miniray.node.transfer.mover_fetches import Fetches
+from miniray.node.transfer.mover_fetches import Receives
 from miniray.node.transfer.mover_sends import Sends
+from miniray.node.transfer.moving import CutOffError
 from miniray.security.certificates import Credentials, Identity
 from miniray.security.tls import client_context, server_context
 
@@ -53,7 +53,7 @@ class Mover:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._sends = Sends(self._tell)
-        self._fetches = Fetches(self._tell)
+        self._fetches = Receives(self._tell)
         self._door = Door(self._serve)
 
     def run(self) -> None:

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.node.transfer import moving
-from miniray.node.transfer.filling import CutOffError, Filling
 from miniray.node.transfer.mover_sends import HELLO, IDLE, READ
 from miniray.node.transfer.mover_sockets import address_of, hear_no_more, watch_network
+from miniray.node.transfer.moving import CutOffError, Filling
 from miniray.security.certificates import NODE_NAME
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Job:
         self.stopped = False
 
 
-class Fetches:
+class Receives:
     """All that comes.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from miniray.node.transfer.filling import Filling
+    from miniray.node.transfer.moving import Filling
 
 #: What the other end says first: the ticket, and the offset to begin at.
 HELLO = struct.Struct("!16sQ")

@@ -1,7 +1,11 @@
 """The bytes of one value between a socket and shared memory, in blocking calls.
 
-Processes of one machine show each other the memory (``showing.py``); through TLS the bytes go.
-What is still being filled here can be sent already.
+Through TLS the bytes go. Within a machine the sender shows its memory, and the other end copies it:
+over the socket go a descriptor of that memory and how much of the value is there. Of one that is
+still on its way the other end asks for more when it has copied that, so nobody wakes for what is
+not needed yet. A byte is copied once, by the one process that wants it, which is half the work of
+sending it through the socket. The sender keeps the memory as it is until the other end has said
+that it has read all of it, or has left.
 
 Both ends let others run after each piece. The kernel would interrupt them for whoever waits only at
 its next tick, so that a call beside a transfer would now and then be late by up to 4 ms.
@@ -9,24 +13,101 @@ its next tick, so that a call beside a transfer would now and then be late by up
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import math
 import mmap
 import os
+import socket
 import ssl
+import struct
+import threading
 from typing import TYPE_CHECKING
 
-from miniray.node.transfer.filling import CutOffError
-from miniray.node.transfer.showing import PIECE, copy_shown, show
-
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
-    from miniray.node.transfer.filling import Filling
-
+#: Seconds after which those who wait for more get what is there: who sends nothing is left.
+_LATEST = 1.0
+#: Bytes between which others may run, some 50 µs of work.
+PIECE = 256 << 10
+#: How much of the value is there.
+_THERE = struct.Struct("!Q")
+#: What the other end says when it has copied that.
+_MORE = b"\2"
+#: Bytes of what is on its way that the other end is told of at a time. Less would wake two threads
+#: more often; more would keep a row of nodes from working at once.
+_SHOWN_STEP = 4 << 20
+#: Bytes after which others are told of them.
+_PART = 1 << 20
+_F_SETPIPE_SZ = 1031
 #: Bytes that are sent at a time of what is still on its way here.
-STEP = 1 << 20
+_STEP = 1 << 20
 
 
+# --- what is still being filled ---------------------------------------------------------------
+class CutOffError(Exception):
+    """The other end left before the end, or the memory is filled no further."""
+
+
+class Filling:
+    """Memory that is being filled, from the front.
+
+    Args:
+        offset: Bytes that are there.
+    """
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        #: Where somebody is to be woken; waking takes as long as copying 100 KB.
+        self._wanted = math.inf
+        self._ended = False
+        self._moved = threading.Condition()
+
+    def came(self, size: int) -> None:
+        """So many more bytes are there."""
+        self.offset += size
+        if self.offset >= self._wanted:
+            self.look()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._ended = True
+        self.look()
+
+    def look(self) -> None:
+        """Who waits may go on, or has been told to go."""
+        with self._moved:
+            self._wanted = math.inf  # those who wait on say so again
+            self._moved.notify_all()
+
+    def beyond(self, offset: int, step: int, is_over: Callable[[], bool]) -> int:
+        """How much is there, once that is ``step`` more than ``offset``, or what comes in a second.
+
+        Args:
+            offset: What was read.
+            step: Bytes that it is worth to wake for.
+            is_over: Whether this reader is to go; see ``look``.
+
+        Raises:
+            CutOffError: it is, or nothing more will come.
+        """
+        woken = True
+        with self._moved:
+            while not (self._ended or is_over()):
+                # Before it is known whether it is there: who fills looks at this after that.
+                self._wanted = min(self._wanted, offset + step)
+                if self.offset >= offset + (step if woken else 1):
+                    break
+                woken = self._moved.wait(_LATEST)
+            if is_over():
+                raise CutOffError("nobody waits for it any more")
+            if self.offset <= offset:
+                raise CutOffError("its transfer to the node that passes it on ended")
+            return self.offset
+
+
+# --- the value ----------------------------------------------------------------------------------
 def send(
     sock: socket.socket,
     fd: int,
@@ -57,7 +138,7 @@ def send(
     # It is unmapped when nobody refers to it: an error keeps the part that could not be sent.
     view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
     while offset < size:
-        end = size if filling is None else filling.beyond(offset, STEP, is_over)
+        end = size if filling is None else filling.beyond(offset, _STEP, is_over)
         while offset < end:
             offset += sock.send(view[offset : min(offset + PIECE, end)])
             os.sched_yield()
@@ -104,3 +185,131 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         written += os.pwrite(fd, memoryview(data)[written:], offset + written)
+
+
+# --- within a machine ---------------------------------------------------------------------------
+def show(
+    sock: socket.socket, fd: int, size: int, filling: Filling | None, is_over: Callable[[], bool]
+) -> None:
+    """Show memory to the other end; of what is being filled, say how much is there when asked.
+
+    Args:
+        sock: The connection.
+        fd: Of the memory.
+        size: Of the value.
+        filling: What fills the memory, if it is not whole.
+        is_over: Whether nobody wants what is yet to come of that.
+
+    Raises:
+        CutOffError: the memory is filled no further, or nobody wants it.
+        OSError: the other end is gone.
+    """
+    there = size if filling is None else filling.offset
+    shown = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)  # not to be written there
+    try:
+        socket.send_fds(sock, [_THERE.pack(there)], [shown])
+    finally:
+        os.close(shown)
+    while filling is not None and there < size:
+        if sock.recv(len(_MORE)) != _MORE:
+            raise CutOffError("the other end left")
+        there = filling.beyond(there, _SHOWN_STEP, is_over)
+        sock.sendall(_THERE.pack(there))
+
+
+def copy_shown(
+    sock: socket.socket, fd: int, offset: int, size: int, came: Callable[[int], object]
+) -> None:
+    """Copy what the other end shows, from an offset to its end; ``came`` hears of each part.
+
+    Raises:
+        CutOffError: the other end left before.
+        OSError: the connection broke.
+    """
+    with contextlib.ExitStack() as stack:
+        shown, there = _shown(sock)
+        stack.callback(os.close, shown)
+        copier = stack.enter_context(_Copier(shown, fd))
+        while offset < size:
+            _look_up(sock, there)
+            while offset >= there:
+                there = _more(sock, there)
+            begin, end = offset, min(offset + _PART, there, size)
+            while offset < end:
+                offset += copier.copy(offset, min(PIECE, end - offset))
+                os.sched_yield()
+            came(offset - begin)
+
+
+def _shown(sock: socket.socket) -> tuple[int, int]:
+    """The other end's memory, and how much of it is there."""
+    word, fds, _, _ = socket.recv_fds(sock, _THERE.size, 1, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        raise CutOffError("no memory was shown, or no descriptors are left")
+    return fds[0], _THERE.unpack(word)[0]
+
+
+def _look_up(sock: socket.socket, there: int) -> None:
+    """Look whether the other end has left, or wants this one to; it says nothing unasked.
+
+    Raises:
+        CutOffError: it does.
+    """
+    try:
+        sock.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    raise _shown_no_further(there)
+
+
+def _more(sock: socket.socket, there: int) -> int:
+    """Wait until more of the value is there than it was; returns how much.
+
+    Raises:
+        CutOffError: the other end has left, or wants this one to leave.
+    """
+    sock.sendall(_MORE)
+    word = sock.recv(_THERE.size)  # sent at once, and what is small is not cut in two
+    if len(word) != _THERE.size:
+        raise _shown_no_further(there)
+    more: int = _THERE.unpack(word)[0]
+    return more
+
+
+def _shown_no_further(there: int) -> CutOffError:
+    return CutOffError(f"it was shown no further than {there} bytes")
+
+
+class _Copier:
+    """From memory to memory, or to a file: the kernel copies, once.
+
+    Args:
+        source: A descriptor of what is read.
+        target: Of what is written.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        self._source = source
+        self._target = target
+        self._out, self._in = os.pipe()
+        with contextlib.suppress(OSError):  # a user may have so many large ones only
+            fcntl.fcntl(self._in, _F_SETPIPE_SZ, PIECE)
+
+    def __enter__(self) -> _Copier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._out)
+        os.close(self._in)
+
+    def copy(self, offset: int, length: int) -> int:
+        """Copy some bytes to the same offset; returns how many, at most what a pipe takes."""
+        taken = os.splice(self._source, self._in, length, offset_src=offset)
+        if not taken:
+            raise CutOffError("the memory is gone")
+        left = taken
+        while left:  # the pipe refers to the pages, and nothing is copied until here
+            count = os.splice(self._out, self._target, left, offset_dst=offset)
+            offset += count
+            left -= count
+        return taken

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from miniray.exceptions import ObjectStoreFullError
-    from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.copies import Copies, Key, Owner
+    from miniray.node.store.copies import Copies, Key, Owner
+    from miniray.node.store.segments import Segment
 
 
 class Waiter:
@@ -37,37 +37,34 @@ class Waiter:
 class _Pull:
     """One transfer, and who waits for it."""
 
-    def __init__(self, key: Key, size: int) -> None:
+    def __init__(self, key: Key, size: int, give_up: Callable[[Waiter, Exception], object]) -> None:
         self.key = key
+        self._give_up_one = give_up
         #: The room that it needs first. Who wants memory only gives up; the rest goes on.
         self.claim = Claim(size, on_full=self._give_up)
         self.task: asyncio.Task[None]
         self.waiters: set[Waiter] = set()
-        #: Called with who gives up, and why.
-        self.on_given_up: Callable[[Waiter, Exception], object]
 
     def _give_up(self, error: ObjectStoreFullError) -> None:
         for waiter in [waiter for waiter in self.waiters if not waiter.or_disk]:
-            self.on_given_up(waiter, error)
+            self._give_up_one(waiter, error)
 
 
 class Pulls:
     """All of them.
 
     Args:
-        store: Where copies are.
         copy: Copies a segment of another node into room that it claims. The one that it
             returns is to be sealed.
-        copies: Where a copy is noted when it is there.
+        copies: Where a copy is added when it is whole, and the store that it is in.
     """
 
     def __init__(
         self,
-        store: SegmentStore,
         copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]],
         copies: Copies,
     ) -> None:
-        self._store = store
+        self._store = copies.store
         self._copy = copy
         self._copies = copies
         self._pulls: dict[Key, _Pull] = {}
@@ -103,8 +100,7 @@ class Pulls:
         assert self._copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = _Pull(key, size)
-            pull.on_given_up = self._drop
+            pull = self._pulls[key] = _Pull(key, size, self._drop)
             pull.task = asyncio.get_running_loop().create_task(self._run(pull))
             self._tasks.add(pull.task)
             pull.task.add_done_callback(self._tasks.discard)

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.copies import BrokenTransferError
+from miniray.node.transfer.arriving import BrokenTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.transfer.copies import Key
+    from miniray.node.store.copies import Key
 
 #: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
 IN_FLIGHT = 2 << 20
 
 
-class Answer(NamedTuple):
+class ValueAnswer(NamedTuple):
     """What another daemon says to a request; bytes of the value go beside it."""
 
     #: Why it does not have the value; empty if it has.
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 #: An answer, and the bytes that came with it.
-_Answered = tuple[Answer, bytes]
+_Answered = tuple[ValueAnswer, bytes]
 
 
 class _Peer:
@@ -191,7 +191,7 @@ class ValueRequests:
         peer = self._peers.get(node_id)
         came = peer.open.get(number) if peer is not None else None
         if came is not None and not came.done():
-            came.set_result((Answer(*fields), message.bodies[0] if message.bodies else b""))
+            came.set_result((ValueAnswer(*fields), message.bodies[0] if message.bodies else b""))
 
     def node_unreachable(self, node_id: bytes) -> None:
         """Fail the requests to a node that is gone, or to or from which messages were lost."""

@@ -17,17 +17,18 @@ from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.copies import Owner
-from miniray.node.transfer.requests import IN_FLIGHT, Answer
+from miniray.node.store.copies import Owner
+from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer
 from miniray.node.transfer.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.copies import Copies, Key
+    from miniray.node.store.segments import Segment
     from miniray.node.store.spilling import Spilling
-    from miniray.node.transfer.copies import Arriving, Copies, Key
+    from miniray.node.transfer.arriving import Arriving
     from miniray.node.transfer.mover_client import MoverClient
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,6 @@ class Serving:
     def __init__(
         self,
         node_id: bytes,
-        store: SegmentStore,
         spilling: Spilling,
         relay: RelayHub,
         mover: MoverClient,
@@ -77,16 +77,15 @@ class Serving:
 
         Args:
             node_id: Of this node.
-            store: Its segments.
             spilling: What reads those that are on disk.
             relay: The way to other daemons.
             mover: What large values go through.
-            copies: The copies here of segments of other nodes.
+            copies: Of other nodes' segments, and the store that they are in.
             arriving: Those that are on their way here.
             owner_nodes: The nodes of owners of segments here that are of other nodes.
         """
         self._node_id = node_id
-        self._store = store
+        self._store = copies.store
         self._spilling = spilling
         self._relay = relay
         self._mover = mover
@@ -142,7 +141,7 @@ class Serving:
         self._place(number)
 
     def _place(self, number: int) -> None:
-        """Answer those who want a segment of this node and can copy it now."""
+        """ValueAnswer those who want a segment of this node and can copy it now."""
         spreading = self._spreads.get(number)
         if spreading is None or not spreading.waiting:
             return
@@ -156,7 +155,7 @@ class Serving:
             if parent == self._node_id:
                 self._give(request, segment)
             else:
-                self._answer(request.node, request.number, Answer(ask=parent))
+                self._answer(request.node, request.number, ValueAnswer(ask=parent))
 
     def _serve_copy(self, request: _Request) -> None:
         """Serve a copy that is here, or as much of it as is."""
@@ -240,7 +239,7 @@ class Serving:
             self._answer(request.node, request.number, _head(segment, owner))
 
     def _offer_later(self, request: _Request, work: Coroutine[None, None, None]) -> None:
-        """Answer a request by a task that lasts as long as the node may fetch from the mover."""
+        """ValueAnswer a request by a task that lasts as long as the node may fetch from the mover."""
         name = (request.node, request.key)
         self._end_offer(*name)
 
@@ -325,7 +324,7 @@ class Serving:
     def _answer_with(
         self, node_id: bytes, number: int, segment: Segment, offset: int, length: int
     ) -> None:
-        """Answer a request with bytes of a segment."""
+        """ValueAnswer a request with bytes of a segment."""
         if segment.in_memory:
             piece = os.pread(segment.fd, length, offset)
             self._answer(node_id, number, _head(segment, self._owner(segment)), piece)
@@ -341,7 +340,7 @@ class Serving:
         length: int,
         arrived: Coroutine[None, None, bool] | None = None,
     ) -> None:
-        """Answer a request with bytes that are on disk, or have yet to arrive here."""
+        """ValueAnswer a request with bytes that are on disk, or have yet to arrive here."""
         self._store.map(segment.number, node_id)
         try:
             if arrived is not None and not await arrived:
@@ -368,16 +367,18 @@ class Serving:
     def _owner(self, segment: Segment) -> Owner:
         return Owner(segment.owner, self._owner_nodes.get(segment.owner, self._node_id))
 
-    def _answer(self, node_id: bytes, number: int, answer: Answer, piece: bytes = b"") -> None:
+    def _answer(self, node_id: bytes, number: int, answer: ValueAnswer, piece: bytes = b"") -> None:
         bodies = [piece] if piece else []
         self._relay.send(node_id, Relayed(notice=r.ANSWER, items=(number, *answer), bodies=bodies))
 
     def _refuse(self, node_id: bytes, number: int, error: ObjectLostError) -> None:
-        self._answer(node_id, number, Answer(lost=error.reason))
+        self._answer(node_id, number, ValueAnswer(lost=error.reason))
 
 
-def _head(segment: Segment, owner: Owner) -> Answer:
-    return Answer(size=segment.size, form=segment.form, owner=owner.process, owner_node=owner.node)
+def _head(segment: Segment, owner: Owner) -> ValueAnswer:
+    return ValueAnswer(
+        size=segment.size, form=segment.form, owner=owner.process, owner_node=owner.node
+    )
 
 
 def _no_copy(key: Key) -> ObjectLostError:

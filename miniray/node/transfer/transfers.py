@@ -18,8 +18,9 @@ from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
+from miniray.node.store.copies import Owner
 from miniray.node.store.spill_files import DiskPlace
-from miniray.node.transfer.copies import Arriving, BrokenTransferError, Owner
+from miniray.node.transfer.arriving import Arriving, BrokenTransferError
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
 from miniray.node.transfer.moving import write_all
 from miniray.node.transfer.requests import ValueRequests
@@ -27,11 +28,11 @@ from miniray.node.transfer.requests import ValueRequests
 if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.admission_queue import Claim
+    from miniray.node.store.copies import Key
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
-    from miniray.node.transfer.copies import Key
     from miniray.node.transfer.mover_client import Move, MoverClient
-    from miniray.node.transfer.requests import Answer
+    from miniray.node.transfer.requests import ValueAnswer
 
 #: Times that a transfer is resumed without having moved on, before it is given up.
 _RESUMES = 5
@@ -169,7 +170,7 @@ class Transfers:
     async def _take(
         self,
         source: bytes,
-        answer: Answer,
+        answer: ValueAnswer,
         beginning: bytes,
         segment: Segment,
         key: Key,
@@ -222,7 +223,7 @@ class Transfers:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _take_from_mover(
-        self, answer: Answer, owner: Owner, segment: Segment, arriving: Arriving
+        self, answer: ValueAnswer, owner: Owner, segment: Segment, arriving: Arriving
     ) -> None:
         """Let the movers of the two nodes carry it, as far as they do."""
         before = arriving.offset

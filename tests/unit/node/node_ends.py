@@ -16,8 +16,8 @@ from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper, TemplateGoneError
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relayed import Relayed
+from miniray.node.store.copies import Copies
 from miniray.node.store.spilling import Spilling
-from miniray.node.transfer.copies import Copies
 from miniray.node.transfer.mover import Mover
 from miniray.node.transfer.mover_client import MoverClient
 from miniray.node.transfer.serving import Serving
@@ -101,15 +101,14 @@ class End:
         self.lost: list[bytes] = []
         self.hub = RelayHub(self.id, dial, self)
         self.store = new_store(1 << 26, folder / f"{name}.spilled")
-        self.spilling = Spilling(self.store, str, self.id)
+        self.copies = Copies(self.store)
+        self.spilling = Spilling(self.copies, str, self.id)
         start = mover_in_thread if movers else no_mover
         (folder / name).mkdir()
         self.mover = MoverClient(start, MoverConfig("here", str(folder / name)))
-        self.copies = Copies()
         self.transfers = Transfers(self.id, self.store, self.spilling, self.hub, self.mover)
         self.serving = Serving(
             self.id,
-            self.store,
             self.spilling,
             self.hub,
             self.mover,

@@ -39,7 +39,13 @@ class Relay:
         return [body for body in bodies if body[0] == kind]
 
 
+async def _settled(_node: bytes) -> bool:
+    return True
+
+
 class Objects:
+    node_id = NODE
+
     def __init__(self) -> None:
         self.freed: list[tuple[bytes, int]] = []
         self.left: list[tuple[bytes, int]] = []
@@ -62,7 +68,9 @@ class Owner:
 @pytest.fixture
 def parts() -> tuple[AdoptedService, Relay, Objects]:
     clients, relay, objects = Clients(), Relay(), Objects()
-    service = AdoptedService(NODE, clients, relay, objects, lambda _: True, lambda _: None)  # type: ignore[arg-type]
+    adopted_here = adopted.AdoptedObjects(NODE)
+    others: Any = (clients, relay, objects, adopted_here, _settled, lambda _: True, lambda _: None)
+    service = AdoptedService(*others)
     value = (p.VALUE_SHARED, (NODE, 7, 1000), ())
     clients.requests["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
     return service, relay, objects

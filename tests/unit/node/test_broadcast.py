@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from miniray.node.transfer.copies import Key
+    from miniray.node.store.copies import Key
 
 SIZE = 12_000_001  # twelve pieces
 OWNER = b"owner000"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node.transfer import filling as filling_module
-from miniray.node.transfer.filling import CutOffError, Filling
+from miniray.node.transfer import moving
+from miniray.node.transfer.moving import CutOffError, Filling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_each_reader_is_woken_for_its_own_step() -> None:
 
 
 def test_what_came_in_a_second_is_told_however_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling_module, "_LATEST", 0.05)
+    monkeypatch.setattr(moving, "_LATEST", 0.05)
     filling = Filling(0)
     reader = Reader(filling, 0)
     filling.came(1)

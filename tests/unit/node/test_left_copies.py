@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
+
+if TYPE_CHECKING:
+    from miniray.node.objects.objects import Left
 
 NODE, FAR, GONE, OFF = b"node-one", b"node-two", b"node-was", b"node-off"
 OWNER, ENDED = b"owner000", b"owner-no"
@@ -41,9 +44,12 @@ class Relay:
 
 class Objects:
     def __init__(self) -> None:
-        self.on_left: Any = None
+        self.left: dict[bytes, list[Left]] = {}
         self.freed: list[tuple[bytes, int]] = []
         self.given: list[tuple[int, bytes, bytes]] = []
+
+    def node_died(self, _node: bytes) -> dict[bytes, list[Left]]:
+        return self.left
 
     def free(self, node: bytes, number: int) -> None:
         self.freed.append((node, number))
@@ -54,7 +60,6 @@ class Objects:
 
 class Adopted:
     def __init__(self) -> None:
-        self.settle: Any = None
         self.values: set[tuple[bytes, int]] = set()
 
     def moved(self, old: tuple[bytes, int], _new: tuple[bytes, int]) -> bool:
@@ -77,7 +82,8 @@ class Node:
 
 def test_a_daemon_tells_that_of_the_owner_what_it_has() -> None:
     node = Node()
-    node.objects.on_left(GONE, {FAR: [(7, 1, OWNER), (8, 2, OWNER)]})
+    node.objects.left = {FAR: [(7, 1, OWNER), (8, 2, OWNER)]}
+    node.left.node_died(GONE)
     assert node.relay.sent == [
         (FAR, Relayed(notice=r.LEFT, items=(GONE, (7, 1, OWNER), (8, 2, OWNER))))
     ]
@@ -94,7 +100,8 @@ def test_an_owner_that_lives_gets_the_copy() -> None:
 
 def test_an_owner_of_the_same_node_gets_the_copy() -> None:
     node = Node()
-    node.objects.on_left(GONE, {NODE: [(7, 1, OWNER)]})
+    node.objects.left = {NODE: [(7, 1, OWNER)]}
+    node.left.node_died(GONE)
     assert node.objects.given == [(1, OWNER, NODE)]
     assert node.clients.pushed == [(OWNER, "left_copies", (GONE, NODE, [(7, 1)]))]
 
@@ -203,7 +210,7 @@ def test_who_has_not_heard_of_the_death_answers_when_it_has() -> None:
     node.hear(r.LEFT_ASKED, 3, GONE)
     assert not node.relay.sent
     node.relay.others = [FAR]
-    node.objects.on_left(GONE, {FAR: [(7, 1, OWNER)]})
+    node.objects.left = {FAR: [(7, 1, OWNER)]}
     node.left.node_died(GONE)
     kinds = [message.notice for _, message in node.relay.sent]
     assert kinds == [r.LEFT, r.LEFT_TOLD]  # in this order: the answer says that all was told

@@ -6,7 +6,7 @@ import pytest
 from stores import new_store
 
 from miniray.messages import protocol as p
-from miniray.node.store.kept_arguments import KeptArguments, id_of_arguments
+from miniray.node.store.adopted import KeptArguments, id_of_arguments
 from miniray.node.store.memory_report import (
     adopted_report,
     chosen,

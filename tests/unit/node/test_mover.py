@@ -24,7 +24,7 @@ from mover_ends import (
 from node_ends import until
 
 from miniray.common.host_port import DaemonAddress
-from miniray.node.transfer import mover_fetches, mover_sends, moving, showing
+from miniray.node.transfer import mover_fetches, mover_sends, moving
 from miniray.node.transfer.mover_client import MoveError, Offer
 from miniray.security.certificates import make_credentials
 
@@ -167,7 +167,7 @@ def test_a_transfer_ends_when_what_is_shown_is_withdrawn_in_the_middle(
     movers: Movers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its memory would be held for as long as the rest takes to be copied."""
-    monkeypatch.setattr(showing, "PIECE", 4096)  # that takes long
+    monkeypatch.setattr(moving, "PIECE", 4096)  # that takes long
     many = 256 * MIB
 
     async def test() -> None:

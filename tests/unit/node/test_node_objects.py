@@ -14,14 +14,14 @@ from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.copies import Copies, Owner
+from miniray.node.store.copies import Copies, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from miniray.node.store.admission_queue import Claim
+    from miniray.node.store.copies import Key
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.copies import Key
 
 HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
 OWNER, READER = b"owner000", b"reader00"
@@ -71,12 +71,12 @@ class Node:
     def __init__(self) -> None:
         self.relay = Relay()
         self.store = new_store(1 << 24)
-        self.copies = Copies()
+        self.copies = Copies(self.store)
         self.transfers = Transfers(self.store, Owner(OWNER, FAR))
         serving = types.SimpleNamespace(forget=lambda _number: set())
         spilling = types.SimpleNamespace(queue=types.SimpleNamespace(process_died=lambda _id: None))
         parts: Any = (spilling, self.relay, self.transfers.copy, serving, self.copies, {})
-        self.objects = NodeObjects(HERE, self.store, *parts)
+        self.objects = NodeObjects(HERE, *parts)
         clients = types.SimpleNamespace(requests={}, push=lambda *_: True)
         adopted: Any = types.SimpleNamespace(moved=lambda *_: False)
         others: Any = (clients, self.relay, self.objects, adopted)
@@ -85,7 +85,6 @@ class Node:
     def dies(self, node: bytes) -> None:
         """As the daemon hears it from the head."""
         self.relay.living.discard(node)
-        self.objects.node_died(node)
         self.left.node_died(node)
 
     def has_copy(self, owner: Owner) -> int:

@@ -10,16 +10,16 @@ from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
-from miniray.node.transfer.copies import Copies, Owner
+from miniray.node.store.copies import Copies, Owner
 from miniray.node.transfer.fetch_ahead import FetchAhead
 from miniray.node.transfer.pulls import Pulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from miniray.node.store.copies import Key
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Segment, SegmentStore
-    from miniray.node.transfer.copies import Key
 
 SIZE = 100_000
 KEY = (b"node", 7)
@@ -90,9 +90,9 @@ class Node:
         self.store = new_store(capacity)
         self.queue = AdmissionQueue(self.store, NoDisk(), str, b"node0000")
         self.transfers = Transfers(self.store, self.queue)
-        self.copies = Copies()
-        self.pulls = Pulls(self.store, self.transfers.copy, self.copies)
-        self.ahead = FetchAhead(self.pulls, self.copies, self.store)
+        self.copies = Copies(self.store)
+        self.pulls = Pulls(self.transfers.copy, self.copies)
+        self.ahead = FetchAhead(self.pulls, self.copies)
 
     def copy(self, key: Key) -> int | None:
         """The number of the copy of a segment, if it is here."""

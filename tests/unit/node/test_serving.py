@@ -11,8 +11,9 @@ from node_ends import End, until
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.copies import Arriving, Owner
-from miniray.node.transfer.requests import Answer
+from miniray.node.store.copies import Owner
+from miniray.node.transfer.arriving import Arriving
+from miniray.node.transfer.requests import ValueAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -51,10 +52,10 @@ class Node(End):
     def ended(self, node: bytes, number: int) -> None:
         self.hear(node, r.FETCH_ENDED, self.id, number)
 
-    def answers(self, node: bytes, number: int = 1) -> list[Answer]:
+    def answers(self, node: bytes, number: int = 1) -> list[ValueAnswer]:
         """To the requests of a number of a node."""
         messages = (each for to, each in self.sent if to == node and each.notice == r.ANSWER)
-        return [Answer(*each.items[1:]) for each in messages if each.items[0] == number]
+        return [ValueAnswer(*each.items[1:]) for each in messages if each.items[0] == number]
 
     def pieces(self, node: bytes) -> bytes:
         messages = (each for to, each in self.sent if to == node and each.bodies)
@@ -208,7 +209,7 @@ def test_what_has_arrived_is_passed_on_before_the_rest_is_here(tmp_path: Path) -
         arriving.begin(FAR_OWNER)
         await until(lambda: node.answers(b"one"))
         assert node.answers(b"one") == [
-            Answer(size=SIZE, owner=FAR_OWNER.process, owner_node=FAR_OWNER.node)
+            ValueAnswer(size=SIZE, owner=FAR_OWNER.process, owner_node=FAR_OWNER.node)
         ]
         for start in range(0, SIZE, PIECE):
             node.read(b"one", 7, start, origin=ORIGIN)

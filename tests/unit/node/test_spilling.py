@@ -18,6 +18,7 @@ from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store import memories as memories_module
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
+from miniray.node.store.copies import Copies, Owner
 from miniray.node.store.spill_files import Disk, DiskPlace
 from miniray.node.store.spilling import Spilling
 
@@ -39,7 +40,12 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.told = Pushes("store_short")
         self.store = new_store(ROOM * PAGE, folder / "spilled", self.told)
-        self.spilling = Spilling(self.store, lambda: "All held.", NODE)
+        self._copies = Copies(self.store)
+        self.spilling = Spilling(self._copies, lambda: "All held.", NODE)
+
+    def add_copy(self, segment: Segment) -> None:
+        """Count a segment as a copy of another node's."""
+        self._copies.add((b"other", segment.number), segment.number, Owner(OWNER, b"other"))
 
     async def create(
         self, *, waits: bool = True, pages: int = 1, writer: bytes = WRITER
@@ -237,9 +243,8 @@ async def copies_on_disk(node: Node, count: int) -> list[Segment]:
         copies.append(node.store.create_on_disk(place, 0, OWNER, WRITER))
         node.store.seal(copies[-1].number)
     node.store.process_died(b"holder00")
-    numbers = {copy.number for copy in copies}
-    node.spilling.is_copy = lambda segment: segment.number in numbers
-    node.spilling.evict = lambda segment: node.store.free(segment.number)
+    for copy in copies:
+        node.add_copy(copy)
     return copies
 
 
@@ -469,8 +474,7 @@ def test_a_copy_is_dropped_before_anything_is_written(run: Run) -> None:
     async def steps(node: Node) -> None:
         values = await node.fill()
 
-        node.spilling.is_copy = lambda segment: segment is values[0]
-        node.spilling.evict = lambda segment: node.store.free(segment.number)
+        node.add_copy(values[0])
         await node.create()
         assert node.spilling.spilled == 0
         with pytest.raises(ObjectLostError):
