@@ -141,7 +141,7 @@ class Serving:
         self._place(number)
 
     def _place(self, number: int) -> None:
-        """ValueAnswer those who want a segment of this node and can copy it now."""
+        """Answer those who want a segment of this node and can copy it now."""
         spreading = self._spreads.get(number)
         if spreading is None or not spreading.waiting:
             return
@@ -239,7 +239,7 @@ class Serving:
             self._answer(request.node, request.number, _head(segment, owner))
 
     def _offer_later(self, request: _Request, work: Coroutine[None, None, None]) -> None:
-        """ValueAnswer a request by a task that lasts as long as the node may fetch from the mover."""
+        """Answer a request by a task that lasts as long as the node may fetch from the mover."""
         name = (request.node, request.key)
         self._end_offer(*name)
 
@@ -324,7 +324,7 @@ class Serving:
     def _answer_with(
         self, node_id: bytes, number: int, segment: Segment, offset: int, length: int
     ) -> None:
-        """ValueAnswer a request with bytes of a segment."""
+        """Answer a request with bytes of a segment."""
         if segment.in_memory:
             piece = os.pread(segment.fd, length, offset)
             self._answer(node_id, number, _head(segment, self._owner(segment)), piece)
@@ -340,7 +340,7 @@ class Serving:
         length: int,
         arrived: Coroutine[None, None, bool] | None = None,
     ) -> None:
-        """ValueAnswer a request with bytes that are on disk, or have yet to arrive here."""
+        """Answer a request with bytes that are on disk, or have yet to arrive here."""
         self._store.map(segment.number, node_id)
         try:
             if arrived is not None and not await arrived:
