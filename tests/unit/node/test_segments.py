@@ -216,7 +216,7 @@ class Store(RuleBasedStateMachine):
             try:
                 self.store.map(number, process)
             except ObjectLostError:
-                assert number not in self.store._segments
+                assert not self.store.has_number(number)
 
     @rule(pick=picks, process=processes)
     def unmap(self, pick: int, process: bytes) -> None:
@@ -235,7 +235,7 @@ class Store(RuleBasedStateMachine):
     @rule(pick=picks)
     def move(self, pick: int) -> None:
         """A segment begins to move, or comes to an end with that."""
-        segments = list(self.store._segments.values())
+        segments = list(self.store)
         if not segments:
             return
         segment = segments[pick % len(segments)]
@@ -256,7 +256,7 @@ class Store(RuleBasedStateMachine):
     @invariant()
     def sums_are_right(self) -> None:
         store = self.store
-        segments = store._segments.values()
+        segments = list(store)
         in_memory = [segment for segment in segments if segment.in_memory]
         assert store.used == sum(os.fstat(segment.fd).st_size for segment in in_memory)
         placed = [segment for segment in segments if segment.place is not None]
@@ -278,13 +278,12 @@ class Store(RuleBasedStateMachine):
     def teardown(self) -> None:
         for process in (b"process0", b"process1", b"process2"):
             self.store.process_died(process)
-        for segment in list(self.store._segments.values()):
+        for segment in list(self.store):
             self.store.end_move(segment)
         assert len(self.store) == 0
-        assert not self.store._by_owner
-        assert not self.store._by_mapper
-        assert not self.store._unsealed
-        assert not self.store._may_keep
+        for process in (b"process0", b"process1", b"process2"):
+            assert not self.store.owned_by(process)
+            assert not self.store.holds(process)
         assert self.files.used == 0
         self.files.close()
         self.folder.cleanup()
