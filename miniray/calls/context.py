@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import module_of, short_name
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from miniray.calls.call import Call
+    from miniray.common.specs import GrantedLease
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -81,6 +83,24 @@ class ProcessFacts:
     runtime_env: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     assigned_resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     accelerator_ids: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def begin_lease(self, lease: GrantedLease) -> None:
+        """Note what a lease says about its worker, and about the actor that it is for."""
+        group = lease.spec.group
+        self.job_id = lease.job_id
+        self.namespace = lease.job.namespace
+        self.default_actor_lifetime = lease.job.default_actor_lifetime
+        self.assigned_resources = lease.allocation.resources()
+        self.accelerator_ids = lease.devices
+        self.placement_group_id = group.placement_group_id if group is not None else None
+        self.capture_child_tasks = group is not None and bool(group.capture_child_tasks)
+        self.runtime_env = json.loads(lease.spec.runtime_env or "{}")
+        actor = lease.actor
+        if actor is not None:
+            self.actor_id = lease.actor_id
+            self.actor_name = actor.name
+            self.actor_info = actor.info
+            self.was_restarted = lease.restarts > 0
 
     @property
     def capturing_group(self) -> bytes | None:

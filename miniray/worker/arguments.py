@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
-from miniray.messages.value import is_shared
+from miniray.messages.value import is_shared, refs_in
 from miniray.values.serialization import deserialize
 from miniray.worker.work import NOT_ERRORS, ArgumentLostError, raise_as_error
 
@@ -37,8 +37,7 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> Arguments:
             raise_as_error(error)
     for _, _, _, value in work.refs:
         if value is not None:
-            _, _, inside = value
-            contained = (*contained, *inside)
+            contained = (*contained, *refs_in(value))
     if contained:
         adopt = runtime.table.adopt
         work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
@@ -69,8 +68,7 @@ def load_for_constructor(
     held: list[ObjectRef[Any]] = []
 
     def hold_inside(value: Value) -> list[ObjectRef[Any]]:
-        _, _, inside = value
-        refs = runtime.borrowing.hold(inside)
+        refs = runtime.borrowing.hold(refs_in(value))
         held.extend(refs)
         return refs
 

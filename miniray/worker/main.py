@@ -11,7 +11,6 @@ import atexit
 import faulthandler
 import importlib
 import inspect
-import json
 import logging
 import marshal
 import os
@@ -109,16 +108,8 @@ class WorkerProcess:
 
     def _apply(self) -> None:
         """Note what the lease says about this process."""
-        facts, lease = self._attachment.facts, self.lease
-        group = lease.spec.group
-        facts.job_id = lease.job_id
-        facts.namespace = lease.job.namespace
-        facts.default_actor_lifetime = lease.job.default_actor_lifetime
-        facts.assigned_resources = lease.allocation.resources()
-        facts.accelerator_ids = lease.devices
-        facts.placement_group_id = group.placement_group_id if group is not None else None
-        facts.capture_child_tasks = group is not None and bool(group.capture_child_tasks)
-        facts.runtime_env = json.loads(lease.spec.runtime_env or "{}")
+        facts = self._attachment.facts
+        facts.begin_lease(self.lease)
         process_limits.limit_threads(facts.assigned_resources.get("CPU", 0))
 
     def _on_lease(self, granted: tuple[Any, ...]) -> None:
@@ -176,11 +167,6 @@ class WorkerProcess:
     # --- an actor ------------------------------------------------------------------
     def run_actor(self, actor: ActorSpec) -> None:
         """Make the actor and run its methods."""
-        facts = self._attachment.facts
-        facts.actor_id = self.lease.actor_id
-        facts.actor_name = actor.name
-        facts.actor_info = actor.info
-        facts.was_restarted = self.lease.restarts > 0
         stdio.set_name(actor.class_name)
         self.executor = executor_of(actor, self.runtime, self.end)
         self._listen()
