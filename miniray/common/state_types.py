@@ -305,7 +305,7 @@ class OwnMemory(TypedDict):
     pid: int
     #: The largest of each: all of them, unless there are more than ``MAX_OBJECTS``.
     segments: list[SegmentRow]
-    #: Those whose owners ended by rule.
+    #: Those whose owners have exited as planned.
     adopted: list[ObjectRow]
     #: How many entries each other table has.
     tables: dict[str, int]

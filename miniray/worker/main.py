@@ -135,7 +135,7 @@ class WorkerProcess:
         if isinstance(why, SystemExit):
             self._exit_code = exit_code(why)
         self.runtime.link.node_notice(
-            "exiting", "exit_actor" if isinstance(why, ActorExit) else "rule"
+            "exiting", "exit_actor" if isinstance(why, ActorExit) else "planned"
         )
         self.executor.stop()
 

@@ -54,7 +54,7 @@ class Worker:
     devices: frozenset[tuple[str, str]] = frozenset()
     #: Its connection is up and it takes work.
     ready: bool = False
-    #: Why its exit is planned ("exit_actor", "rule", ...); None: it should live.
+    #: Why its exit is planned ("exit_actor", "planned", ...); None: it should live.
     exiting: str | None = None
     idle_since: float = 0.0
     #: With max_calls: the calls left since its last lease was returned; 0 if none was.

@@ -72,7 +72,7 @@ class WorkerEnds:
     def ask(self, worker: Worker) -> None:
         """Have a worker exit as planned; kill it if it takes too long."""
         if worker.exiting is None:
-            worker.exiting = "rule"
+            worker.exiting = "planned"
         if not worker.ready:  # it cannot be asked yet, and has nothing that others may need
             self.kill(worker)
             return

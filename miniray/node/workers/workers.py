@@ -335,7 +335,7 @@ class WorkerPool:
     def end_job(self, job_id: bytes) -> None:
         """Kill the idle workers of a job whose driver is gone: no other job can use them."""
         for worker in self._idle.end_job(job_id):
-            worker.exiting = "rule"
+            worker.exiting = "planned"
             self._ends.kill(worker)
 
     def jobs(self) -> set[bytes]:

@@ -16,7 +16,7 @@ def worker(exiting: str | None = None) -> Any:
 
 
 def test_workers_that_were_asked_to_end_are_no_surplus() -> None:
-    assert surplus([worker(), worker("rule"), worker(), worker("rule"), worker()], 2) == 1
+    assert surplus([worker(), worker("planned"), worker(), worker("planned"), worker()], 2) == 1
 
 
 def test_as_many_idle_workers_stay_as_the_soft_limit_says_though_others_end_slowly(
@@ -27,7 +27,7 @@ def test_as_many_idle_workers_stay_as_the_soft_limit_says_though_others_end_slow
     workers = [worker() for _ in range(6)]
 
     def end(ending: Any) -> None:
-        ending.exiting = "rule"  # it stays one of the node's until its process is gone
+        ending.exiting = "planned"  # it stays one of the node's until its process is gone
 
     async def scenario() -> list[Any]:
         idle = IdleWorkers(lambda: surplus(workers, 2), end)
