@@ -82,6 +82,10 @@ class Attachment:
             job_id=job_id,
             address=self.welcome["address"],
             session_dir=self.welcome["session_dir"],
+            namespace=introduction.details.get("namespace", ""),
+            default_actor_lifetime=introduction.details.get(
+                "default_actor_lifetime", "non_detached"
+            ),
         )
         self.runtime = ClusterRuntime(
             self.facts,

@@ -72,11 +72,9 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         node.end()
         raise
     runtime = attachment.runtime
-    runtime.facts.namespace = namespace
-    runtime.facts.default_actor_lifetime = options.default_actor_lifetime
+    output = DriverOutput(runtime, wanted=options.log_to_driver)
     if options.runtime_env:  # tasks and actors merge theirs with it
         runtime.facts.runtime_env = runtime.uploads.upload(options.runtime_env)
-    output = DriverOutput(runtime, wanted=options.log_to_driver)
     if node.warning:
         runtime.loop.call_soon(lambda: output.warn(node.warning))
     forks.guard(attachment)

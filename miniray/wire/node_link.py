@@ -148,7 +148,8 @@ class NodeLink:
         self._on_push = on_push
         self._on_relayed = on_relayed
         self._on_lost = on_lost
-        self._lost = False
+        #: The daemon is gone.
+        self.lost = False
         #: Why the daemon ends.
         self._reason = "its daemon ended unexpectedly"
         #: Whether this process ends with its node, which was asked to end.
@@ -164,7 +165,7 @@ class NodeLink:
         if not self._welcomed.wait(timeout) or self._welcome is None:
             raise NodeLostError(
                 "The node daemon did not answer in time."
-                if not self._lost
+                if not self.lost
                 else "The node daemon refused or closed the connection."
             )
         return self._welcome
@@ -173,10 +174,6 @@ class NodeLink:
         """Note why the daemon is about to end, and whether it was asked to."""
         self._reason = reason
         self.ends_as_asked = asked and not self._is_driver
-
-    @property
-    def lost(self) -> bool:
-        return self._lost
 
     def end(self) -> NodeDiedError:
         """Return the error of all that needs the daemon once it is gone."""
@@ -208,7 +205,7 @@ class NodeLink:
         except ValueError:  # it is too large: there will be no answer
             self._answers.pop(number, None)
             raise
-        if self._lost:
+        if self.lost:
             self._fail(number)
 
     def node_request(
@@ -335,7 +332,7 @@ class NodeLink:
             answer(self.end(), None, -1)
 
     def _on_close(self, conn: Connection) -> None:
-        self._lost = True
+        self.lost = True
         self._welcomed.set()
         for number in list(self._answers):
             self._fail(number)
