@@ -100,10 +100,12 @@ class ClusterRuntime(Runtime):
         self._closed = self._abandoned = False
         #: Messages of peers, by kind; a worker adds those that ask it to run something.
         self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {}
+        #: Called for each peer that is gone; a worker adds its own.
+        self.on_peer_lost: list[Callable[[Peer], None]] = []
         self.peers = PeerTable(
             link, facts.node_id, on_message=self._on_message, on_lost=self._on_peer_lost
         )
-        # What is above a part in this list reaches it by a method of this class.
+        # A part that needs one made after it asks through a method of this class.
         self.table = table = ObjectTable(facts.process_id, facts.node_id, self)
         fetches = ValueFetches(link, facts.node_id, self._lost_on_the_way)
         self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._make_room)
@@ -128,8 +130,7 @@ class ClusterRuntime(Runtime):
         self._make_api(Waits(loop, table, self.borrowing, self._block))
         self.on_topic = self._handlers_of_pushes()
         self.on_kind.update(self._handlers_of_messages())
-        #: Called for each peer that is gone; a worker adds its own.
-        self.on_peer_lost: list[Callable[[Peer], None]] = [
+        self.on_peer_lost += [
             self.tasks.on_peer_lost,
             self.actors.on_peer_lost,
             self.borrowing.peer_lost,
@@ -162,7 +163,7 @@ class ClusterRuntime(Runtime):
         )
 
     def _handlers_of_pushes(self) -> dict[str, Callable[..., None]]:
-        """What handles a push from the daemon or the head, by topic; the process adds its own."""
+        """Return what handles a push of the daemon or the head, by topic; a process adds its own."""
         reports = ObjectReports(
             self.refs, self.call_table, self.actors, self.link, self._process.executing
         )
@@ -244,7 +245,7 @@ class ClusterRuntime(Runtime):
 
     # --- what parts below ask of those above ---------------------------------------------
     def _warn(self, text: str) -> None:
-        """Tell the user something; a worker's log goes to the driver."""
+        """Warn the user; a worker's log goes to the driver."""
         self.on_topic["warning"](text)
 
     def _make_room(self) -> None:
@@ -268,29 +269,24 @@ class ClusterRuntime(Runtime):
             )
         return self._process.block(wait, timeout)
 
-    # --- objects.objects.Outside -------------------------------------------------------
+    # --- objects.objects.Outside: what follows when an object goes -------------------------
     def free_shared(self, value: Value) -> None:
-        """The owner frees a value."""
         self.call_table.free_value(value)
 
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
-        """The last ref of a borrowed object went away."""
         self.borrowing.unborrow(id, owner_node)
         self.actors.released(id)
 
     def origin_unused(self, id: bytes) -> None:
-        """An object whose making is remembered went away."""
         self.call_table.lineage.forget(id)
         self.call_table.free_unneeded()
 
     def error_unseen(self, value: Value) -> None:
-        """An object went away whose value is an error that nobody has seen."""
         if not self._closed:
             with contextlib.suppress(RuntimeError):  # this process ends, and starts no threads
                 self._unseen_errors.dropped(value)
 
     def actor_unreferenced(self, id: bytes) -> None:
-        """The last handle of an actor of this process went away."""
         self.actors.unreferenced(id)
 
     # --- the process -----------------------------------------------------------------
