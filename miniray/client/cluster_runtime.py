@@ -163,7 +163,7 @@ class ClusterRuntime(Runtime):
         )
 
     def _handlers_of_pushes(self) -> dict[str, Callable[..., None]]:
-        """Return what handles a push of the daemon or the head, by topic; a process adds its own."""
+        """Return the handlers of pushes, from the daemon or the head; a process adds its own."""
         reports = ObjectReports(
             self.refs, self.call_table, self.actors, self.link, self._process.executing
         )
