@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from miniray.common.process_limits import is_lack_of_memory
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.fetch_ahead import FetchAhead
 from miniray.node.transfer.pulls import Pulls
 
 #: A value whose node is gone: its segment there, that of a copy here, and its owner.
@@ -47,8 +46,6 @@ class NodeObjects:
         self._copies = copies
         #: Copies on their way.
         self.pulls = Pulls(copy, copies)
-        #: Copies that are wanted here before they are read.
-        self.ahead = FetchAhead(self.pulls, copies)
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
         self._remote_owners = owner_nodes
         relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
@@ -60,7 +57,7 @@ class NodeObjects:
         return {
             "copies": len(self._copies),
             "pulls": len(self.pulls),
-            "fetches ahead": len(self.ahead),
+            "fetches ahead": self.pulls.ahead,
         }
 
     # --- writing -----------------------------------------------------------------
@@ -206,8 +203,7 @@ class NodeObjects:
             if not segment.in_memory:
                 await self._restore(segment, mapper)
             return segment
-        waiter = self.pulls.wait((node_id, number), size, mapper, request, maps=True)
-        return await waiter.segment
+        return await self.pulls.wait((node_id, number), size, mapper, request)
 
     async def _restore(self, segment: Segment, mapper: bytes) -> None:
         try:
@@ -289,7 +285,6 @@ class NodeObjects:
         """A process is gone, or will be; until then what it has mapped stays."""
         self._remote_owners.pop(process_id, None)
         self._spilling.queue.process_died(process_id)
-        self.ahead.process_died(process_id)
         self.pulls.process_died(process_id)
 
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> None:

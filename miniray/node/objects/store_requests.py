@@ -206,13 +206,13 @@ class FetchRequests:
     ) -> Answer:
         if not self._runs(client.process_id):
             raise ConnectionError("the process that asked has ended")
-        await self._objects.ahead.fetch(client.process_id, request, (node_id, number), size)
+        await self._objects.pulls.fetch(client.process_id, request, (node_id, number), size)
         return _HERE
 
     def _prefetch(self, client: Client, wanted: Iterable[tuple[bytes, int, int, int]]) -> None:
         """Values that a call which has arrived will read."""
         for node_id, number, size, request in wanted:
-            self._objects.ahead.prefetch(client.process_id, request, (node_id, number), size)
+            self._objects.pulls.prefetch(client.process_id, request, (node_id, number), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
         """Requests whose answers nobody waits for any more."""
@@ -222,7 +222,6 @@ class FetchRequests:
 
     def _withdraw_now(self, process_id: bytes, requests: Iterable[int]) -> None:
         for request in requests:
-            self._objects.ahead.withdraw(process_id, request)
             self._objects.pulls.withdraw(process_id, request)
 
 

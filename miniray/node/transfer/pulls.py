@@ -1,11 +1,13 @@
-"""Copies on their way to this node: one transfer for all who wait, ended when nobody does.
+"""Who wants copies of other nodes' values here: one transfer for all, ended when nobody wants it.
 
-How a segment gets here is ``transfers.py``.
+A process that maps a value never waits for a turn. Of what is fetched before anybody reads it, only
+so much is on its way at a time. How a value gets here is ``transfers.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
@@ -18,29 +20,87 @@ if TYPE_CHECKING:
     from miniray.node.store.copies import Copies, Key, Owner
     from miniray.node.store.segments import Segment
 
+#: Part of the store that each kind of what is fetched ahead may take.
+_SHARE = 4
 
+#: A process, and the number of its request.
+_Name = tuple[bytes, int]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
 class Waiter:
-    """One request of a process that waits for a copy."""
+    """One request of a process for a copy."""
 
-    def __init__(
-        self, process_id: bytes, request: int, pull: _Pull, *, maps: bool, or_disk: bool
-    ) -> None:
-        self.name = (process_id, request)
-        self.pull = pull
-        self.maps = maps
-        self.or_disk = or_disk
-        #: The copy, mapped for the process if it wanted that.
-        self.segment: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
-        self.segment.add_done_callback(_retrieve)
+    name: _Name
+    key: Key
+    size: int
+    #: The copy, mapped for the process if it wants that.
+    segment: asyncio.Future[Segment]
+    #: Whether the copy is mapped for the process when it is here.
+    maps: bool
+    #: Whether to take it on disk if only what processes look at is in the way of having it in
+    #: memory.
+    or_disk: bool
+    #: Where it waits for its turn, and counts; None if the process reads it now.
+    lane: _Lane | None = None
+    #: Its transfer, while that is on.
+    pull: _Pull | None = None
+
+
+class _Lane:
+    """What is fetched ahead, of one kind: first in, first out.
+
+    Args:
+        for_calls: Whether it is for calls that have not begun. These values count until the call
+            has them, and none is fetched into a full store: it is fetched when it is needed.
+    """
+
+    def __init__(self, *, for_calls: bool) -> None:
+        self.for_calls = for_calls
+        self.queue: dict[_Name, Waiter] = {}
+        #: How many requests for each value have begun; it counts once.
+        self.begun: dict[Key, int] = {}
+        #: Bytes of these values.
+        self.bytes = 0
+
+    def next(self, limit: int) -> Waiter | None:
+        """Return the first that waits, if there is room for it: one at least may begin."""
+        waiter = next(iter(self.queue.values()), None)
+        if waiter is None or not self.bytes or waiter.key in self.begun:
+            return waiter
+        return waiter if self.bytes + waiter.size <= limit else None
+
+    def begin(self, waiter: Waiter) -> None:
+        """Count one that has waited for its turn, until it is removed."""
+        del self.queue[waiter.name]
+        wanted = self.begun.get(waiter.key, 0)
+        self.begun[waiter.key] = wanted + 1
+        if not wanted:
+            self.bytes += waiter.size
+
+    def remove(self, waiter: Waiter) -> None:
+        """Remove one from the queue, or count it off."""
+        if self.queue.pop(waiter.name, None) is not None:
+            return
+        self.begun[waiter.key] -= 1
+        if not self.begun[waiter.key]:
+            del self.begun[waiter.key]
+            self.bytes -= waiter.size
 
 
 class _Pull:
-    """One transfer, and who waits for it."""
+    """One transfer, and who waits for it.
+
+    Args:
+        key: The segment.
+        size: Its bytes.
+        give_up: Called with each who wants memory only when there is none, and why.
+    """
 
     def __init__(self, key: Key, size: int, give_up: Callable[[Waiter, Exception], object]) -> None:
         self.key = key
         self._give_up_one = give_up
-        #: The room that it needs first. Who wants memory only gives up; the rest goes on.
+        #: The room that it needs first.
         self.claim = Claim(size, on_full=self._give_up)
         self.task: asyncio.Task[None]
         self.waiters: set[Waiter] = set()
@@ -51,7 +111,7 @@ class _Pull:
 
 
 class Pulls:
-    """All of them.
+    """All requests for copies.
 
     Args:
         copy: Copies a segment of another node into room that it claims. The one that it
@@ -60,74 +120,117 @@ class Pulls:
     """
 
     def __init__(
-        self,
-        copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]],
-        copies: Copies,
+        self, copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]], copies: Copies
     ) -> None:
         self._store = copies.store
         self._copy = copy
         self._copies = copies
         self._pulls: dict[Key, _Pull] = {}
         #: By process and number of its request.
-        self._waiters: dict[tuple[bytes, int], Waiter] = {}
-        self._waiting: dict[bytes, set[Waiter]] = {}
+        self._waiters: dict[_Name, Waiter] = {}
+        self._by_process: dict[bytes, set[Waiter]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arguments = _Lane(for_calls=True)
+        self._awaited = _Lane(for_calls=False)
 
     def __len__(self) -> int:
         return len(self._pulls)
 
-    def wait(
-        self,
-        key: Key,
-        size: int,
-        process_id: bytes,
-        request: int,
-        *,
-        maps: bool,
-        or_disk: bool = True,
-    ) -> Waiter:
-        """Let a process wait for a copy; the first who does begins the transfer.
+    @property
+    def ahead(self) -> int:
+        """How many values are wanted before anybody reads them."""
+        return sum(waiter.lane is not None for waiter in self._waiters.values())
+
+    # --- who wants a copy --------------------------------------------------------------
+    def wait(self, key: Key, size: int, process_id: bytes, request: int) -> asyncio.Future[Segment]:
+        """Have a process wait for a copy, which is mapped for it when it is here.
 
         Args:
             key: The node and the number there, of which there is no copy here.
             size: Bytes of the segment.
             process_id: Who waits.
             request: A number of its own, for ``withdraw``.
-            maps: Whether the copy is mapped for the process when it is there.
-            or_disk: Whether to take it on disk if only what processes look at is in the way of
-                having it in memory.
         """
+        waiter = self._add(key, size, (process_id, request), maps=True, or_disk=True)
+        self._begin(waiter)
+        return waiter.segment
+
+    def prefetch(self, process_id: bytes, request: int, key: Key, size: int) -> None:
+        """Fetch an argument of a call that has arrived, if there is room.
+
+        It counts until ``withdraw``: when the call has it, or does not want it any more.
+        """
+        waiter = self._add(key, size, (process_id, request), maps=False, or_disk=False)
+        self._queue(waiter, self._arguments)
+
+    async def fetch(self, process_id: bytes, request: int, key: Key, size: int) -> None:
+        """Fetch a value that a process wants here; returns when it is.
+
+        Raises:
+            ObjectLostError: It, or its node, is gone, or the process has withdrawn.
+            ObjectStoreFullError: There is no room for a copy.
+        """
+        waiter = self._add(key, size, (process_id, request), maps=False, or_disk=True)
+        self._queue(waiter, self._awaited)
+        await waiter.segment
+
+    def _add(self, key: Key, size: int, name: _Name, *, maps: bool, or_disk: bool) -> Waiter:
+        came: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
+        came.add_done_callback(_retrieve)
+        waiter = self._waiters[name] = Waiter(name, key, size, came, maps, or_disk)
+        self._by_process.setdefault(name[0], set()).add(waiter)
+        return waiter
+
+    def _queue(self, waiter: Waiter, lane: _Lane) -> None:
+        waiter.lane = lane
+        lane.queue[waiter.name] = waiter
+        self._begin_next(lane)
+
+    def _begin_next(self, lane: _Lane) -> None:
+        """Begin what there is room for of what is fetched ahead."""
+        while (waiter := lane.next(self._store.capacity // _SHARE)) is not None:
+            copy = self._copies.find(waiter.key)
+            if copy is not None:  # it came while this waited for its turn
+                self._forget(waiter)
+                waiter.segment.set_result(self._store.get(copy.number))
+            elif lane.for_calls and self._store.used + waiter.size > self._store.capacity:
+                self._forget(waiter)
+            else:
+                lane.begin(waiter)
+                self._begin(waiter)
+
+    def _begin(self, waiter: Waiter) -> None:
+        """Have a request share the transfer of its value; the first begins it."""
+        key = waiter.key
         assert self._copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = _Pull(key, size, self._drop)
+            pull = self._pulls[key] = _Pull(key, waiter.size, self._fail)
             pull.task = asyncio.get_running_loop().create_task(self._run(pull))
             self._tasks.add(pull.task)
             pull.task.add_done_callback(self._tasks.discard)
-        waiter = Waiter(process_id, request, pull, maps=maps, or_disk=or_disk)
+        waiter.pull = pull
         pull.waiters.add(waiter)
-        pull.claim.join(process_id)
-        self._waiters[waiter.name] = waiter
-        self._waiting.setdefault(process_id, set()).add(waiter)
-        return waiter
+        pull.claim.join(waiter.name[0])
 
+    # --- who does not, any more ----------------------------------------------------------
     def withdraw(self, process_id: bytes, request: int) -> None:
-        """A process does not wait any more."""
+        """Forget a request: the process has the value, or does not want it any more."""
         waiter = self._waiters.get((process_id, request))
         if waiter is not None:
-            self._withdraw(waiter, "nobody waits for it any more")
+            self._lose(waiter, "nobody waits for it any more")
 
     def process_died(self, process_id: bytes) -> None:
-        """A process is gone, and waits no more."""
-        for waiter in list(self._waiting.get(process_id, ())):
-            self._withdraw(waiter, "the process that asked for it has ended")
+        """Forget the requests of a process that is gone."""
+        for waiter in list(self._by_process.get(process_id, ())):
+            self._lose(waiter, "the process that asked for it has ended")
 
     def lose(self, key: Key, reason: str) -> None:
-        """A copy will not come any more."""
+        """Fail all who wait for the transfer of a value."""
         pull = self._pulls.get(key)
         if pull is not None:
             for waiter in list(pull.waiters):
-                self._withdraw(waiter, reason)
+                self._lose(waiter, reason)
 
     def node_died(self, node_id: bytes) -> None:
         """Fail all who wait for copies of a node's segments."""
@@ -135,26 +238,40 @@ class Pulls:
             if key[0] == node_id:
                 self.lose(key, f"node {node_id.hex()} is gone")
 
-    def _withdraw(self, waiter: Waiter, reason: str) -> None:
-        self._drop(waiter, ObjectLostError(f"segment {waiter.pull.key[1]}", reason))
+    def _lose(self, waiter: Waiter, reason: str) -> None:
+        self._fail(waiter, ObjectLostError(f"segment {waiter.key[1]}", reason))
 
-    def _drop(self, waiter: Waiter, error: Exception) -> None:
+    def _fail(self, waiter: Waiter, error: Exception) -> None:
+        """Forget a request; the last one's transfer ends with it."""
         pull = waiter.pull
         self._forget(waiter)
-        _fail(waiter, error)
-        if not pull.waiters and self._pulls.get(pull.key) is pull:
+        if not waiter.segment.done():
+            waiter.segment.set_exception(error)
+        if pull is not None and not pull.waiters and self._pulls.get(pull.key) is pull:
             del self._pulls[pull.key]
             pull.task.cancel()
+        if waiter.lane is not None:
+            self._begin_next(waiter.lane)
 
     def _forget(self, waiter: Waiter) -> None:
-        waiter.pull.waiters.discard(waiter)
-        waiter.pull.claim.leave(waiter.name[0])
+        self._leave(waiter)
         del self._waiters[waiter.name]
-        mine = self._waiting[waiter.name[0]]
+        mine = self._by_process[waiter.name[0]]
         mine.discard(waiter)
         if not mine:
-            del self._waiting[waiter.name[0]]
+            del self._by_process[waiter.name[0]]
+        if waiter.lane is not None:
+            waiter.lane.remove(waiter)
 
+    @staticmethod
+    def _leave(waiter: Waiter) -> None:
+        """Take a request off its transfer."""
+        if waiter.pull is not None:
+            waiter.pull.waiters.discard(waiter)
+            waiter.pull.claim.leave(waiter.name[0])
+            waiter.pull = None
+
+    # --- transfers -----------------------------------------------------------------------
     async def _run(self, pull: _Pull) -> None:
         try:
             segment, owner = await self._copy(pull.key, pull.claim)
@@ -177,27 +294,26 @@ class Pulls:
         self._store.change_owner(segment.number, pull.key[0])
         self._copies.add(pull.key, segment.number, owner)
         for waiter in list(pull.waiters):
-            self._forget(waiter)
+            lane = waiter.lane
+            if lane is not None and lane.for_calls:
+                self._leave(waiter)  # it counts until the call has it
+            else:
+                self._forget(waiter)
             if waiter.segment.done():  # who waited was cancelled
                 continue
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
+        self._begin_next(self._awaited)
 
     def _end(self, pull: _Pull, error: Exception) -> None:
         if self._pulls.get(pull.key) is pull:
             del self._pulls[pull.key]
         for waiter in list(pull.waiters):
-            self._forget(waiter)
-            _fail(waiter, error)
-
-
-def _fail(waiter: Waiter, error: Exception) -> None:
-    if not waiter.segment.done():
-        waiter.segment.set_exception(error)
+            self._fail(waiter, error)
 
 
 def _retrieve(future: asyncio.Future[Segment]) -> None:
-    """Who waited may be gone: then nobody else looks at how it ended."""
+    """Look at how it ended, as who waited may be gone."""
     if not future.cancelled():
         future.exception()

@@ -141,10 +141,10 @@ def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> No
         number = node.has_copy(Owner(OWNER, FAR))
         segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1)
         assert segment.number == number
-        node.objects.ahead.prefetch(READER, 2, (ORIGIN, 7), SIZE)
-        await node.objects.ahead.fetch(READER, 3, (ORIGIN, 7), SIZE)
+        node.objects.pulls.prefetch(READER, 2, (ORIGIN, 7), SIZE)
+        await node.objects.pulls.fetch(READER, 3, (ORIGIN, 7), SIZE)
         assert not len(node.objects.pulls)
-        assert not len(node.objects.ahead)
+        assert not node.objects.pulls.ahead
 
     run(test)
 

@@ -11,7 +11,6 @@ from stores import new_store
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.copies import Copies, Owner
-from miniray.node.transfer.fetch_ahead import FetchAhead
 from miniray.node.transfer.pulls import Pulls
 
 if TYPE_CHECKING:
@@ -92,7 +91,6 @@ class Node:
         self.transfers = Transfers(self.store, self.queue)
         self.copies = Copies(self.store)
         self.pulls = Pulls(self.transfers.copy, self.copies)
-        self.ahead = FetchAhead(self.pulls, self.copies)
 
     def copy(self, key: Key) -> int | None:
         """The number of the copy of a segment, if it is here."""
@@ -116,6 +114,13 @@ def run(test: Callable[[Node], Coroutine[Any, Any, None]], **node: int) -> None:
     asyncio.run(main())
 
 
+def wants_memory(node: Node) -> asyncio.Future[Segment]:
+    """Have a process wait for a copy that it does not want on disk."""
+    waiter = node.pulls._add(KEY, SIZE, (B, 1), maps=True, or_disk=False)
+    node.pulls._begin(waiter)
+    return waiter.segment
+
+
 async def settled() -> None:
     """What is ready to run has run."""
     for _ in range(5):
@@ -125,13 +130,11 @@ async def settled() -> None:
 # --- pulls -------------------------------------------------------------------------------
 def test_all_who_wait_share_one_transfer_and_map_it_once_each() -> None:
     async def test(node: Node) -> None:
-        waiters = [
-            node.pulls.wait(KEY, SIZE, process, request, maps=request != 3)
-            for request, process in enumerate((A, A, B, B), 1)
-        ]
+        waiters = [node.pulls.wait(KEY, SIZE, *name) for name in ((A, 1), (A, 2), (B, 3))]
+        node.pulls.prefetch(B, 4, KEY, SIZE)
         await settled()
         node.transfers.finish(KEY)
-        segments = [await waiter.segment for waiter in waiters]
+        segments = [await waiter for waiter in waiters]
         assert node.transfers.begun == [KEY]
         assert {segment.number for segment in segments} == {node.copy(KEY)}
         assert segments[0].mappers == {A: 2, B: 1}
@@ -142,18 +145,18 @@ def test_all_who_wait_share_one_transfer_and_map_it_once_each() -> None:
 
 def test_a_transfer_ends_with_the_last_who_waits() -> None:
     async def test(node: Node) -> None:
-        first = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
-        second = node.pulls.wait(KEY, SIZE, B, 1, maps=True)
+        first = node.pulls.wait(KEY, SIZE, A, 1)
+        second = node.pulls.wait(KEY, SIZE, B, 1)
         await settled()
         node.pulls.withdraw(A, 1)
         with pytest.raises(ObjectLostError, match="nobody waits"):
-            await first.segment
+            await first
         await settled()
         assert not node.transfers.ended
         assert node.store.used
         node.pulls.withdraw(B, 1)
         with pytest.raises(ObjectLostError):
-            await second.segment
+            await second
         await settled()
         assert node.transfers.ended == [KEY]
         assert not node.store.used
@@ -165,8 +168,8 @@ def test_a_transfer_ends_with_the_last_who_waits() -> None:
 def test_a_process_that_ends_waits_no_more() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate([KEY, (b"node", 8), KEY]):
-            node.pulls.wait(key, SIZE, A, request, maps=True)
-        node.pulls.wait((b"node", 8), SIZE, B, 1, maps=True)
+            node.pulls.wait(key, SIZE, A, request)
+        node.pulls.wait((b"node", 8), SIZE, B, 1)
         await settled()
         node.pulls.process_died(A)
         await settled()
@@ -180,26 +183,26 @@ def test_a_process_that_ends_waits_no_more() -> None:
 
 def test_who_comes_after_the_last_has_left_begins_anew() -> None:
     async def test(node: Node) -> None:
-        node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        node.pulls.wait(KEY, SIZE, A, 1)
         await settled()
         node.pulls.withdraw(A, 1)
-        again = node.pulls.wait(KEY, SIZE, A, 2, maps=True)
+        again = node.pulls.wait(KEY, SIZE, A, 2)
         await settled()
         assert node.transfers.begun == [KEY, KEY]
         node.transfers.finish(KEY)
-        assert (await again.segment).number == node.copy(KEY)
+        assert (await again).number == node.copy(KEY)
 
     run(test)
 
 
 def test_a_freed_value_is_lost_for_all_who_wait_and_its_half_copy_is_gone() -> None:
     async def test(node: Node) -> None:
-        waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
+        waiters = [node.pulls.wait(KEY, SIZE, process, 1) for process in (A, B)]
         await settled()
         node.pulls.lose(KEY, "its owner has freed it")
         for waiter in waiters:
             with pytest.raises(ObjectLostError, match="freed"):
-                await waiter.segment
+                await waiter
         await settled()
         assert not node.store.used
         assert not len(node.pulls)
@@ -209,12 +212,12 @@ def test_a_freed_value_is_lost_for_all_who_wait_and_its_half_copy_is_gone() -> N
 
 def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
     async def test(node: Node) -> None:
-        waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
+        waiters = [node.pulls.wait(KEY, SIZE, process, 1) for process in (A, B)]
         await settled()
         node.transfers.finish(KEY, ObjectStoreFullError(needed=SIZE))
         for waiter in waiters:
             with pytest.raises(ObjectStoreFullError):
-                await waiter.segment
+                await waiter
         assert not len(node.pulls)
         assert not node.pulls._waiters
 
@@ -223,25 +226,25 @@ def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
 
 def test_copies_of_a_node_that_dies_are_lost() -> None:
     async def test(node: Node) -> None:
-        lost = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
-        other = node.pulls.wait((b"other", 7), SIZE, A, 2, maps=True)
+        lost = node.pulls.wait(KEY, SIZE, A, 1)
+        other = node.pulls.wait((b"other", 7), SIZE, A, 2)
         await settled()
         node.pulls.node_died(KEY[0])
         with pytest.raises(ObjectLostError, match="is gone"):
-            await lost.segment
+            await lost
         node.transfers.finish((b"other", 7))
-        await other.segment
+        await other
 
     run(test)
 
 
 def test_who_stopped_waiting_does_not_keep_the_others_from_their_copy() -> None:
     async def test(node: Node) -> None:
-        waiters = [node.pulls.wait(KEY, SIZE, A, request, maps=True) for request in range(3)]
+        waiters = [node.pulls.wait(KEY, SIZE, A, request) for request in range(3)]
         await settled()
-        waiters[1].segment.cancel()
+        waiters[1].cancel()
         node.transfers.finish(KEY)
-        segments = [await waiter.segment for waiter in (waiters[0], waiters[2])]
+        segments = [await waiter for waiter in (waiters[0], waiters[2])]
         assert segments[0].mappers == {A: 2}
 
     run(test)
@@ -249,14 +252,14 @@ def test_who_stopped_waiting_does_not_keep_the_others_from_their_copy() -> None:
 
 def test_who_waits_hears_that_a_copy_was_freed_while_it_came() -> None:
     async def test(node: Node) -> None:
-        waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
+        waiters = [node.pulls.wait(KEY, SIZE, process, 1) for process in (A, B)]
         await settled()
         [segment] = node.store
         node.store.free(segment.number)
         node.transfers.finish(KEY)
         for waiter in waiters:
             with pytest.raises(ObjectLostError, match="freed"):
-                await waiter.segment
+                await waiter
         assert not node.here()
         assert not len(node.pulls)
 
@@ -266,16 +269,16 @@ def test_who_waits_hears_that_a_copy_was_freed_while_it_came() -> None:
 def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
     async def test(node: Node) -> None:
         held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        others = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
-        hasty = node.pulls.wait(KEY, SIZE, B, 1, maps=True, or_disk=False)
+        others = node.pulls.wait(KEY, SIZE, A, 1)
+        hasty = wants_memory(node)
         with pytest.raises(ObjectStoreFullError):
-            await hasty.segment
-        assert not others.segment.done()
+            await hasty
+        assert not others.done()
         node.store.seal(held.number)
         node.store.free(held.number)
         await settled()
         node.transfers.finish(KEY)
-        assert (await others.segment).mappers == {A: 1}
+        assert (await others).mappers == {A: 1}
 
     run(test, capacity=2 * SIZE + 4096)
 
@@ -283,9 +286,9 @@ def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
 def test_a_pull_that_is_wanted_in_memory_only_ends_at_once_if_there_is_none() -> None:
     async def test(node: Node) -> None:
         node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        hasty = node.pulls.wait(KEY, SIZE, B, 1, maps=True, or_disk=False)
+        hasty = wants_memory(node)
         with pytest.raises(ObjectStoreFullError):
-            await hasty.segment
+            await hasty
         await settled()
         assert not len(node.pulls)
         assert not len(node.queue)
@@ -299,7 +302,7 @@ def test_a_value_that_its_only_reader_leaves_no_room_for_fails_at_once() -> None
         node.store.seal(held.number)
         node.store.map(held.number, A)
         with pytest.raises(ObjectStoreFullError):
-            await node.pulls.wait(KEY, SIZE, A, 1, maps=True).segment
+            await node.pulls.wait(KEY, SIZE, A, 1)
 
     run(test, capacity=2 * SIZE + 4096)
 
@@ -312,20 +315,21 @@ def keys(count: int) -> list[Key]:
 def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(6)):
-            node.ahead.prefetch(A, request, key, SIZE)
+            node.pulls.prefetch(A, request, key, SIZE)
         await settled()
         assert node.transfers.begun == keys(2)  # a quarter of the store
         node.transfers.finish(keys(6)[0])
         await settled()
         assert node.transfers.begun == keys(2)  # it is here, and not yet read
-        node.ahead.withdraw(A, 0)
+        node.pulls.withdraw(A, 0)
         await settled()
         assert node.transfers.begun == keys(3)
-        node.ahead.withdraw(A, 4)  # it had not begun
-        node.ahead.process_died(A)
+        node.pulls.withdraw(A, 4)  # it had not begun
+        node.pulls.process_died(A)
         await settled()
-        assert not len(node.ahead)
-        assert not node.ahead.size
+        assert not node.pulls.ahead
+        assert not node.pulls._arguments.bytes
+        assert not node.pulls._awaited.bytes
         assert node.transfers.begun == keys(3)
         assert sorted(node.transfers.ended) == keys(3)
         assert node.here() == keys(1)
@@ -335,7 +339,7 @@ def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
 
 def test_one_value_is_fetched_ahead_however_large_if_there_is_room() -> None:
     async def test(node: Node) -> None:
-        node.ahead.prefetch(A, 1, KEY, SIZE)
+        node.pulls.prefetch(A, 1, KEY, SIZE)
         await settled()
         assert node.transfers.begun == [KEY]
 
@@ -345,10 +349,10 @@ def test_one_value_is_fetched_ahead_however_large_if_there_is_room() -> None:
 def test_nothing_is_fetched_ahead_into_a_full_store() -> None:
     async def test(node: Node) -> None:
         node.store.create(SIZE, 0, A, A)
-        node.ahead.prefetch(A, 1, KEY, SIZE)
+        node.pulls.prefetch(A, 1, KEY, SIZE)
         await settled()
         assert not node.transfers.begun
-        assert not len(node.ahead)
+        assert not node.pulls.ahead
 
     run(test, capacity=SIZE * 3 // 2)
 
@@ -356,13 +360,13 @@ def test_nothing_is_fetched_ahead_into_a_full_store() -> None:
 def test_who_reads_does_not_wait_behind_what_is_fetched_ahead() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(6)):
-            node.ahead.prefetch(A, request, key, SIZE)
+            node.pulls.prefetch(A, request, key, SIZE)
         last = keys(6)[-1]
-        waiter = node.pulls.wait(last, SIZE, A, 100, maps=True)
+        waiter = node.pulls.wait(last, SIZE, A, 100)
         await settled()
         node.transfers.finish(last)
-        assert (await waiter.segment).mappers == {A: 1}
-        node.ahead.withdraw(A, 5)
+        assert (await waiter).mappers == {A: 1}
+        node.pulls.withdraw(A, 5)
         assert node.copies.find(last) is not None
 
     run(test, capacity=8 * SIZE)
@@ -371,7 +375,7 @@ def test_who_reads_does_not_wait_behind_what_is_fetched_ahead() -> None:
 def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
     async def test(node: Node) -> None:
         fetches = [
-            asyncio.ensure_future(node.ahead.fetch(A, request, key, SIZE))
+            asyncio.ensure_future(node.pulls.fetch(A, request, key, SIZE))
             for request, key in enumerate(keys(3))
         ]
         await settled()
@@ -383,11 +387,12 @@ def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
             await fetches[1]
         await settled()
         assert node.transfers.begun == keys(3)  # nothing counts that has come
-        node.ahead.withdraw(A, 2)
+        node.pulls.withdraw(A, 2)
         with pytest.raises(ObjectLostError, match="nobody waits"):
             await fetches[2]
-        assert not len(node.ahead)
-        assert not node.ahead.size
+        assert not node.pulls.ahead
+        assert not node.pulls._arguments.bytes
+        assert not node.pulls._awaited.bytes
 
     run(test, capacity=8 * SIZE)
 
@@ -395,14 +400,14 @@ def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
 def test_a_value_that_waits_its_turn_can_be_withdrawn() -> None:
     async def test(node: Node) -> None:
         fetches = [
-            asyncio.ensure_future(node.ahead.fetch(A, request, key, SIZE))
+            asyncio.ensure_future(node.pulls.fetch(A, request, key, SIZE))
             for request, key in enumerate(keys(3))
         ]
         await settled()
-        node.ahead.withdraw(A, 2)
+        node.pulls.withdraw(A, 2)
         with pytest.raises(ObjectLostError, match="nobody waits"):
             await fetches[2]
-        node.ahead.process_died(A)
+        node.pulls.process_died(A)
         for fetch in fetches[:2]:
             with pytest.raises(ObjectLostError):
                 await fetch
@@ -413,13 +418,13 @@ def test_a_value_that_waits_its_turn_can_be_withdrawn() -> None:
 def test_an_argument_of_several_calls_comes_once() -> None:
     async def test(node: Node) -> None:
         for request in range(4):
-            node.ahead.prefetch(A, request, KEY, SIZE)
-        node.ahead.prefetch(A, 4, (b"node", 8), SIZE)
+            node.pulls.prefetch(A, request, KEY, SIZE)
+        node.pulls.prefetch(A, 4, (b"node", 8), SIZE)
         await settled()
         assert node.transfers.begun == [KEY, (b"node", 8)]  # what counts once leaves room
         node.transfers.finish(KEY)
         for request in range(4):
-            node.ahead.withdraw(A, request)
+            node.pulls.withdraw(A, request)
             await settled()
         assert node.transfers.begun == [KEY, (b"node", 8)]
 
@@ -429,19 +434,20 @@ def test_an_argument_of_several_calls_comes_once() -> None:
 def test_what_came_while_it_waited_for_its_turn_is_not_fetched_again() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(3)):
-            node.ahead.prefetch(A, request, key, SIZE)
+            node.pulls.prefetch(A, request, key, SIZE)
         last = keys(3)[-1]
-        waiting = asyncio.ensure_future(node.ahead.fetch(B, 1, last, SIZE))
+        waiting = asyncio.ensure_future(node.pulls.fetch(B, 1, last, SIZE))
         await settled()
         node.transfers.finish(last)
         await waiting
         for request in range(3):
-            node.ahead.withdraw(A, request)
+            node.pulls.withdraw(A, request)
         await settled()
         assert node.transfers.begun == [*keys(2), last]
         assert node.here() == [last]
-        assert not len(node.ahead)
-        assert not node.ahead.size
+        assert not node.pulls.ahead
+        assert not node.pulls._arguments.bytes
+        assert not node.pulls._awaited.bytes
 
     run(test, capacity=8 * SIZE)
 
@@ -449,12 +455,12 @@ def test_what_came_while_it_waited_for_its_turn_is_not_fetched_again() -> None:
 def test_who_waits_does_not_wait_behind_arguments_of_calls_that_have_not_begun() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(6)):
-            node.ahead.prefetch(A, request, key, SIZE)
+            node.pulls.prefetch(A, request, key, SIZE)
         await settled()
         for key in keys(2):
             node.transfers.finish(key)  # they are here, and nobody reads them
         waited_for = (b"node", 99)
-        waiting = asyncio.ensure_future(node.ahead.fetch(A, 99, waited_for, SIZE))
+        waiting = asyncio.ensure_future(node.pulls.fetch(A, 99, waited_for, SIZE))
         await settled()
         node.transfers.finish(waited_for)
         await waiting
@@ -465,7 +471,7 @@ def test_who_waits_does_not_wait_behind_arguments_of_calls_that_have_not_begun()
 def test_an_argument_that_cannot_come_leaves_its_room_to_others() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(3)):
-            node.ahead.prefetch(A, request, key, SIZE)
+            node.pulls.prefetch(A, request, key, SIZE)
         await settled()
         node.transfers.finish(keys(3)[0], ObjectLostError("segment", "it is gone"))
         await settled()
@@ -477,10 +483,10 @@ def test_an_argument_that_cannot_come_leaves_its_room_to_others() -> None:
 def test_nothing_is_kept_of_what_was_withdrawn_before_its_turn() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(6)):
-            node.ahead.prefetch(A, request, key, SIZE)
+            node.pulls.prefetch(A, request, key, SIZE)
         for request in range(2, 6):
-            node.ahead.withdraw(A, request)
-        assert len(node.ahead) == 2
-        assert not node.ahead.waiting
+            node.pulls.withdraw(A, request)
+        assert node.pulls.ahead == 2
+        assert not node.pulls._arguments.queue
 
     run(test, capacity=8 * SIZE)
