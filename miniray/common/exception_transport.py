@@ -25,7 +25,6 @@ _PACKAGE = str(Path(__file__).parents[1])
 _OWN_FOLDERS = tuple(
     f"{_PACKAGE}/{folder}/"
     for folder in (
-        "core",
         "common",
         "messages",
         "wire",
