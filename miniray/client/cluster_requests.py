@@ -10,9 +10,9 @@ from miniray.common.ids import short_id
 from miniray.common.names import short_name
 from miniray.common.runtime import RuntimeHead
 from miniray.exceptions import MinirayError
+from miniray.messages.errors import rebuild_error
 from miniray.messages.value import error_value
 from miniray.values.serialization import serialize
-from miniray.wire.node_link import rebuild_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

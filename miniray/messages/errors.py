@@ -11,6 +11,9 @@ from miniray.exceptions import ActorDiedError, DeathCause, MinirayError
 if TYPE_CHECKING:
     from miniray.common.task_error import TaskError
 
+#: Bytes of an error that travels: what it says of bad data must not be as large as that data.
+_LARGEST = 1 << 20
+
 
 class ActorExit(BaseException):
     """Raised in a method to end its actor; not an Exception, so that user code lets it pass."""
@@ -52,10 +55,6 @@ class Death(NamedTuple):
         )
 
 
-#: Bytes of such an error: what it says of bad data must not be as large as that data.
-_LARGEST = 1 << 20
-
-
 def encode_error(error: BaseException) -> bytes:
     """Pickle an exception; one that cannot be pickled becomes one of its class name and text."""
     try:
@@ -65,3 +64,12 @@ def encode_error(error: BaseException) -> bytes:
     if not 0 < len(data) <= _LARGEST:
         data = pickle.dumps(MinirayError(f"{type(error).__name__}: {error!s:.2000}"), 5)
     return data
+
+
+def rebuild_error(error: BaseException | bytes) -> BaseException:
+    """Load the exception that a daemon or the head answered with; others are returned."""
+    if isinstance(error, BaseException):
+        return error
+    rebuilt = pickle.loads(error)
+    assert isinstance(rebuilt, BaseException)
+    return rebuilt

@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
+from miniray.messages.errors import rebuild_error
 from miniray.messages.protocol import VALUE_SHARED
 from miniray.messages.value import is_error, is_shared, location_of, node_of
 from miniray.objects.objects import ValueFetch
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
-from miniray.wire.node_link import rebuild_error
 
 if TYPE_CHECKING:
     import asyncio

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import marshal
 import os
-import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import NodeDiedError
 from miniray.messages import plain
 from miniray.messages import protocol as p
+from miniray.messages.errors import rebuild_error
 from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
@@ -42,15 +42,6 @@ def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
     if len(body) > p.MAX_HEAD_REQUEST:
         raise too_large(len(body), p.MAX_HEAD_REQUEST, f"The request {method!r} to the head")
     return body
-
-
-def rebuild_error(error: BaseException | bytes) -> BaseException:
-    """Unpickle the exception that a daemon or the head answered with."""
-    if isinstance(error, BaseException):
-        return error
-    rebuilt = pickle.loads(error)
-    assert isinstance(rebuilt, BaseException)
-    return rebuilt
 
 
 class _Answer:
