@@ -1,7 +1,7 @@
 """Progress bars for tasks and actors, with the names of Ray's ``tqdm_ray``.
 
 A worker's bar is one of tqdm's, on its standard error: the driver shows the bars of all workers
-below each other (``logs/log_bars.py``), whether they are of ``tqdm`` or of this module. Without
+below each other (``logs/screen.py``), whether they are of ``tqdm`` or of this module. Without
 tqdm in the process that has the bar nothing is shown, and a warning says so.
 """
 

@@ -9,7 +9,7 @@ from miniray.common.runtime import current_runtime
 
 
 def inventory() -> dict[str, Any]:
-    """What the daemon of this process's node keeps: ``OwnMemory`` in ``memory_types.py``."""
+    """What the daemon of this process's node keeps: ``OwnMemory`` in ``common/state_types.py``."""
     found, _ = current_runtime().link.node_request("own_memory", ())  # type: ignore[attr-defined]
     return dict(found)
 

@@ -1,7 +1,7 @@
 """Feeds the data that a trainer is given to its workers.
 
 What a user may give is turned into a source (``adapt.py``); an epoch's rows have an
-order (``order.py``), which is split over the ranks (``split.py``) and read in batches
+order (``order.py``), which is split over the ranks (``position.py``) and read in batches
 (``iterator.py``). It reads; it transforms nothing and starts no processes.
 """
 

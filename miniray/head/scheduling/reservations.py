@@ -1,7 +1,7 @@
 """Making room for those who wait: by setting it aside, and by asking for leases back.
 
 Responsible for choosing where, at a bounded cost; what is set aside is honoured by the pools, and
-owners are asked by ``directories/revocations.py``. Room is set aside only where tasks hold it,
+owners are asked by ``directories/contention.py``. Room is set aside only where tasks hold it,
 which end: what actors and bundles hold may never come back, and what is free beside it would stand
 idle meanwhile.
 """
