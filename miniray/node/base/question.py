@@ -1,4 +1,4 @@
-"""Something that one process asks several at once."""
+"""A question to several processes or nodes at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _all_are_wanted(_who: bytes, _answer: Any) -> bool:
 
 
 class Question:
-    """Something that was asked of several; over when each has answered or is gone.
+    """A question to several; it is over when each has answered or is gone.
 
     Args:
         whom: Those who were asked.
@@ -35,7 +35,7 @@ class Question:
         self._check()
 
     def answered(self, who: bytes, answer: Any) -> None:
-        """One has."""
+        """Record an answer."""
         if who in self._missing:
             self.answers[who] = answer
             self._missing.discard(who)
@@ -44,14 +44,14 @@ class Question:
             self._check()
 
     def ended(self, who: bytes) -> None:
-        """One is gone."""
+        """Expect no answer from one that is gone."""
         if who in self._missing:
             self.gone.add(who)
             self._missing.discard(who)
             self._check()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Until it is over, or the time is."""
+        """Wait until it is over, or the time has run out."""
         await set_within(self._over, seconds)
 
     def _check(self) -> None:

@@ -1,4 +1,4 @@
-"""The daemon in place of owners that ended by rule: their messages in, answers out."""
+"""The daemon in place of owners after a planned exit: their messages in, answers out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdoptedService:
-    """Speaks for the objects of ``AdoptedObjects``."""
+    """Answers for the objects of ``AdoptedObjects``."""
 
     def __init__(
         self,
@@ -70,27 +70,27 @@ class AdoptedService:
         )
 
     def speaks_for(self, owner: bytes) -> bool:
-        """Whether objects of this owner are here."""
+        """Return whether objects of this owner are here."""
         return self._adopted.speaks_for(owner)
 
     def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
-        """Each object: id, value, who has borrowed it, and how many others here contain it."""
+        """Return of each object: id, value, borrowers, and how many others here contain it."""
         return self._adopted.held()
 
     def process_died(self, process_id: bytes) -> None:
-        """A process, of any node, that may have held some is gone."""
+        """Free what only a process that is gone, of any node, held."""
         for taken in self._taken.values():
             taken.pop(process_id, None)
         self._elsewhere.pop(process_id, None)
         self._free(self._adopted.process_died(process_id))
 
     def node_died(self, node_id: bytes) -> None:
-        """A node is gone, and with it what held objects there, its daemon included."""
+        """Free what only processes of a node that is gone held, its daemon included."""
         for process_id in [process for process, node in self._elsewhere.items() if node == node_id]:
             self.process_died(process_id)
 
     def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
-        """A process that ends by rule leaves what others hold of its objects.
+        """Take over what others hold of the objects of a process that makes a planned exit.
 
         A driver leaves only what detached actors start with.
         """
@@ -113,7 +113,7 @@ class AdoptedService:
         inside: tuple[tuple[bytes, bytes], ...],
         about: tuple[str, str, str, bool],
     ) -> None:
-        """What a detached actor starts with, each time, outlives the process that made it.
+        """Keep the arguments of a detached actor, which outlive the process that made it.
 
         Args:
             actor_id: The actor, which holds this as a process holds what it has borrowed.
@@ -132,20 +132,20 @@ class AdoptedService:
         self._await_death(actor_id)
 
     def actors(self) -> list[bytes]:
-        """Detached actors whose arguments are kept here."""
+        """Return the detached actors whose arguments are kept here."""
         return list(self._actors)
 
     def kept(self) -> list[KeptArguments]:
-        """What is known of them."""
+        """Return what is known of the detached actors whose arguments are kept here."""
         return list(self._actors.values())
 
     def actor_died(self, actor_id: bytes) -> None:
-        """An actor does not start again."""
+        """Free the arguments of an actor that will not start again."""
         self._actors.pop(actor_id, None)
         self._free(self._adopted.process_died(actor_id))
 
     def _watch(self, process_id: bytes, node: bytes) -> None:
-        """Hear of the end of a borrower, which may have ended before it was counted."""
+        """Watch a borrower, which may have ended before it was counted."""
         if node != self._node_id:
             self._elsewhere[process_id] = node
             if process_id != node:  # a daemon ends with its node
@@ -154,13 +154,13 @@ class AdoptedService:
             self.process_died(process_id)
 
     def answer(self, node: bytes, sender: bytes, owner: bytes, bodies: Sequence[bytes]) -> None:
-        """Messages of a process to an owner that is gone."""
+        """Handle messages of a process to an owner that is gone."""
         for body in bodies:
             self._handle(node, sender, owner, body)
         self._credit(node, sender, owner, sum(map(len, bodies)))
 
     def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
-        """One message; one that cannot be handled harms no other that came with it."""
+        """Handle one message; an error is logged, and harms no other message."""
         try:
             self._handle_message(node, sender, owner, plain.loads(body))
         except Exception:
@@ -181,7 +181,7 @@ class AdoptedService:
         self._take(node, sender, owner, message)
 
     async def _lost(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
-        """Values that a process could not read: there may be copies elsewhere."""
+        """Answer about values that a process could not read, once all copies are known."""
         for gone in {payload[0] for _id, payload in message[1]}:
             await self._settle(gone)
         self._take(node, sender, owner, message)
@@ -196,7 +196,7 @@ class AdoptedService:
                 self._watch(process, its_node)
 
     def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:
-        """Tell a sender now and then how much was taken: it stops when too much is on its way."""
+        """Return credit to a sender now and then: it stops when too much is in flight."""
         taken = self._taken.setdefault(owner, {})
         taken[sender] = taken.get(sender, 0) + size
         if taken[sender] >= config().relay_window // 8:
@@ -205,7 +205,7 @@ class AdoptedService:
             del self._taken[owner]
 
     def _send_as(self, sender: bytes, node: bytes, to: bytes, message: tuple[Any, ...]) -> None:
-        """A message to any process, in the name of one of this node."""
+        """Send a message to any process, in the name of one of this node."""
         body = plain.dumps(message)
         if node == self._node_id:
             client = self._clients.clients.get(to)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LeftCopies:
-    """Both sides of it."""
+    """Tells owners of copies here, and gathers what others tell the owners of this node."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class LeftCopies:
         self._objects.give(number, owner, owner_node)
 
     def _answer(self, node_id: bytes, number: int, gone: bytes) -> None:
-        """Another daemon asks whether it has heard of everything that a node left here.
+        """Answer when all copies that a node left here have been told to their owners.
 
         If that node is this one, the answer says that it lives.
         """
@@ -96,7 +96,7 @@ class LeftCopies:
 
     # --- where the owners are ----------------------------------------------------------
     def _hear(self, node_id: bytes, gone: bytes, left: Iterable[Left]) -> None:
-        """A node has copies of values that are owned here."""
+        """Take over copies on a node of values that are owned here, or free them."""
         owned: dict[bytes, list[tuple[int, int]]] = {}
         for there, number, owner in left:
             if self._adopted.moved((gone, there), (node_id, number)):
@@ -113,7 +113,7 @@ class LeftCopies:
             self._clients.push(owner, "left_copies", (gone, node_id, found))
 
     async def _settle(self, _client: Client, gone: bytes) -> tuple[bool, int]:
-        """A process wants to hear of all copies of what it owned on a node."""
+        """Answer a process when it knows of all copies of what it owned on a node."""
         return await self.settle(gone), -1
 
     async def settle(self, gone: bytes) -> bool:
@@ -135,7 +135,7 @@ class LeftCopies:
         return True
 
     async def _ask(self, nodes: Iterable[bytes], gone: bytes) -> None:
-        """Wait until each of some nodes has told what another left there, or is out of reach."""
+        """Wait until nodes have told what another one left there, or are out of reach."""
         number = self._numbers()
         question = self._questions[number] = Question(nodes)
         asked = Relayed(notice=r.LEFT_ASKED, items=(number, gone))
@@ -153,6 +153,6 @@ class LeftCopies:
             question.answered(node_id, None)
 
     def node_unreachable(self, node_id: bytes) -> None:
-        """Messages to or from a node were lost: what it has is out of reach as well."""
+        """Wait no more for a node to or from which messages were lost."""
         for question in self._questions.values():
             question.ended(node_id)

@@ -53,7 +53,7 @@ class NodeObjects:
         relay.notices[r.ADOPTED] = self._adopt_all
 
     def table_sizes(self) -> dict[str, int]:
-        """How many entries each table has; all are empty when no value is in use."""
+        """Return the size of each table; all are empty when no value is in use."""
         return {
             "copies": len(self._copies),
             "pulls": len(self.pulls),
@@ -70,7 +70,7 @@ class NodeObjects:
         creator: bytes,
         memory: Memory | None = None,
     ) -> Segment:
-        """Room for a value that a process of any node owns, in memory if that was taken already.
+        """Create a segment for a value that a process of any node owns.
 
         Raises:
             ObjectStoreFullError: there is no room.
@@ -82,13 +82,13 @@ class NodeObjects:
     def create_on_disk(
         self, place: DiskPlace, form: int, owner: bytes, owner_node: bytes, creator: bytes
     ) -> Segment:
-        """The same on disk, where the writer puts it."""
+        """Create a segment on disk for a value that a process of any node owns."""
         segment = self.store.create_on_disk(place, form, owner, creator)
         self._look_after(segment.number, owner, owner_node)
         return segment
 
     def _look_after(self, number: int, owner: bytes, owner_node: bytes) -> None:
-        """See to it that a segment goes when its owner does."""
+        """Watch the owner of a segment, which is freed when it ends."""
         if owner_node != self.node_id and owner not in self._remote_owners:
             watch = Relayed(to=owner, sender=self.node_id, notice=r.WATCH)
             if self._relay.send(owner_node, watch):
@@ -97,13 +97,13 @@ class NodeObjects:
                 self.store.free(number)  # nobody will: its owner went with its node
 
     def adopt(self, number: int, node_id: bytes) -> None:
-        """A node's daemon answers for a segment of this node."""
+        """Make a node's daemon the owner of a segment of this node."""
         self.store.change_owner(number, node_id)
         if node_id != self.node_id:
             self._remote_owners[node_id] = node_id
 
     def give(self, number: int, owner: bytes, owner_node: bytes) -> None:
-        """A process of any node owns a segment of this node, which a daemon answered for."""
+        """Make a process of any node the owner of a segment, in place of a daemon."""
         if self.store.has_number(number):
             self.store.change_owner(number, owner)
             self._look_after(number, owner, owner_node)
@@ -116,10 +116,10 @@ class NodeObjects:
             self.adopt(number, node_id)
 
     def node_unreachable(self, node_id: bytes) -> None:
-        """Messages to or from a node were lost. If it is no node any more, nothing is its own here.
+        """Reconcile with a node to or from which messages were lost; free what a dead one owned.
 
-        If it is, it may have given up this one, or word of what it freed is among them: it hears
-        what is here that is its own, and says what of that goes.
+        One that lives may have given up this one, or what it freed may have been in a lost message:
+        it receives a list of what it owns here, and answers what can be freed.
         """
         if self._relay.knows(node_id):
             self._tell_copies(node_id)
@@ -135,7 +135,7 @@ class NodeObjects:
             self._relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(here)))
 
     def _ask_owner(self, owner: bytes, node_id: bytes) -> None:
-        """Have a process of another node free what it does not know of, or hear that it has ended.
+        """Have a process of another node free what it does not know, or find out that it has ended.
 
         What was on its way to it when messages were lost never comes, as the connections between
         its calls and the processes here are over.
@@ -147,7 +147,7 @@ class NodeObjects:
             self._relay.send(node_id, Relayed(to=owner, notice=r.PUSH, items=listed))
 
     def left_to(self, node_id: bytes, number: int) -> None:
-        """A process of this node leaves a segment of any node to this daemon."""
+        """Take over a segment of any node from a process of this node."""
         if node_id == self.node_id:
             self.adopt(number, node_id)
         else:
@@ -155,11 +155,11 @@ class NodeObjects:
 
     # --- reading -----------------------------------------------------------------
     def is_here(self, node_id: bytes, number: int) -> bool:
-        """Whether a segment of any node is on this one, in memory or on disk."""
+        """Return whether a segment of any node is on this one, in memory or on disk."""
         return self._local(node_id, number) is not None
 
     def map_here(self, node_id: bytes, number: int, mapper: bytes) -> Segment | None:
-        """A segment of any node, mapped by a process of this node; None if it is not in memory.
+        """Map a segment of any node for a process of this one; None if it is not in memory here.
 
         Raises:
             ObjectLostError: it is of this node, and gone.
@@ -183,7 +183,7 @@ class NodeObjects:
         mapper: bytes,
         request: int,
     ) -> Segment:
-        """The same; it is copied to this node, or read back from disk, if need be.
+        """Map a segment of any node for a process; copy or restore it first if it is not here.
 
         Args:
             node_id: Its node.
@@ -215,19 +215,19 @@ class NodeObjects:
             raise
 
     def source_of(self, number: int) -> tuple[bytes, int] | None:
-        """Of which node, and which segment there, a segment here is a copy; None if of none."""
+        """Return of which node and segment there a segment here is a copy; None if it is none."""
         return self._copies.source_of(number)
 
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
-        """The owner, a process of this node, freed a segment of any node."""
+        """Free a segment of any node that a process of this node owns."""
         if node_id == self.node_id:
             self.free_here([number])
         else:
             self._relay.send(node_id, Relayed(notice=r.FREED, items=(number,)))
 
     def free_here(self, numbers: Iterable[int]) -> None:
-        """Segments of this node were freed by their owners."""
+        """Free segments of this node, and all their copies."""
         for number in numbers:
             self._copies.drop(number)
             self._free_copies_of(number)
@@ -237,7 +237,7 @@ class NodeObjects:
             self._relay.send(node, Relayed(notice=r.FREED_COPIES, items=(number,)))
 
     def free_copies(self, node_id: bytes, numbers: Iterable[int]) -> None:
-        """Segments of another node were freed: so are their copies here."""
+        """Free the copies here of segments that another node has freed."""
         for number in numbers:
             copy = self._copies.find((node_id, number))
             if copy is not None:
@@ -266,7 +266,7 @@ class NodeObjects:
         return left
 
     def _left(self, copy: Copy) -> Left | None:
-        """A copy is the value from now on; None if its owner is gone too: nobody wants it."""
+        """Make a copy the value; if its owner is gone too, drop it and return None."""
         owner = copy.owner
         if owner.node != self.node_id and not self._relay.knows(owner.node):
             self._copies.drop(copy.number)
@@ -276,19 +276,19 @@ class NodeObjects:
         return copy.key[1], copy.number, owner.process
 
     def unclaimed(self, process_id: bytes) -> list[tuple[bytes, bytes, list[int]]]:
-        """What a process that was killed wrote for others: (owner's node, owner, segments)."""
+        """Return what a killed process wrote for others: (owner's node, owner, segments)."""
         written = self.store.written_by(process_id)
         nodes = self._remote_owners
         return [(nodes.get(owner, self.node_id), owner, found) for owner, found in written.items()]
 
     def asks_no_more(self, process_id: bytes) -> None:
-        """A process is gone, or will be; until then what it has mapped stays."""
+        """Drop the requests of a process that is ending; what it has mapped stays."""
         self._remote_owners.pop(process_id, None)
         self._spilling.queue.process_died(process_id)
         self.pulls.process_died(process_id)
 
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> None:
-        """A process that may own, write or map segments here is gone.
+        """Free what a process owned, wrote or mapped here.
 
         Args:
             process_id: Which one.

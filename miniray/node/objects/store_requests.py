@@ -1,4 +1,4 @@
-"""What the processes of a node ask and tell of its object store."""
+"""Requests of the processes of a node about its object store, and values on other nodes."""
 
 from __future__ import annotations
 
@@ -210,12 +210,12 @@ class FetchRequests:
         return _HERE
 
     def _prefetch(self, client: Client, wanted: Iterable[tuple[bytes, int, int, int]]) -> None:
-        """Values that a call which has arrived will read."""
+        """Fetch values that a call which has arrived will read."""
         for node_id, number, size, request in wanted:
             self._objects.pulls.prefetch(client.process_id, request, (node_id, number), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
-        """Requests whose answers nobody waits for any more."""
+        """Withdraw requests whose answers nobody waits for."""
         # A request that was read just before is a task that has not begun to wait yet.
         loop = asyncio.get_running_loop()
         loop.call_soon(self._withdraw_now, client.process_id, requests)
@@ -226,5 +226,5 @@ class FetchRequests:
 
 
 def _shown(segment: Segment) -> _Mapped:
-    """What a process needs to map a segment, in memory or on disk."""
+    """Return what a process needs to map a segment, in memory or on disk."""
     return (segment.number, segment.form, segment.offset), segment.fd

@@ -1,4 +1,4 @@
-"""Objects whose owners ended by rule: the daemon answers for them under the old owner's id.
+"""Objects of owners after a planned exit: the daemon answers under the old owner's id.
 
 Pure: messages in, answers and consequences out. Values stay where they are; a value
 is freed when its last borrower is gone.
@@ -63,11 +63,11 @@ class AdoptedObjects:
         return len(self._objects)
 
     def speaks_for(self, owner: bytes) -> bool:
-        """Whether objects of this owner are here."""
+        """Return whether objects of this owner are here."""
         return owner in self._owners
 
     def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
-        """Each object: id, value, who has borrowed it, and how many others here contain it."""
+        """Return of each object: id, value, borrowers, and how many others here contain it."""
         return [
             (id, each.value, list(each.borrowers), each.holders)
             for id, each in self._objects.items()
@@ -100,7 +100,7 @@ class AdoptedObjects:
         return [freed for id, *_ in legacy for freed in self._free_if_unused(id)]
 
     def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
-        """The memory of a value is gone, and there is a copy.
+        """Replace the place of a value, whose memory is gone, by that of a copy.
 
         Args:
             old: Node and segment of the value.
@@ -119,7 +119,7 @@ class AdoptedObjects:
         return True
 
     def handle(self, sender: bytes, message: tuple[Any, ...]) -> tuple[list[Any], list[Freed]]:
-        """A message to an owner that is gone: (answers to the sender, what was freed)."""
+        """Handle a message to an owner that is gone; return (answers to the sender, freed)."""
         kind = message[0]
         if kind == p.PEER_WANT:
             return [(p.PEER_VALUE, [(id, self._value(id)) for id in message[1]])], []
@@ -164,7 +164,7 @@ class AdoptedObjects:
         return True
 
     def process_died(self, process: bytes) -> list[Freed]:
-        """A borrower ended."""
+        """Count off a borrower that ended; return what is freed."""
         freed: list[Freed] = []
         for id in self._held_by.pop(process, set()):
             adopted = self._objects.get(id)
@@ -175,7 +175,7 @@ class AdoptedObjects:
         return freed
 
     def _forget_unreported(self, id: bytes, borrowers: dict[bytes, int]) -> None:
-        """As in an owner's table: when nobody holds an object, no release waits for a borrow."""
+        """Drop releases that came before their borrows, once nobody holds the object."""
         if not any(count > 0 for count in borrowers.values()):
             for process, count in list(borrowers.items()):
                 self._count(id, process, -count)
@@ -269,7 +269,7 @@ class KeptArguments:
 
     @property
     def holder(self) -> str:
-        """Whose argument it is and what for, to be put into ``argument of ... in PROCESS``."""
+        """Say whose argument it is and what for, as in ``argument of ... in PROCESS``."""
         name = f"{self.name!r} " if self.name else ""
         actor = f"the detached actor {name}({short_id(self.actor_id.hex())})"
         until = ", which may be restarted with it," if self.may_restart else " as long as it lives,"
@@ -277,19 +277,19 @@ class KeptArguments:
 
     @property
     def call_site(self) -> str:
-        """As which the arguments are listed."""
+        """Return the call site under which the arguments are listed."""
         return f"arguments of {self.call} at {self.made}"
 
 
 def id_of_arguments(node_id: bytes, actor_id: bytes) -> bytes:
-    """Under which id a node's daemon keeps the arguments of an actor: they are no object."""
+    """Return the id under which a node's daemon keeps the arguments of an actor."""
     return node_id + actor_id
 
 
 def keepers_by_object(
     node_id: bytes, kept: Iterable[KeptArguments]
 ) -> dict[bytes, list[KeptArguments]]:
-    """For which actors each object of a daemon is kept, their arguments themselves included."""
+    """Return for which actors each object of a daemon is kept, and their arguments."""
     found: dict[bytes, list[KeptArguments]] = {}
     for each in kept:
         for id in (id_of_arguments(node_id, each.actor_id), *each.inside):

@@ -44,7 +44,7 @@ _STACK = 512 * 1024
 
 
 class Mover:
-    """Serves its daemon until that is gone.
+    """Serve a daemon until it is gone.
 
     Args:
         control: Of messages as tuples, with descriptors.
@@ -82,7 +82,7 @@ class Mover:
 
     # --- what the daemon wants -----------------------------------------------------------
     def _offer(self, fds: list[int], ticket: bytes, size: int, job: int) -> None:
-        """Let whoever has the ticket read a value; that of a job as it comes."""
+        """Offer a value to the holder of a ticket; what a job still receives, as it comes."""
         filling = self._fetches.filling(job)
         if fds and (filling is not None or not job):
             self._sends.offer(ticket, fds[0], size, filling)
@@ -125,7 +125,7 @@ class Mover:
             self._tell("listening", port)
 
     def _serve(self, sock: socket.socket, hello: bytes) -> None:
-        """One connection of another node."""
+        """Serve a connection of another node."""
         try:
             self._sends.serve(sock, hello)
         except (OSError, CutOffError) as error:
@@ -133,7 +133,7 @@ class Mover:
 
 
 def serve(control: socket.socket) -> None:
-    """Be the mover of the daemon at the other end."""
+    """Run the mover of the daemon at the other end."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the daemon decides when it ends
@@ -145,7 +145,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _give_way() -> None:
-    """Let the kernel prefer other processes to this one."""
+    """Lower the priority of this process."""
     with contextlib.suppress(OSError):
         os.nice(NICE)
     # Where the kernel shares time between sessions first, the session has to give way too.

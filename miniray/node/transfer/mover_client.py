@@ -1,4 +1,4 @@
-"""The daemon's side of its mover, which is started when large values move, and again if it dies."""
+"""The daemon's side of its mover, which starts when large values move, and again if it dies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class MoveError(Exception):
-    """A value did not come, or not all of it."""
+    """A value did not come, or only a part of it."""
 
 
 class MoverDiedError(MoveError):
@@ -35,10 +35,10 @@ class MoverDiedError(MoveError):
 
 
 class Released(Protocol):
-    """What is called when a value is offered no more."""
+    """Callback for the end of an offer."""
 
     def __call__(self, *, clean: bool) -> object:
-        """Nothing more of it is sent.
+        """Handle that nothing more of it is sent.
 
         Args:
             clean: Whether nobody reads its memory any more. A process that was sent it may
@@ -56,7 +56,7 @@ class Offer(NamedTuple):
 
 
 class Move:
-    """A value that comes."""
+    """A transfer to this node."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Move:
         self._send = send
 
     def came(self, offset: int) -> None:
-        """So much is there."""
+        """Record up to which offset the value is here."""
         count, self._offset = offset - self._offset, offset
         if count:
             self._came(count)
 
     def end(self, error: MoveError | None) -> None:
-        """Nothing more is written."""
+        """Finish: nothing more is written."""
         if error is None:
             self.ended.set_result(None)
         else:
@@ -88,7 +88,7 @@ class Move:
             self.ended.exception()  # it may be that nobody asks
 
     async def stop(self) -> None:
-        """End it, if it goes on; returns when nothing more is written, whoever is cancelled."""
+        """End the transfer; returns when nothing more is written, even if it is cancelled."""
         if not self.ended.done():
             self._send("stop", self.number)
         await ended(self.ended)
@@ -122,7 +122,7 @@ class _Process:
         self.ask("listen", path, settings.host, known)
 
     def send(self, *message: Any, fd: int | None = None) -> None:
-        """Tell it something; a descriptor is closed here."""
+        """Send the mover a message; closes the descriptor."""
         self._sender.send(marshal.dumps(message), () if fd is None else (fd,), self._cannot_send)
 
     def _cannot_send(self, error: OSError) -> None:
@@ -132,9 +132,9 @@ class _Process:
         self._kill()  # nobody is to wait for an answer to that
 
     def ask(self, *message: Any, fd: int | None = None) -> None:
-        """The same, if it has to answer: one that does not, nor anything else, is ended.
+        """Send a message that the mover has to answer; kill it if it stops answering.
 
-        Then nothing writes to the memory of its transfers, and who waits for their end need not.
+        Once it is killed nothing writes to the memory of its transfers, and their waiters can go on.
         """
         self.send(*message, fd=fd)
         if self._patience is not None:
@@ -157,7 +157,7 @@ class _Process:
     def offer(
         self, ticket: bytes, fd: int, size: int, job: int, released: Released
     ) -> asyncio.Future[bool]:
-        """Have it offer a value; the descriptor is closed here. Gives whether it does."""
+        """Have it offer a value; closes the descriptor. The future says whether it is offered."""
         self.offers[ticket] = released
         confirmed = self.unconfirmed[ticket] = self._loop.create_future()
         self.ask("offer", ticket, size, job, fd=fd)
@@ -220,7 +220,7 @@ class _Process:
         self.moves.pop(number).end(MoveError(reason) if reason else None)
 
     def close(self) -> None:
-        """It is gone, or has to go."""
+        """End the mover, and all transfers and offers."""
         if self.gone:
             return
         self.gone = True
@@ -243,7 +243,7 @@ class _Process:
 
 
 class MoverClient:
-    """Moves large values.
+    """Start a mover and use it.
 
     Args:
         start: Starts a mover.
@@ -258,7 +258,7 @@ class MoverClient:
         self._numbers = itertools.count(1).__next__
 
     def table_sizes(self) -> dict[str, int]:
-        """How many entries each table has; all are empty when nothing moves."""
+        """Return the size of each table; all are empty when nothing moves."""
         process = self._process
         return {
             "moving here": len(process.moves) if process is not None else 0,
@@ -266,7 +266,7 @@ class MoverClient:
         }
 
     def is_busy(self) -> bool:
-        """Whether large values are on their way to or from this node."""
+        """Return whether large values are on their way to or from this node."""
         process = self._process
         return process is not None and bool(process.moves or process.offers)
 
@@ -319,7 +319,7 @@ class MoverClient:
         return None
 
     def withdraw(self, ticket: bytes) -> None:
-        """Offer it no longer; it is released as soon as it can be."""
+        """End an offer; it is released as soon as possible."""
         process = self._process
         if process is not None and ticket in process.offers:
             process.ask("withdraw", ticket)
@@ -333,7 +333,7 @@ class MoverClient:
         size: int,
         came: Callable[[int], object],
     ) -> Move:
-        """Begin to fill memory with what another node offers.
+        """Begin to fill memory with a value that another node offers.
 
         What comes can be offered to others from here on. Who begins it has to see to its end.
 
@@ -362,6 +362,6 @@ class MoverClient:
         return move
 
     def close(self) -> None:
-        """The node ends; so does its mover."""
+        """End the mover."""
         if self._process is not None:
             self._process.close()

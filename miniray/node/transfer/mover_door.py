@@ -1,4 +1,4 @@
-"""Who knocks at a mover: connections that have not named a value yet, all of them in one thread.
+"""Connections to a mover that have not named a value yet, all of them in one thread.
 
 A connection proves in TLS that it belongs to the cluster, on a Unix socket by its user, and says
 what it comes for. Until then it costs a descriptor and no more, and only so many and for so long.
@@ -46,7 +46,7 @@ class _Visitor:
 
 
 class Door:
-    """Listens, and hands on who has said what it comes for.
+    """Listen, and hand on connections that have named a value.
 
     Args:
         serve: Called in a thread of its own with a connection and its first words, ``HELLO``. The
@@ -66,17 +66,17 @@ class Door:
         return len(self._visitors)
 
     def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Let connections in at a socket: through TLS, or of this user. Before ``open``."""
+        """Accept connections at a socket, through TLS or of this user, from ``open`` on."""
         listener.setblocking(False)
         self._listeners.append(listener)
         self._selector.register(listener, selectors.EVENT_READ, context)
 
     def open(self) -> None:
-        """Serve, in a thread of its own."""
+        """Begin to accept connections, in a thread."""
         _in_thread(self._run)
 
     def close(self) -> None:
-        """Let nobody in any more; any thread."""
+        """Accept no more connections. Thread-safe."""
         self._over = True
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # the thread has closed it
@@ -130,7 +130,7 @@ class Door:
         self._selector.register(sock, selectors.EVENT_READ, visitor)
 
     def _hear(self, visitor: _Visitor) -> None:
-        """Take what has come of a connection."""
+        """Read from a connection."""
         try:
             if not visitor.proven:
                 assert isinstance(visitor.sock, ssl.SSLSocket)
@@ -165,7 +165,7 @@ class Door:
             self._serve(visitor.sock, visitor.hello)
 
     def _refuse(self, visitor: _Visitor, why: str) -> None:
-        """Close a connection; told is only of those that did not prove that they belong here."""
+        """Close a connection; log it if it did not prove that it belongs to the cluster."""
         self._forget(visitor)
         visitor.sock.close()
         if not visitor.proven:

@@ -40,7 +40,7 @@ class _Job:
 
 
 class Receives:
-    """All that comes.
+    """All transfers to this node.
 
     Args:
         tell: Tells the daemon something.
@@ -58,7 +58,7 @@ class Receives:
     def begin(
         self, number: int, fd: int, target: str, ticket: bytes, offset: int, size: int
     ) -> None:
-        """Fill memory from an offset to its end; the daemon hears how it goes on and ends."""
+        """Fill memory from an offset to its end; tell the daemon of progress and the end."""
         job = _Job(number, fd, offset, size)
         with self._lock:
             self._jobs[number] = job
@@ -69,7 +69,7 @@ class Receives:
             self._end(job, str(error))
 
     def stop(self, number: int) -> None:
-        """End a transfer; the daemon is told when its memory is not written any more."""
+        """End a transfer; tell the daemon when its memory is no longer written."""
         with self._lock:
             job = self._jobs.get(number)
             if job is None:
@@ -79,12 +79,12 @@ class Receives:
                 hear_no_more(job.sock)
 
     def forget(self, number: int) -> None:
-        """The daemon has heard that a transfer ended, and offers it no more as one that comes."""
+        """Forget a transfer whose end the daemon knows: it will not offer it as a job any more."""
         with self._lock:
             self._jobs.pop(number, None)
 
     def filling(self, number: int) -> Filling | None:
-        """What fills the memory of a transfer."""
+        """Return what fills the memory of a transfer."""
         with self._lock:
             job = self._jobs.get(number)
         return job.filling if job is not None else None
@@ -98,7 +98,7 @@ class Receives:
         self._end(job, reason)
 
     def _end(self, job: _Job, reason: str) -> None:
-        """Nothing more is written."""
+        """Tell the daemon that nothing more is written."""
         job.filling.end()
         os.close(job.fd)
         self._tell("came", job.number, job.filling.offset)

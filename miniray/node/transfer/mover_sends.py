@@ -46,7 +46,7 @@ class _Offer:
 
 
 class Sends:
-    """All that is offered.
+    """All offers.
 
     Args:
         tell: Tells the daemon something.
@@ -58,13 +58,13 @@ class Sends:
         self._offers: dict[bytes, _Offer] = {}
 
     def offer(self, ticket: bytes, fd: int, size: int, filling: Filling | None) -> None:
-        """Let whoever has the ticket read a value; what is still on its way here, as it comes."""
+        """Offer a value to the holder of a ticket; if it is still arriving here, as it comes."""
         with self._lock:
             self._offers[ticket] = _Offer(fd, size, filling)
         self._tell("offered", ticket)
 
     def withdraw(self, ticket: bytes) -> None:
-        """End what is offered. The daemon is told when nobody reads that memory any more."""
+        """End an offer; tell the daemon when nobody reads that memory any more."""
         with self._lock:
             offer = self._offers.get(ticket)
             if offer is None:
@@ -78,7 +78,7 @@ class Sends:
 
     @staticmethod
     def _end(offer: _Offer, sock: socket.socket) -> None:
-        """End what is on its way to the other node. Needs the lock."""
+        """End a transfer to the other node. Needs the lock."""
         offer.withdrawn = True
         hang_up(sock, all_sent=offer.sent)
         if offer.filling is not None:
@@ -97,7 +97,7 @@ class Sends:
                 lose_patience()
 
     def _release(self, ticket: bytes, offer: _Offer, *, clean: bool) -> None:
-        """Nobody is sent anything any more.
+        """Close an offer, and tell the daemon.
 
         Args:
             ticket: What was offered.
@@ -122,7 +122,7 @@ class Sends:
                 return
 
     def _serve_one(self, sock: socket.socket, hello: bytes) -> bool:
-        """Serve one value; False if there is no more to do."""
+        """Serve one value; return whether the connection can serve another."""
         ticket, offset = HELLO.unpack(hello)
         with self._lock:
             offer = self._offers.get(ticket)

@@ -14,7 +14,7 @@ _GONE_AFTER = 20_000
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, or none if the other end hung up."""
+    """Read ``size`` bytes; returns none if the other end hung up."""
     data = b""
     while len(data) < size:
         more = sock.recv(size - len(data))
@@ -25,7 +25,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def hang_up(sock: socket.socket, *, all_sent: bool) -> None:
-    """Have the other end stop, and on a plain socket hear yet when it reads no more.
+    """Stop the other end; a plain socket still tells when it has stopped reading.
 
     Args:
         sock: The connection.
@@ -38,7 +38,7 @@ def hang_up(sock: socket.socket, *, all_sent: bool) -> None:
 
 
 def hear_no_more(sock: socket.socket) -> None:
-    """End what is being received; a plain socket's other end is told when this one is closed.
+    """Stop receiving; a plain socket's other end notices when this one is closed.
 
     Until then this one may read memory, which the other end keeps as it is.
     """
@@ -52,7 +52,7 @@ def hear_no_more(sock: socket.socket) -> None:
 
 
 def cut(sock: socket.socket) -> None:
-    """End a connection both ways."""
+    """Shut a connection down both ways."""
     _shut(sock, socket.SHUT_RDWR)
 
 
@@ -64,14 +64,14 @@ def _shut(sock: socket.socket, how: int) -> None:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the other end of a Unix socket is a process of this user."""
+    """Return whether the other end of a Unix socket is a process of this user."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     return bool(uid == os.geteuid())
 
 
 def watch_network(sock: socket.socket) -> None:
-    """Notice a machine that vanished."""
+    """Set options by which a machine that vanished is noticed."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_AFTER // 2000)
@@ -80,7 +80,7 @@ def watch_network(sock: socket.socket) -> None:
 
 
 def address_of(target: str) -> tuple[int, Any]:
-    """The family and the address of ``unix:PATH`` or ``HOST:PORT``."""
+    """Return the family and the address of ``unix:PATH`` or ``HOST:PORT``."""
     if target.startswith("unix:"):
         return socket.AF_UNIX, target.removeprefix("unix:")
     host, _, port = target.rpartition(":")

@@ -65,24 +65,24 @@ class Filling:
         self._moved = threading.Condition()
 
     def came(self, size: int) -> None:
-        """So many more bytes are there."""
+        """Count bytes that have come."""
         self.offset += size
         if self.offset >= self._wanted:
             self.look()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Say that nothing more will come."""
         self._ended = True
         self.look()
 
     def look(self) -> None:
-        """Who waits may go on, or has been told to go."""
+        """Wake those who wait."""
         with self._moved:
             self._wanted = math.inf  # those who wait on say so again
             self._moved.notify_all()
 
     def beyond(self, offset: int, step: int, is_over: Callable[[], bool]) -> int:
-        """How much is there, once that is ``step`` more than ``offset``, or what comes in a second.
+        """Wait, a second at most, for ``step`` bytes behind ``offset``; return how many bytes are here.
 
         Args:
             offset: What was read.
@@ -242,7 +242,7 @@ def copy_shown(
 
 
 def _shown(sock: socket.socket) -> tuple[int, int]:
-    """The other end's memory, and how much of it is there."""
+    """Receive the other end's memory, and how much of the value is there."""
     word, fds, _, _ = socket.recv_fds(sock, _THERE.size, 1, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         raise CutOffError("no memory was shown, or no descriptors are left")
@@ -250,7 +250,7 @@ def _shown(sock: socket.socket) -> tuple[int, int]:
 
 
 def _look_up(sock: socket.socket, there: int) -> None:
-    """Look whether the other end has left, or wants this one to; it says nothing unasked.
+    """Check that the other end has not left, and does not want this one to leave.
 
     Raises:
         CutOffError: it does.
@@ -281,7 +281,7 @@ def _shown_no_further(there: int) -> CutOffError:
 
 
 class _Copier:
-    """From memory to memory, or to a file: the kernel copies, once.
+    """Copy from memory to memory, or to a file, once and in the kernel.
 
     Args:
         source: A descriptor of what is read.
