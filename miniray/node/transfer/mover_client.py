@@ -134,7 +134,7 @@ class _Process:
     def ask(self, *message: Any, fd: int | None = None) -> None:
         """Send a message that the mover has to answer; kill it if it stops answering.
 
-        Once it is killed nothing writes to the memory of its transfers, and their waiters can go on.
+        Once it is killed nothing writes to the memory of its transfers; their waiters can go on.
         """
         self.send(*message, fd=fd)
         if self._patience is not None:

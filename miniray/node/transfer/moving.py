@@ -82,7 +82,7 @@ class Filling:
             self._moved.notify_all()
 
     def beyond(self, offset: int, step: int, is_over: Callable[[], bool]) -> int:
-        """Wait, a second at most, for ``step`` bytes behind ``offset``; return how many bytes are here.
+        """Wait, a second at most, for ``step`` bytes behind ``offset``; return how many are here.
 
         Args:
             offset: What was read.
