@@ -112,3 +112,11 @@ def test_no_two_test_files_have_the_same_name() -> None:
     names = collections.Counter(path.name for path in tests.rglob("*.py"))
     shared = {name for name, count in names.items() if count > 1}
     assert shared <= {"conftest.py", "__init__.py"}
+
+
+def test_the_folders_of_unit_tests_are_those_of_the_package() -> None:
+    folders = {
+        path.parent.relative_to(ROOT / "tests/unit")
+        for path in (ROOT / "tests/unit").rglob("test_*.py")
+    }
+    assert not {str(folder) for folder in folders if not (ROOT / "miniray" / folder).is_dir()}

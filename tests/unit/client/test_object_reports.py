@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from process_doubles import NODE, Caller, packed
+
+from miniray.calls.call import Channel
+from miniray.client.object_reports import ObjectReports
+from miniray.client.ref_tracking import RefTracking
+from miniray.messages import protocol as p
+
+if TYPE_CHECKING:
+    from miniray.common.state_types import ObjectsHeld
+
+FOREIGN = b"foreign0"
+
+
+class Actors:
+    def __init__(self) -> None:
+        self.known: set[bytes] = set()
+        self.made: list[Any] = []
+
+    def knows(self, id: bytes) -> bool:
+        return id in self.known
+
+    def creations(self) -> list[Any]:
+        return self.made
+
+
+def await_reports() -> None:
+    """They are made in threads."""
+    for thread in threading.enumerate():
+        if thread.name == "miniray-memory-report":
+            thread.join(30)
+
+
+class Silent(Channel):
+    def submit(self, call: Any, ready: bool) -> None:
+        pass
+
+
+class Process(Caller):
+    """What of a runtime a report looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actors = Actors()
+        self.refs = RefTracking(self.loop, self.table, self.shared_memory, self.borrowing)
+
+    def reports(self, executing: Any = tuple) -> ObjectReports:
+        return ObjectReports(self.refs, self.calls, self.actors, self.link, executing)  # type: ignore[arg-type]
+
+    def put(self, size: int) -> Any:
+        shared = (p.VALUE_SHARED, (NODE, size, size), ())
+        return self.table.create_with_value(self.table.new_id(), shared, None)
+
+    def report(self, limit: int = 100, *, detail: bool = False, **how: Any) -> ObjectsHeld:
+        before = len(self.link.noticed("objects_held"))
+        self.reports(**how).on_asked(1, limit, detail, time.monotonic() + 60)
+        await_reports()
+        [(_number, answer)] = self.link.noticed("objects_held")[before:]
+        return answer  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def own() -> Process:
+    return Process()
+
+
+def test_objects_in_shared_memory_are_told_one_by_one_and_small_ones_counted(own: Process) -> None:
+    refs = [own.put(300_000), own.put(200_000)]
+    small = own.table.create_with_value(own.table.new_id(), packed("small"), None)
+    coming = own.table.create(own.table.new_id())
+    report = own.report()
+    assert [row["id"] for row in report["objects"]] == [ref.binary() for ref in refs]
+    assert [row["segment"] for row in report["objects"]] == [300_000, 200_000]
+    assert (report["inline"], report["inline_bytes"]) == (1, len(packed("small")[1]))
+    detailed = {row["id"] for row in own.report(detail=True)["objects"]}
+    assert detailed == {ref.binary() for ref in [*refs, small, coming]}
+
+
+@pytest.mark.parametrize("seconds", [60, 0], ids=["answered", "too late"])
+def test_a_look_at_what_is_held_does_not_hold_it(own: Process, seconds: float) -> None:
+    held = [own.put(300_000)]
+    id = held[0].binary()
+    reports = own.reports(lambda: [("a call", [*held])])
+    gc.disable()  # a cycle may stay for as long as the process has nothing to do
+    try:
+        reports.on_asked(1, 100, False, time.monotonic() + seconds)
+        await_reports()
+        held.clear()
+        own.drain()
+        assert own.table.entry(id) is None
+    finally:
+        gc.enable()
+
+
+def test_no_more_than_the_limit_are_told(own: Process) -> None:
+    refs = [own.put(1000 + number) for number in range(5000)]
+    report = own.report(3)
+    assert [row["size"] for row in report["objects"]] == [5999, 5998, 5997]
+    del refs
+
+
+def test_borrowers_are_named(own: Process) -> None:
+    ref = own.put(200_000)
+    own.table.borrow(ref.binary(), b"borrower")
+    own.table.unborrow(ref.binary(), b"released")  # it overtook the borrow
+    [row] = own.report()["objects"]
+    assert row["borrowers"] == [b"borrower"]
+
+
+def test_what_was_borrowed_and_not_read_is_told_too(own: Process) -> None:
+    ref, _entry = own.table.adopt(FOREIGN + bytes(8), NODE)
+    [row] = own.report()["objects"]
+    assert (row["owner"], row["process"], row["size"]) == (FOREIGN, own.process_id, 0)
+    del ref
+
+
+def test_pending_results_are_told_with_their_call(own: Process) -> None:
+    call = own.call(Silent(), own.put(200_000))
+    own.calls.submit(call)
+    rows = {row["id"]: row for row in own.report(detail=True)["objects"]}
+    result = rows[call.return_ids[0]]
+    assert (result["call_site"], result["status"]) == ("Test.method", "PENDING_NODE_ASSIGNMENT")
+    [argument] = [row for row in rows.values() if row["segment"]]
+    assert argument["holds"] == [
+        {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": ["Test.method"]}
+    ]
+
+
+def test_large_arguments_are_told_and_what_constructors_hold(own: Process) -> None:
+    call = own.call(Silent(), bytes(200_000))
+    own.actors.made.append(call)  # as that of an actor that lives
+    report = own.report()
+    [row] = report["objects"]
+    assert (row["id"], row["call_site"]) == (b"", "arguments of Test.method")
+    assert row["owner"] == own.process_id
+    assert row["size"] > 200_000
+
+
+def test_handles_of_actors_are_no_objects(own: Process) -> None:
+    handle = own.table.create_actor(own.table.new_id())
+    found, _ = own.table.adopt(FOREIGN + bytes(8), NODE)
+    own.actors.known.add(found.binary())
+    assert own.report()["objects"] == []
+    kinds = [row["holds"][0]["kind"] for row in own.report(detail=True)["objects"]]
+    assert kinds == ["ACTOR_HANDLE", "ACTOR_HANDLE"]
+    del handle
+
+
+def test_a_worker_tells_what_its_running_calls_hold(own: Process) -> None:
+    held = [own.put(200_000)]
+    [row] = own.report(executing=lambda: [("square", held)])["objects"]
+    assert row["holds"] == [{"kind": "USED_BY_PENDING_TASK", "count": 1, "names": ["square"]}]
+
+
+def test_a_question_that_nobody_waits_for_any_more_is_not_answered(own: Process) -> None:
+    ref = own.put(200_000)
+    reports = own.reports()
+    reports.on_asked(1, 10, False, time.monotonic() - 1)
+    reports.on_asked(2, 10, False, time.monotonic() + 60)
+    await_reports()
+    [(number, answer)] = own.link.noticed("objects_held")
+    assert number == 2
+    assert [row["id"] for row in answer["objects"]] == [ref.binary()]
