@@ -98,7 +98,7 @@ def test_what_is_no_spec_is_refused_with_one_of_three_errors(data: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "used_in"),
-    [("max_concurrency", "worker/main.py"), ("_preload_later", "node/workers/worker.py")],
+    [("max_concurrency", "worker/actor_modes.py"), ("_preload_later", "node/workers/worker.py")],
 )
 def test_an_option_is_named_by_the_check_the_spec_and_what_uses_it(
     option: str, used_in: str

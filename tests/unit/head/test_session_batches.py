@@ -42,10 +42,10 @@ def test_what_waits_together_goes_in_one_message() -> None:
 
 def test_the_welcome_goes_alone_before_what_the_new_node_is_to_do() -> None:
     """The daemon reads it as the answer to its hello, before it takes batches."""
-    welcome = head_pb2.ToNode(welcome=head_pb2.Welcome(epoch=4))
+    welcome = head_pb2.ToNode(welcome=head_pb2.Welcome(error="full"))
     first, second = written(welcome, lease(1))
-    assert first.welcome.epoch == 4
+    assert first.welcome.error == "full"
     assert second.start_lease.granted == b"\1"
     first, second = written(welcome, lease(1), lease(2))
-    assert first.welcome.epoch == 4
+    assert first.welcome.error == "full"
     assert len(second.batch.messages) == 2
