@@ -11,6 +11,7 @@ import collections
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
+from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 #: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
 IN_FLIGHT = 2 << 20
+
+
+def piece_size() -> int:
+    """Return how many bytes travel at once: a value that is no larger goes with the answer."""
+    return min(config().transfer_chunk, IN_FLIGHT)
 
 
 class ValueAnswer(NamedTuple):

@@ -13,13 +13,12 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.copies import Owner
-from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer
-from miniray.node.transfer.spread import Spread
+from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer, piece_size
+from miniray.node.transfer.spread import SpreadTree
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -55,7 +54,7 @@ class _Spreading:
     """The tree of a segment of this node, and who waits for a place in it."""
 
     def __init__(self, node_id: bytes) -> None:
-        self.spread = Spread(node_id)
+        self.spread = SpreadTree(node_id)
         self.waiting: dict[bytes, _Request] = {}
 
 
@@ -131,7 +130,7 @@ class Serving:
         spreading = self._spreads.get(number)
         if spreading is None:
             spreading = self._spreads[number] = _Spreading(self._node_id)
-        if segment.size <= config().transfer_chunk:
+        if segment.size <= piece_size():
             spreading.spread.nodes.add(request.node)
             self._answer_with(request.node, request.number, segment, 0, segment.size)
             return

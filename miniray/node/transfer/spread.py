@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FANOUT = 2
 
 
-class Spread:
+class SpreadTree:
     """The tree of one segment.
 
     Args:

@@ -23,7 +23,7 @@ from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.arriving import Arriving, BrokenTransferError
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
 from miniray.node.transfer.moving import write_all
-from miniray.node.transfer.requests import ValueRequests
+from miniray.node.transfer.requests import ValueRequests, piece_size
 
 if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
@@ -89,7 +89,7 @@ class Transfers:
         while (given_up := self.arriving.get(key)) is not None:
             await given_up.reached(sys.maxsize)
         arriving = self.arriving[key] = Arriving()
-        is_large = claim.size > config().transfer_chunk
+        is_large = claim.size > piece_size()
         try:
             # Before anything is asked: who waits for room must not take others' turn over there.
             room = await self._spilling.room_for(claim)
@@ -130,7 +130,7 @@ class Transfers:
                 answer, beginning = await self._requests.fetch(
                     origin,
                     key,
-                    segment.size if segment.size <= config().transfer_chunk else 0,
+                    segment.size if segment.size <= piece_size() else 0,
                     tried,
                     by_mover=self._relay.can_dial(origin),
                 )
@@ -204,7 +204,7 @@ class Transfers:
         limit: float | None,
     ) -> None:
         """Read in pieces what is not here yet."""
-        size, step = segment.size, config().transfer_chunk
+        size, step = segment.size, piece_size()
         offsets = iter(range(arriving.offset, size, step))
         reads: collections.deque[asyncio.Task[bytes]] = collections.deque()
         try:

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from miniray.node.transfer.spread import FANOUT, Spread
+from miniray.node.transfer.spread import FANOUT, SpreadTree
 
 SOURCE = b"source"
 
 
-def place(spread: Spread, node: bytes, *tried: bytes) -> bytes:
+def place(spread: SpreadTree, node: bytes, *tried: bytes) -> bytes:
     for other in tried:
         spread.failed(other)
     found = spread.place(node, tried, serves=True)
@@ -25,7 +25,7 @@ def names(count: int) -> list[bytes]:
 
 
 def test_nodes_that_ask_at_once_make_a_tree_in_which_nobody_serves_more_than_two() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     parents = {node: place(spread, node) for node in names(100)}
     served = collections.Counter(parents.values())
     assert served[SOURCE] == 2
@@ -38,7 +38,7 @@ def test_nodes_that_ask_at_once_make_a_tree_in_which_nobody_serves_more_than_two
 
 
 def test_who_has_a_copy_serves_when_the_source_is_busy() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     place(spread, b"a")
     spread.has_copy(b"a", serves=True)
     parents = [place(spread, node) for node in names(4)]
@@ -46,7 +46,7 @@ def test_who_has_a_copy_serves_when_the_source_is_busy() -> None:
 
 
 def test_a_word_of_a_copy_that_comes_after_its_transfer_ended_counts() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     place(spread, b"a")
     spread.leave(b"a")
     spread.has_copy(b"a", serves=True)
@@ -54,7 +54,7 @@ def test_a_word_of_a_copy_that_comes_after_its_transfer_ended_counts() -> None:
 
 
 def test_who_gave_up_is_named_to_nobody() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     place(spread, b"a")
     spread.leave(b"a")
     parents = [place(spread, node) for node in names(6)]
@@ -62,7 +62,7 @@ def test_who_gave_up_is_named_to_nobody() -> None:
 
 
 def test_nobody_is_sent_again_to_who_did_not_serve() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     a, b, c = (place(spread, node) for node in (b"a", b"b", b"c"))
     assert (a, b) == (SOURCE, SOURCE)
     again = place(spread, b"c", c)
@@ -75,7 +75,7 @@ def test_nobody_is_sent_again_to_who_did_not_serve() -> None:
 
 
 def test_nobody_copies_from_who_copies_from_it() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     place(spread, b"a")
     place(spread, b"b")
     assert place(spread, b"c") == b"a"
@@ -85,7 +85,7 @@ def test_nobody_copies_from_who_copies_from_it() -> None:
 
 
 def test_who_dropped_its_copy_and_wants_another_is_no_source_for_whom_it_waits() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     place(spread, b"a")
     spread.has_copy(b"a", serves=True)
     place(spread, b"b")
@@ -97,14 +97,14 @@ def test_who_dropped_its_copy_and_wants_another_is_no_source_for_whom_it_waits()
 
 
 def test_who_cannot_be_reached_is_not_named() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     for node in names(2):
         assert spread.place(node, (), serves=False) is not None
     assert spread.place(b"late", (), serves=True) is None
 
 
 def test_a_node_that_died_is_not_named_and_its_place_is_free() -> None:
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     place(spread, b"a")
     place(spread, b"b")
     spread.node_died(b"a")
@@ -117,7 +117,7 @@ def test_a_node_that_died_is_not_named_and_its_place_is_free() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_the_tree_has_no_circle_and_all_get_a_copy(seed: int) -> None:
     rng = random.Random(seed)
-    spread = Spread(SOURCE)
+    spread = SpreadTree(SOURCE)
     waiting, dead = set(names(30)), set()
     copying: dict[bytes, bytes] = {}
     whole = {SOURCE}
