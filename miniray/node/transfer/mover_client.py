@@ -276,14 +276,7 @@ class MoverClient:
             self._process = _Process(self._start(), self._settings, path)
         return self._process
 
-    async def offer(
-        self,
-        fd: int,
-        size: int,
-        job: int,
-        released: Released,
-        unreached: str = "",
-    ) -> Offer | None:
+    async def offer(self, fd: int, size: int, job: int, released: Released) -> Offer | None:
         """Let the mover of another node read a value.
 
         Args:
@@ -291,7 +284,6 @@ class MoverClient:
             size: Of the value.
             job: The number of the transfer that fills it, 0 if it is whole.
             released: Called when it is offered no more, and if it cannot be.
-            unreached: The address of a mover that the other node cannot reach.
 
         Returns:
             What the other node needs; None if it has to come through the daemon.
@@ -301,8 +293,7 @@ class MoverClient:
         try:
             process = self._running()
             address = await asyncio.shield(process.address)
-            meets = address not in ("", unreached) and not process.gone
-            if meets and (not job or job in process.moves):
+            if address and not process.gone and (not job or job in process.moves):
                 confirmed = process.offer(ticket, os.dup(fd), size, job, released)
         except (OSError, TemplateGoneError) as error:
             logger.warning("a large value goes through the daemon: %s", error)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.arriving import Arriving
-    from miniray.node.transfer.mover_client import MoverClient
+    from miniray.node.transfer.mover_client import MoverClient, Offer
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +282,11 @@ class Serving:
 
         self._store.map(segment.number, request.node)
         head = _head(segment, owner)
-        offer = await self._mover.offer(segment.fd, segment.size, job, released)
+        offer: Offer | None = None
+        if segment.in_memory:
+            offer = await self._mover.offer(segment.fd, segment.size, job, released)
+        else:  # it went to disk before it was mapped
+            released(clean=True)
         if offer is None:
             self._answer(request.node, request.number, head)
             return
@@ -317,8 +321,7 @@ class Serving:
         if arriving is None or arriving.offset >= offset + length:
             self._answer_with(node_id, number, segment, offset, length)
         else:
-            arrived = arriving.reached(offset + length)
-            self._run(self._read_later(node_id, number, segment, offset, length, arrived))
+            self._begin_read(node_id, number, segment, offset, length, arriving)
 
     def _answer_with(
         self, node_id: bytes, number: int, segment: Segment, offset: int, length: int
@@ -328,7 +331,24 @@ class Serving:
             piece = os.pread(segment.fd, length, offset)
             self._answer(node_id, number, _head(segment, self._owner(segment)), piece)
         else:
-            self._run(self._read_later(node_id, number, segment, offset, length))
+            self._begin_read(node_id, number, segment, offset, length)
+
+    def _begin_read(
+        self,
+        node_id: bytes,
+        number: int,
+        segment: Segment,
+        offset: int,
+        length: int,
+        arriving: Arriving | None = None,
+    ) -> None:
+        """Map a segment, which may be freed before the task runs, and read it in a task."""
+        self._store.map(segment.number, node_id)
+        task = asyncio.ensure_future(
+            self._read_later(node_id, number, segment, offset, length, arriving)
+        )
+        self._reads.add(task)
+        task.add_done_callback(self._reads.discard)
 
     async def _read_later(
         self,
@@ -337,12 +357,11 @@ class Serving:
         segment: Segment,
         offset: int,
         length: int,
-        arrived: Coroutine[None, None, bool] | None = None,
+        arriving: Arriving | None,
     ) -> None:
         """Answer a request with bytes that are on disk, or have yet to arrive here."""
-        self._store.map(segment.number, node_id)
         try:
-            if arrived is not None and not await arrived:
+            if arriving is not None and not await arriving.reached(offset + length):
                 raise ObjectLostError("segment", "its transfer to the node that passes it on ended")
             if segment.in_memory:
                 piece = os.pread(segment.fd, length, offset)
@@ -356,11 +375,6 @@ class Serving:
             self._refuse(node_id, number, ObjectLostError("segment", repr(error)))
         finally:
             self._store.unmap([segment.number], node_id)
-
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._reads.add(task)
-        task.add_done_callback(self._reads.discard)
 
     # --- answers -------------------------------------------------------------------
     def _owner(self, segment: Segment) -> Owner:

@@ -31,8 +31,8 @@ FAR_OWNER = Owner(b"owner", b"its node")
 class Node(End):
     """A node that never meets another; what it would send is here."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "a")
+    def __init__(self, folder: Path, *, movers: bool = False) -> None:
+        super().__init__(folder, "a", movers=movers)
         self.sent: list[tuple[bytes, Relayed]] = []
         self.hub.send = self._send  # type: ignore[method-assign]
 
@@ -62,13 +62,16 @@ class Node(End):
         return b"".join(each.bodies[0] for each in messages)
 
 
-def run(folder: Path, test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+def run(
+    folder: Path, test: Callable[[Node], Coroutine[Any, Any, None]], *, movers: bool = False
+) -> None:
     async def main() -> None:
-        node = Node(folder)
+        node = Node(folder, movers=movers)
         try:
             await asyncio.wait_for(test(node), 30)
         finally:
             await node.hub.close()
+            node.mover.close()
             await node.spilling.close()
             node.store.close()
 
@@ -79,6 +82,18 @@ def written(end: End, data: bytes) -> Segment:
     segment = end.store.create(len(data), 0, OWNER, OWNER)
     os.pwrite(segment.fd, data, 0)
     end.store.seal(segment.number)
+    return segment
+
+
+def to_disk(node: Node, segment: Segment, data: bytes) -> None:
+    segment.place = node.store.files.reserve(len(data))
+    os.pwrite(segment.place.fd, data, segment.place.offset)
+    node.store.drop_memory(segment)
+
+
+def moved_to_disk(node: Node, data: bytes) -> Segment:
+    segment = written(node, data)
+    to_disk(node, segment, data)
     return segment
 
 
@@ -194,6 +209,40 @@ def test_a_value_of_one_piece_goes_to_everybody_at_once(tmp_path: Path) -> None:
         assert node.serving.forget(number) == set(nodes)
 
     run(tmp_path, test)
+
+
+def test_a_value_that_is_freed_just_when_its_bytes_are_asked_for_is_read_all_the_same(
+    tmp_path: Path,
+) -> None:
+    async def test(node: Node) -> None:
+        number = moved_to_disk(node, bytes(SIZE)).number
+        node.read(b"one", number, 0)
+        node.store.free(number)
+        await until(lambda: node.pieces(b"one") == bytes(PIECE))
+        await until(lambda: not node.serving.table_sizes()["reads"])
+        assert not node.store.files.used
+
+    run(tmp_path, test)
+
+
+def test_a_value_that_moves_to_disk_just_when_it_is_asked_for_comes_in_pieces(
+    tmp_path: Path,
+) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(node: Node) -> None:
+        moved_to_disk(node, bytes(SIZE))  # the next one shares its file
+        segment = written(node, data)
+        node.hear(b"one", r.FETCH, 1, node.id, segment.number, (), True)
+        to_disk(node, segment, data)
+        await until(lambda: node.answers(b"one"))
+        assert node.answers(b"one") == [ValueAnswer(size=SIZE, owner=OWNER, owner_node=node.id)]
+        for start in range(0, SIZE, PIECE):
+            node.read(b"one", segment.number, start)
+            await until(lambda end=start + PIECE: len(node.pieces(b"one")) == end)
+        assert node.pieces(b"one") == data
+
+    run(tmp_path, test, movers=True)
 
 
 # --- passing on --------------------------------------------------------------------------
