@@ -6,6 +6,7 @@ import pickle
 import threading
 
 import pytest
+from kept import kept
 from process_doubles import NODE, FakePeer, packed
 from task_world import TaskWorld
 
@@ -27,9 +28,10 @@ def test_shapes_that_nobody_uses_any_more_are_forgotten(world: TaskWorld) -> Non
     ref = world.me.table.create(world.me.table.new_id())
     waits = world.group("waits")
     late = world.call(ref, group=waits)
-    groups = [world.group(f"group {number}") for number in range(1000)]
+    before = kept(world.client)
+    groups = [world.group(f"group {number}") for number in range(2000)]
     assert world.group("group 0") is not groups[0]
-    assert len(world.client._groups) < 500
+    assert kept(world.client) < before + 1000
     assert world.group("used") is used
     world.me.table.set_value(ref.binary(), packed(1))
     assert world.grant(waits).calls == [late.number]

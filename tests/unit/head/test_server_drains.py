@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
+from kept import kept
 
 from miniray._proto import head_pb2
 from miniray.head.sqlite_storage import SqliteStorage
@@ -132,9 +133,11 @@ def test_who_ends_does_not_wait_any_more(cluster: FakeCluster, daemon: FakeDaemo
     driver, command = daemon.driver(), daemon.driver()
     make_actor(daemon, driver)
     node_id = daemon.ask(driver, "drain_node", daemon.node_id.hex())
+    before = kept(cluster.head.cluster.drains)
     daemon.begin(command, "await_drained", node_id)
+    assert kept(cluster.head.cluster.drains) > before
     daemon.end_process(command)
-    assert not cluster.head.cluster.drains._waiting
+    assert kept(cluster.head.cluster.drains) <= before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pickle
 import time
 
 import pytest
+from kept import kept
 from process_doubles import NODE, Caller, FakePeer
 
 from miniray.common.ids import new_id
@@ -152,7 +153,6 @@ def test_many_registrations_are_answered_in_a_time_that_grows_with_their_number(
             me.borrowing.on_ack(peer, (p.PEER_ACK, number))  # type: ignore[arg-type]
         taken = time.process_time() - begun
         assert len(refs) == len(numbers) == count
-        assert not me.borrowing._open
         refs.clear()
         me.drain()
         peer.sent.clear()
@@ -164,6 +164,7 @@ def test_many_registrations_are_answered_in_a_time_that_grows_with_their_number(
 
 def test_values_are_asked_for_once_and_given_to_who_waits(me: Caller) -> None:
     ref, entry = me.table.adopt(*foreign())
+    before = kept(me.borrowing)
     me.borrowing.want([entry])
     me.borrowing.want([entry])
     peer = owner_of(me)
@@ -171,7 +172,7 @@ def test_values_are_asked_for_once_and_given_to_who_waits(me: Caller) -> None:
     value = (p.VALUE_PICKLE, b"x", ())
     me.borrowing.on_value(peer, (p.PEER_VALUE, [(ref.binary(), value)]))  # type: ignore[arg-type]
     assert entry.value == value
-    assert me.borrowing._asked == {}
+    assert kept(me.borrowing) == before
 
 
 def test_refs_inside_a_value_that_came_are_registered_with_their_owners(me: Caller) -> None:
@@ -194,6 +195,7 @@ def test_values_of_a_dead_owner_become_its_death(me: Caller) -> None:
 
 
 def test_an_owner_that_is_gone_for_good_is_not_asked_without_end(me: Caller) -> None:
+    before = kept(me.borrowing)
     refs = me.borrowing.hold([foreign()])
     for _ in range(2):  # the daemon that the owner may have left it to says that it is gone
         relayed = owner_of(me)
@@ -202,8 +204,9 @@ def test_an_owner_that_is_gone_for_good_is_not_asked_without_end(me: Caller) -> 
         me.borrowing.peer_lost(relayed)  # type: ignore[arg-type]
     assert refs
     assert owner_of(me).of_kind(p.PEER_BORROW) == []
-    assert not me.borrowing._open
-    assert not me.borrowing._asked_again
+    refs.clear()
+    me.drain()
+    assert kept(me.borrowing) == before
 
 
 def test_an_owner_answers_now_later_or_that_it_is_too_late(me: Caller) -> None:

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+from kept import kept
 from process_doubles import NODE, Outside
 
 from miniray.common.ids import ObjectIds, new_id
@@ -121,7 +122,7 @@ def test_a_borrowed_object_is_freed_when_its_borrower_lets_go(own: Fixture) -> N
     assert own.outside.freed == []
     own.table.unborrow(id, BORROWER)
     assert own.outside.freed == [VALUE]
-    assert not own.table._held_by
+    assert not kept(own.table)
 
 
 def test_a_release_may_overtake_the_borrow_that_it_ends(own: Fixture) -> None:
@@ -137,7 +138,7 @@ def test_a_release_may_overtake_the_borrow_that_it_ends(own: Fixture) -> None:
     assert own.table.entry(id) is not None
     own.table.unborrow(id, SECOND)
     assert own.outside.freed == [VALUE]
-    assert not own.table._held_by
+    assert not kept(own.table)
 
 
 def test_a_late_borrow_that_evens_out_an_early_release_frees_the_object(own: Fixture) -> None:
@@ -162,13 +163,13 @@ def test_a_release_whose_borrow_died_with_its_reporter_holds_nothing(own: Fixtur
     assert own.outside.freed == []
     own.table.borrower_died(SECOND)
     assert own.outside.freed == [VALUE]
-    assert not own.table._held_by
+    assert not kept(own.table)
 
 
 def test_a_borrow_of_what_is_gone_says_so(own: Fixture) -> None:
     assert own.table.borrow(own.table.new_id(), BORROWER) is False
     own.table.unborrow(own.table.new_id(), BORROWER)
-    assert not own.table._held_by
+    assert not kept(own.table)
 
 
 def test_the_death_of_a_borrower_releases_all_that_it_held(own: Fixture) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from kept import kept
 
 from miniray.common.ids import new_id, owner_of
 from miniray.common.object_ref import ObjectRef, hooks
@@ -292,8 +293,8 @@ class World(RuleBasedStateMachine):
         self.what_is_held_exists_at_its_owner()
         reachable = self.reachable()
         for process in self.processes:
-            kept = {entry.id for entry in process.table.snapshot()}
-            assert kept <= reachable, "an object is kept that nobody holds"
+            alive = {entry.id for entry in process.table.snapshot()}
+            assert alive <= reachable, "an object is kept that nobody holds"
         for process in self.processes:
             for key in list(process.running):
                 process.finish(key, [])
@@ -305,10 +306,7 @@ class World(RuleBasedStateMachine):
         self.settle_everything()
         for process in self.processes:
             assert len(process.table) == 0
-            assert not process.table._held_by
-            assert not process.borrowing._open
-            assert not process.borrowing._deferred
-            assert not process.borrowing._asked
+            assert not kept(process.table, process.borrowing)
             assert not process.calls
             assert not process.results
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from kept import kept
 from process_doubles import Caller, eventually, packed
 
 from miniray.common.object_ref import hooks
@@ -130,8 +131,9 @@ def test_closing_frees_what_was_not_taken_and_stops_the_executor(stream: Fixture
 
 def test_closing_wakes_who_waits(stream: Fixture) -> None:
     thread = threading.Thread(target=lambda: list(stream.generator))
+    before = kept(stream.state)
     thread.start()
-    eventually(lambda: stream.state._waiters)
+    eventually(lambda: kept(stream.state) > before)
     stream.generator.close()
     thread.join(10)
     assert not thread.is_alive()
@@ -199,9 +201,11 @@ def test_a_generator_cannot_be_passed_on(stream: Fixture) -> None:
 
 def test_who_waits_for_the_next_item_again_and_again_leaves_nothing(stream: Fixture) -> None:
     before = len(stream.me.table)
+    ref = stream.generator._next_ref()
+    once = kept(stream.state)
     for _ in range(5):
         ref = stream.generator._next_ref()
-    assert len(stream.state._waiters) == 1
+    assert kept(stream.state) == once
     assert len(stream.me.table) == before + 1
     assert stream.value(ref) is None
     assert stream.item(0)
@@ -221,5 +225,6 @@ def test_a_consumer_that_is_cancelled_leaves_nothing(stream: Fixture) -> None:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(stream.generator.__anext__(), 0.001)
 
+    before = kept(stream.state)
     asyncio.run(give_up())
-    assert not stream.state._waiters
+    assert kept(stream.state) == before

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kept import kept
 from process_doubles import eventually
 from wire_ends import KEY, End, make_pair, raw_client
 
@@ -196,9 +197,10 @@ def test_what_waits_for_the_answer_of_a_refused_request_is_forgotten() -> None:
     conn: Any = SimpleNamespace(send=refuse)
     link.__dict__.update(_numbers=iter(range(9)).__next__, _answers={}, _conn=conn)
     answers: list[Any] = []
+    before = kept(link)
     with pytest.raises(ValueError, match="too large"):
         link.node_request_async("any", (), lambda *answer: answers.append(answer))
-    assert not link._answers
+    assert kept(link) == before
     assert not answers
 
 

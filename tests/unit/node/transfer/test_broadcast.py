@@ -232,7 +232,7 @@ def test_a_holder_that_sends_nothing_is_left(
             copying = asyncio.ensure_future(cluster.fetch(late, number))
             await until(lambda: any(a.offset for a in late.transfers.arriving.values()))
         assert await copying == data
-        await until(lambda: not holder.store._by_mapper)
+        await until(lambda: not any(segment.mappers for segment in holder.store))
 
     try:
         run(tmp_path, 3, test)
@@ -264,7 +264,7 @@ def test_a_reader_that_ends_half_way_leaves_its_place_to_others(
         with pytest.raises(asyncio.CancelledError):
             await first_copy
         assert not first.store.used
-        await until(lambda: not source.store._by_mapper)
+        await until(lambda: not any(segment.mappers for segment in source.store))
 
     run(tmp_path, 3, test)
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kept import kept
 from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
@@ -97,6 +98,10 @@ class Node:
         copy = self.copies.find(key)
         return None if copy is None else copy.number
 
+    def waited_for(self) -> int:
+        """How much is kept of those who wait."""
+        return kept(self.pulls) - kept(self.copies)
+
     def here(self) -> list[Key]:
         """Of what there are copies."""
         sources = [self.copies.source_of(segment.number) for segment in self.store]
@@ -112,13 +117,6 @@ def run(test: Callable[[Node], Coroutine[Any, Any, None]], **node: int) -> None:
             made.store.close()
 
     asyncio.run(main())
-
-
-def wants_memory(node: Node) -> asyncio.Future[Segment]:
-    """Have a process wait for a copy that it does not want on disk."""
-    waiter = node.pulls._add(KEY, SIZE, (B, 1), maps=True, or_disk=False)
-    node.pulls._begin(waiter)
-    return waiter.segment
 
 
 async def settled() -> None:
@@ -218,8 +216,9 @@ def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
         for waiter in waiters:
             with pytest.raises(ObjectStoreFullError):
                 await waiter
+        await settled()
         assert not len(node.pulls)
-        assert not node.pulls._waiters
+        assert not node.waited_for()
 
     run(test)
 
@@ -268,11 +267,11 @@ def test_who_waits_hears_that_a_copy_was_freed_while_it_came() -> None:
 
 def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
     async def test(node: Node) -> None:
-        held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
         others = node.pulls.wait(KEY, SIZE, A, 1)
-        hasty = wants_memory(node)
-        with pytest.raises(ObjectStoreFullError):
-            await hasty
+        node.pulls.prefetch(B, 1, KEY, SIZE)
+        held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
+        await settled()
+        assert not node.pulls.ahead
         assert not others.done()
         node.store.seal(held.number)
         node.store.free(held.number)
@@ -285,11 +284,10 @@ def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
 
 def test_a_pull_that_is_wanted_in_memory_only_ends_at_once_if_there_is_none() -> None:
     async def test(node: Node) -> None:
+        node.pulls.prefetch(B, 1, KEY, SIZE)
         node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        hasty = wants_memory(node)
-        with pytest.raises(ObjectStoreFullError):
-            await hasty
         await settled()
+        assert not node.pulls.ahead
         assert not len(node.pulls)
         assert not len(node.queue)
 
@@ -328,8 +326,7 @@ def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
         node.pulls.process_died(A)
         await settled()
         assert not node.pulls.ahead
-        assert not node.pulls._arguments.bytes
-        assert not node.pulls._awaited.bytes
+        assert not node.waited_for()
         assert node.transfers.begun == keys(3)
         assert sorted(node.transfers.ended) == keys(3)
         assert node.here() == keys(1)
@@ -390,9 +387,9 @@ def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
         node.pulls.withdraw(A, 2)
         with pytest.raises(ObjectLostError, match="nobody waits"):
             await fetches[2]
+        await settled()
         assert not node.pulls.ahead
-        assert not node.pulls._arguments.bytes
-        assert not node.pulls._awaited.bytes
+        assert not node.waited_for()
 
     run(test, capacity=8 * SIZE)
 
@@ -446,8 +443,7 @@ def test_what_came_while_it_waited_for_its_turn_is_not_fetched_again() -> None:
         assert node.transfers.begun == [*keys(2), last]
         assert node.here() == [last]
         assert not node.pulls.ahead
-        assert not node.pulls._arguments.bytes
-        assert not node.pulls._awaited.bytes
+        assert not node.waited_for()
 
     run(test, capacity=8 * SIZE)
 
@@ -482,11 +478,14 @@ def test_an_argument_that_cannot_come_leaves_its_room_to_others() -> None:
 
 def test_nothing_is_kept_of_what_was_withdrawn_before_its_turn() -> None:
     async def test(node: Node) -> None:
-        for request, key in enumerate(keys(6)):
+        for request, key in enumerate(keys(2)):
+            node.pulls.prefetch(A, request, key, SIZE)
+        before = node.waited_for()
+        for request, key in enumerate(keys(6)[2:], 2):
             node.pulls.prefetch(A, request, key, SIZE)
         for request in range(2, 6):
             node.pulls.withdraw(A, request)
         assert node.pulls.ahead == 2
-        assert not node.pulls._arguments.queue
+        assert node.waited_for() == before
 
     run(test, capacity=8 * SIZE)
