@@ -144,7 +144,7 @@ class ActorClient(Channel):
             self._pump()
         self._fail_outside()
 
-    def answered(self, call: Call, seconds: float) -> None:
+    def answered(self, call: Call, seconds: float | None) -> None:
         """Forget a call that the actor has answered."""
         self._sent.pop(call.number, None)
 

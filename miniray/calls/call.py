@@ -51,8 +51,13 @@ class Channel:
         """Send a call that was kept, when its turn comes: its refs have values (or errors)."""
         raise NotImplementedError
 
-    def answered(self, call: Call, seconds: float) -> None:
-        """Forget a call whose executor has answered, and that has taken so long there."""
+    def answered(self, call: Call, seconds: float | None) -> None:
+        """Forget a call whose executor has answered.
+
+        Args:
+            call: The call.
+            seconds: How long it took there; None if it did not run, as its arguments were lost.
+        """
 
     def put_back(self, call: Call) -> None:
         """Keep a call that was sent and is to be sent again; ``ready`` follows."""

@@ -253,7 +253,7 @@ class CallTable:
             self._note_copies(call, peer.node_id)
         # First: a thread that waits for the values may send the next call at once, to a worker
         # that is free.
-        call.channel.answered(call, seconds)
+        call.channel.answered(call, None if status == p.STATUS_LOST else seconds)
         failure = None
         if status != p.STATUS_OK or (values and is_error(values[-1])):
             failure = _failure(status, values)

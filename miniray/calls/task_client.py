@@ -103,27 +103,28 @@ class TaskClient(Channel):
     def submit(self, call: Call, ready: bool) -> None:
         """Queue a task, if its refs have their values."""
         if ready:
-            with self._lock:
-                call.options.enter(call)
-                self._pump(call.options)
+            self.ready(call)
 
     def ready(self, call: Call) -> None:
         """Queue a task that was kept."""
-        if call.cancelled:
-            self._calls.fail(call, TaskCancelledError(call.name))
-            return
-        self.submit(call, ready=True)
+        with self._lock:  # a cancel comes either before this, or finds it in the queue
+            if not call.cancelled:
+                call.options.enter(call)
+                self._pump(call.options)
+                return
+        self._calls.fail(call, TaskCancelledError(call.name))
 
     def put_back(self, call: Call) -> None:
         """Keep a task that no lease has any more."""
         call.peer = None
 
-    def answered(self, call: Call, seconds: float) -> None:
+    def answered(self, call: Call, seconds: float | None) -> None:
         """Note how long a task took; its lease may have the next one."""
         group: TaskGroup = call.options
         with self._lock:
-            old = group.duration
-            group.duration = seconds if old is None else old + (seconds - old) * 0.2
+            if seconds is not None:
+                old = group.duration
+                group.duration = seconds if old is None else old + (seconds - old) * 0.2
             lease = self._by_peer.get(call.peer.process_id) if call.peer is not None else None
             if lease is not None:
                 lease.window = self._window(group)

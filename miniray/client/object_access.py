@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -241,11 +240,6 @@ class ObjectAccess(RuntimeObjects):
         reason = self._recover_value(entry, value)
         if reason is not None:
             raise ObjectLostError(entry.id.hex(), f"{why}; {reason}") from None
-
-    def lost_on_the_way(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
-        """A value that `wait` wanted here is gone: if none can be made, `get` will say so."""
-        with contextlib.suppress(ObjectLostError):
-            self._recover(entry, value, error.reason)
 
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
         entry = self._table.entry(ref.binary())

@@ -1,9 +1,8 @@
 """Prints what workers write on the driver's own streams.
 
-Each line gets a prefix that says who wrote it. What is folded is decided by
-``log_dedup``, and what belongs to a trace, which is kept in one piece, by ``log_traces``.
-Which progress bars there are is known by ``log_bars``, and how the terminal is written
-to by ``screen``.
+Each line gets a prefix that says who wrote it. ``LogDeduplicator`` decides what is folded;
+``Traces`` (``common/log_lines.py``) knows which lines belong to a trace, which is kept in one
+piece; bars, and how the terminal is written to, are in ``screen.py``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Noting(Channel):
     def ready(self, call: Call) -> None:
         self.told.append(("ready", call))
 
-    def answered(self, call: Call, seconds: float) -> None:
+    def answered(self, call: Call, seconds: float | None) -> None:
         self.told.append(("answered", call))
 
     def put_back(self, call: Call) -> None:

@@ -68,6 +68,14 @@ def test_long_tasks_go_one_to_a_lease_and_short_ones_many(world: TaskWorld) -> N
     assert first.calls == [call.number for call in (calls[0], calls[2], calls[3])]
 
 
+def test_a_task_that_did_not_run_says_nothing_of_how_long_tasks_take(world: TaskWorld) -> None:
+    peer = world.grant()
+    world.fast()
+    call = world.call()
+    world.me.answer(peer, call, p.STATUS_LOST, (), seconds=30.0)  # it waited for its arguments
+    assert world.group().duration == 0.0001
+
+
 def test_a_task_is_sent_once_its_values_are_there(world: TaskWorld) -> None:
     ref = world.me.table.create(world.me.table.new_id())
     call = world.call(ref)
@@ -275,6 +283,28 @@ def test_a_task_cancelled_while_it_waits_for_values_never_runs(world: TaskWorld)
     world.me.table.set_value(ref.binary(), packed(1))
     assert world.wanted == []
     assert not world.group().queue
+    assert isinstance(world.error_of(call), TaskCancelledError)
+
+
+def test_a_task_cancelled_just_as_its_values_arrive_never_runs(world: TaskWorld) -> None:
+    """Its cancel may come in one thread while another one is about to queue it."""
+    peer = world.grant()
+    ref = world.me.table.create(world.me.table.new_id())
+    call = world.call(ref)
+    lock = world.client._lock
+
+    class CancelComesFirst:
+        def __enter__(self) -> None:
+            world.client._lock = lock
+            world.me.calls.cancel_call(call)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    world.client._lock = CancelComesFirst()  # type: ignore[assignment]
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert not peer.calls
     assert isinstance(world.error_of(call), TaskCancelledError)
 
 

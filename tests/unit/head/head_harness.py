@@ -220,7 +220,7 @@ class FakeCluster:
 
 
 def actor_spec(**changes: Any) -> tuple[Any, ...]:
-    """A spec as client/actor_directory.py sends it."""
+    """A spec as client/actor_clients.py sends it."""
     fields = {
         "class_key": b"k" * 16,
         "class_name": "Thing",
