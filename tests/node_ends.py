@@ -95,17 +95,20 @@ def dial(address: str) -> grpc.aio.Channel:
 class End:
     """One daemon's hub, reached through a breaker."""
 
-    def __init__(self, folder: Path, name: str, *, movers: bool = False) -> None:
+    def __init__(
+        self, folder: Path, name: str, start_mover: Callable[[], Helper] = no_mover
+    ) -> None:
         self.id = name.encode()
+        self.movers: list[Helper] = []
+        self._start_mover = start_mover
         self.got: dict[bytes, list[int]] = {}
         self.lost: list[bytes] = []
         self.hub = RelayHub(self.id, dial, self)
         self.store = new_store(1 << 26, folder / f"{name}.spilled")
         self.copies = Copies(self.store)
         self.spilling = Spilling(self.copies, str, self.id)
-        start = mover_in_thread if movers else no_mover
         (folder / name).mkdir()
-        self.mover = MoverClient(start, MoverConfig("here", str(folder / name)))
+        self.mover = MoverClient(self._start_one, MoverConfig("here", str(folder / name)))
         self.transfers = Transfers(self.id, self.store, self.spilling, self.hub, self.mover)
         self.serving = Serving(
             self.id,
@@ -119,6 +122,10 @@ class End:
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
+
+    def _start_one(self) -> Helper:
+        self.movers.append(self._start_mover())
+        return self.movers[-1]
 
     def relayed(self, node_id: bytes, message: Relayed) -> None:
         if message != Relayed():
@@ -148,9 +155,12 @@ class End:
 
 @contextlib.asynccontextmanager
 async def two_ends(
-    folder: Path, *, dialable: bool = True, movers: bool = False
+    folder: Path,
+    *,
+    dialable: bool = True,
+    starts: tuple[Callable[[], Helper], Callable[[], Helper]] = (no_mover, no_mover),
 ) -> AsyncIterator[tuple[End, End]]:
-    a, b = End(folder, "a", movers=movers), End(folder, "b", movers=movers)
+    a, b = End(folder, "a", starts[0]), End(folder, "b", starts[1])
     for end in (a, b):
         await end.start()
     a.hub.joined(b.id, b.address)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
+    from miniray.node.base.template_client import Helper
     from miniray.node.store.segments import Segment
 MIB = 1024 * 1024
 SIZE = 33 * MIB + 1
@@ -32,14 +33,24 @@ class Movers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients: list[MoverClient] = []
+        self._helpers: dict[MoverClient, Helper] = {}
         self.fds: list[int] = []
 
     def add(self, machine: str = "here", **settings: Any) -> MoverClient:
         folder = self.folder / str(len(self.clients))
         folder.mkdir()
-        client = MoverClient(mover_in_thread, MoverConfig(machine, str(folder), **settings))
+
+        def start() -> Helper:
+            self._helpers[client] = mover_in_thread()
+            return self._helpers[client]
+
+        client = MoverClient(start, MoverConfig(machine, str(folder), **settings))
         self.clients.append(client)
         return client
+
+    def kill(self, client: MoverClient) -> None:
+        """End the mover of a client, as if it had died."""
+        self._helpers[client].kill()
 
     def memory(self, data: bytes = b"", size: int = SIZE) -> int:
         fd = os.memfd_create("value")
@@ -140,10 +151,13 @@ def written(end: End, data: bytes) -> int:
 
 
 def with_ends(
-    folder: Path, test: Callable[[End, End], Coroutine[Any, Any, None]], *, movers: bool = True
+    folder: Path,
+    test: Callable[[End, End], Coroutine[Any, Any, None]],
+    *,
+    starts: tuple[Callable[[], Helper], Callable[[], Helper]] = (mover_in_thread, mover_in_thread),
 ) -> None:
     async def main() -> None:
-        async with two_ends(folder, movers=movers) as (a, b):
+        async with two_ends(folder, starts=starts) as (a, b):
             await asyncio.wait_for(test(a, b), 30)
 
     asyncio.run(main())

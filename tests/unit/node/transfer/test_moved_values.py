@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,17 @@ from mover_ends import (
     with_ends,
     written,
 )
-from node_ends import End, no_mover, until
+from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress
-from miniray.node.base.node_config import MoverConfig
 from miniray.node.relay.relayed import FETCH, Relayed
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import transfers as transfers_module
-from miniray.node.transfer.mover_client import Move, MoverClient, Offer
+from miniray.node.transfer.mover_client import Move, Offer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -93,7 +94,7 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(
                 b.breaker.cut()
             else:
                 end = a if what == "mover that sends" else b
-                end.mover._running()._control.shutdown(socket.SHUT_RDWR)
+                end.movers[-1].kill()
 
         b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
         copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
@@ -106,20 +107,25 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(
     with_ends(tmp_path, test)
 
 
+def count_fetches(end: End, before: Callable[[], None] = lambda: None) -> list[int]:
+    """Note each value that a node asks another mover for; ``before`` runs before it does."""
+    asked: list[int] = []
+    fetch_by_mover = end.mover.fetch
+
+    def fetch_and_count(*args: Any) -> Move:
+        asked.append(1)
+        before()
+        return fetch_by_mover(*args)
+
+    end.mover.fetch = fetch_and_count  # type: ignore[method-assign]
+    return asked
+
+
 def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
     data = os.urandom(3 * MIB)
 
     async def test(a: End, b: End) -> None:
-        address = await a.mover._running().address
-        os.unlink(DaemonAddress.parse(address).socket_path)
-        asked: list[int] = []
-        fetch_by_mover = b.mover.fetch
-
-        def count(*args: Any) -> Move:
-            asked.append(1)
-            return fetch_by_mover(*args)
-
-        b.mover.fetch = count  # type: ignore[method-assign]
+        asked = count_fetches(b, before=lambda: shutil.rmtree(tmp_path / "a"))
         for _ in range(3):
             copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
             assert content(copy) == data
@@ -174,18 +180,15 @@ def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: 
     with_ends(tmp_path, test)
 
 
-def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts", [(no_mover, mover_in_thread), (mover_in_thread, no_mover)])
+def test_without_a_mover_large_values_come_through_the_daemons(tmp_path: Path, starts: Any) -> None:
     data = os.urandom(3 * MIB)
 
     async def test(a: End, b: End) -> None:
-        a.mover = a.serving._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
-        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
-        assert content(copy) == data
-        b.mover = b.transfers._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
         copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
         assert content(copy) == data
 
-    with_ends(tmp_path, test)
+    with_ends(tmp_path, test, starts=starts)
 
 
 def test_nothing_is_kept_for_a_node_that_dies_while_a_value_is_offered_to_it(
@@ -233,27 +236,28 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
     with_ends(tmp_path, test)
 
 
+@pytest.mark.parametrize("refused", [False, True])
 def test_memory_that_could_not_be_shown_comes_another_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     """The kernel may refuse to pass another descriptor, or the other end have no room for it."""
     data = os.urandom(3 * MIB)
     send = socket.send_fds
 
-    def without(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
-        return send(sock, buffers, fds if sock.type == socket.SOCK_SEQPACKET else [])
-
-    def refuse(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+    def show_nothing(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
         if sock.type == socket.SOCK_SEQPACKET:
             return send(sock, buffers, fds)
-        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        if refused:
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return send(sock, buffers, [])
+
+    monkeypatch.setattr(socket, "send_fds", show_nothing)
 
     async def test(a: End, b: End) -> None:
-        for way in (without, refuse):
-            monkeypatch.setattr(socket, "send_fds", way)
-            b.transfers._unreached.clear()
+        asked = count_fetches(b)
+        for _ in range(2):
             copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
             assert content(copy) == data
-            assert await a.mover._running().address in b.transfers._unreached
+        assert len(asked) == 1  # this mover is left alone for a while
 
     with_ends(tmp_path, test)

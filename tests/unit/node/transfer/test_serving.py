@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from node_ends import End, until
+from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
@@ -32,7 +32,7 @@ class Node(End):
     """A node that never meets another; what it would send is here."""
 
     def __init__(self, folder: Path, *, movers: bool = False) -> None:
-        super().__init__(folder, "a", movers=movers)
+        super().__init__(folder, "a", mover_in_thread if movers else no_mover)
         self.sent: list[tuple[bytes, Relayed]] = []
         self.hub.send = self._send  # type: ignore[method-assign]
 

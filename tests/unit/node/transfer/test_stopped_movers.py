@@ -60,7 +60,6 @@ def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
     movers = StoppedMovers()
 
     async def test(a: End, b: End) -> None:
-        (a if what == "sends" else b).mover._start = movers.start
         number = written(a, data)
         copy, *_ = await b.transfers.copy((a.id, number), Claim(len(data)))
         assert content(copy) == data
@@ -69,8 +68,9 @@ def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
         await until(lambda: not a.store.used)
         assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
 
+    starts = (movers.start, mover_in_thread)
     try:
-        with_ends(tmp_path, test)
+        with_ends(tmp_path, test, starts=starts if what == "sends" else starts[::-1])
     finally:
         config.cache_clear()
 
@@ -83,7 +83,6 @@ def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
     movers = StoppedMovers()
 
     async def test(a: End, b: End) -> None:
-        b.mover._start = movers.start
         number = written(a, bytes(3 * MIB))
         copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(3 * MIB)))
         await until(lambda: b.mover.table_sizes()["moving here"])
@@ -94,7 +93,7 @@ def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
         assert not b.store.used
 
     try:
-        with_ends(tmp_path, test)
+        with_ends(tmp_path, test, starts=(mover_in_thread, movers.start))
     finally:
         config.cache_clear()
 
@@ -136,7 +135,6 @@ def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_
     movers = StoppedMovers()
 
     async def test(a: End, b: End) -> None:
-        b.mover._start = movers.start
         stopping = asyncio.Event()
         stop = Move.stop
 
@@ -155,7 +153,7 @@ def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_
         assert not b.store.used
 
     try:
-        with_ends(tmp_path, test)
+        with_ends(tmp_path, test, starts=(mover_in_thread, movers.start))
     finally:
         config.cache_clear()
 
