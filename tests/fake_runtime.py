@@ -248,6 +248,9 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     def exit_actor(self) -> None:
         raise SystemExit(0)
 
+    def owns_actors(self) -> bool:
+        return False
+
     def current_actor(self) -> ActorLocation:
         return next(iter(self.named.values()))
 

@@ -241,6 +241,11 @@ class ActorClients(Channel):
         """Whether this process made the actor of an id, or has called it."""
         return id in self._clients
 
+    def owns_any(self) -> bool:
+        """Return whether an actor lives that ends with this process."""
+        clients = list(self._clients.items())
+        return any(self._table.is_actor(id) and client.state != DEAD for id, client in clients)
+
     def client(self, actor: ObjectRef[Any], info: ActorClassInfo) -> ActorClient:
         """Return the client of an actor; subscribe to its state on first use."""
         client = self._clients.get(actor.binary())

@@ -303,6 +303,9 @@ class ClusterRuntime(Runtime):
         # Not counted, as in Ray: an actor that keeps its own handle would never end.
         return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
+    def owns_actors(self) -> bool:
+        return self.actors.owns_any()
+
     def exit_actor(self) -> None:
         if self.facts.actor_id is None:
             raise RuntimeError("exit_actor() can only be called in a method of an actor.")

@@ -264,6 +264,10 @@ class Runtime(abc.ABC):
         """End the current actor after this call (raises inside the method)."""
 
     @abc.abstractmethod
+    def owns_actors(self) -> bool:
+        """Return whether actors live that end with this process."""
+
+    @abc.abstractmethod
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
         """The job's environment with what a task or actor adds, uploaded, as canonical JSON."""
 

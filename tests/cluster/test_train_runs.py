@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,6 +179,44 @@ def test_a_rank_that_returns_before_a_checkpoint_that_needs_it_is_named(
     with pytest.raises(WorkerGroupError, match="Rank 1 returned after 1 reports") as caught:
         fit(loop, {"folder": str(tmp_path)})
     assert "rank 0 was in its train loop" in str(caught.value)
+
+
+def serve_actor() -> Any:
+    @miniray.remote
+    class Sum:
+        def add(self, one: int, other: int) -> int:
+            return one + other
+
+    return Sum.remote()
+
+
+def serve_thread() -> Any:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as connected:
+            connected.sendall(b"3")
+
+    threading.Thread(target=serve).start()
+    return listener.getsockname()
+
+
+@pytest.mark.parametrize("serve", [serve_actor, serve_thread])
+def test_what_a_rank_that_has_returned_left_for_the_others_lives_on(
+    fit: Any, serve: Callable[[], Any]
+) -> None:
+    def loop() -> None:
+        rank = train.get_context().get_world_rank()
+        server = train.collective.broadcast_from_rank_zero(serve() if rank == 0 else None)
+        if rank == 1:
+            time.sleep(4)  # longer than the process of a rank that has returned is kept for nothing
+            if isinstance(server, tuple):
+                with socket.create_connection(server) as connected:
+                    assert connected.recv(1) == b"3"
+            else:
+                assert miniray.get(server.add.remote(1, 2)) == 3
+
+    fit(loop)
 
 
 def test_a_train_loop_that_exits_has_failed(fit: Any) -> None:

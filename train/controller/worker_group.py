@@ -7,6 +7,7 @@ from a failure is the controller's decision.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
@@ -281,8 +282,12 @@ class WorkerGroup:
         return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
 
     async def end_rank(self, rank: int) -> None:
-        """End the process of a rank whose train loop has returned."""
-        await _end([self._workers[rank]])
+        """End the process of a rank whose train loop has returned, unless others may need it."""
+        worker = self._workers[rank]
+        with contextlib.suppress(ActorError):  # it has ended already
+            if await worker.serves_others.remote():
+                return
+        await _end([worker])
 
     async def stop(self, *, graceful: bool) -> None:
         """End the workers and give their resources back.

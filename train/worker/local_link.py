@@ -243,16 +243,22 @@ class LinkClient:
         self._socket.close()
 
     def _receive(self) -> None:
-        with contextlib.suppress(EOFError, OSError), self._socket.makefile("rb") as stream:
-            while len(header := stream.read(_LENGTH.size)) == _LENGTH.size:
-                number, value, failure = pickle.loads(stream.read(*_LENGTH.unpack(header)))
-                with self._lock:
-                    future = self._waiting.pop(number)
-                if failure is None:
-                    future.set_result(value)
-                else:
-                    future.set_exception(failure.exception())
-        self._lose()
+        try:
+            with contextlib.suppress(EOFError, OSError), self._socket.makefile("rb") as stream:
+                while len(header := stream.read(_LENGTH.size)) == _LENGTH.size:
+                    (length,) = _LENGTH.unpack(header)
+                    data = stream.read(length)
+                    if len(data) < length:
+                        break  # rank 0 ended while it sent this
+                    number, value, failure = pickle.loads(data)
+                    with self._lock:
+                        future = self._waiting.pop(number)
+                    if failure is None:
+                        future.set_result(value)
+                    else:
+                        future.set_exception(failure.exception())
+        finally:
+            self._lose()
 
     def _lose(self) -> None:
         """Fail all requests that wait for an answer."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import multiprocessing
 import os
 import socket
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.common.runtime import current_runtime
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
@@ -183,6 +186,15 @@ class TrainWorker:
             set_shards(earlier)
         context.set_session(None)
         return outcome
+
+    def serves_others(self) -> bool:
+        """Return whether the train loop left what other ranks may use, and what would end with us.
+
+        Such are actors, and the threads and child processes for which a program waits at its end.
+        """
+        threads = [each for each in threading.enumerate() if not each.daemon]
+        children = [each for each in multiprocessing.active_children() if not each.daemon]
+        return len(threads) > 1 or bool(children) or current_runtime().owns_actors()
 
     def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
         return RankSession(setup, ranks, carrier)

@@ -126,6 +126,18 @@ def test_who_waits_for_rank_0_learns_that_it_is_gone(start):
     client.close()
 
 
+def test_who_waits_for_an_answer_that_breaks_off_learns_that_rank_0_is_gone():
+    here, there = socket.socketpair()
+    client = LinkClient(here)
+    waiting = client.ask("something")
+    there.recv(10_000)  # a connection that is closed with unread data is reset
+    there.sendall(local_link._framed((0, b"x" * 1000, None))[:500])
+    there.close()
+    with pytest.raises(ControllerLostError, match="Rank 0"):
+        waiting.result(30)
+    client.close()
+
+
 def test_rank_0_learns_which_rank_is_gone(start):
     rank_0 = start(echo, size=4)
     clients = [rank_0.connect(rank) for rank in range(1, 4)]
