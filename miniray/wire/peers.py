@@ -169,8 +169,8 @@ class PeerTable:
         conn = self._wrap(sock, server=False)
         peer = Peer(node_id, process_id, conn)
         conn.peer = peer
-        if conn.closed:  # it ended before `conn.peer` was there to be lost
-            self._loop.call_soon(lambda: self._lose(peer))
+        if conn.closed:  # perhaps before it was in the table
+            self._loop.call_soon(lambda: self._closed(conn))
         conn.send((p.PEER_HELLO, self._node_id, self._link.process_id))
         return peer
 

@@ -1,0 +1,59 @@
+"""Connections to other processes of the machine, and their ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from process_doubles import eventually
+from wire_ends import KEY
+
+from miniray.wire import peers as peers_module
+from miniray.wire.connection import Connection
+from miniray.wire.peers import Peer, PeerTable, socket_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from miniray.wire.io_loop import IOLoop
+
+NODE, ME, OTHER = b"node0000", b"process0", b"process1"
+
+
+class Link:
+    """The daemon of this node."""
+
+    process_id = ME
+    key = KEY
+
+    def __init__(self, loop: IOLoop, folder: Path) -> None:
+        self.loop = loop
+        self.folder = str(folder)
+
+
+def test_a_connection_that_ends_as_it_is_made_is_not_waited_for(
+    loop: IOLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[Peer] = []
+    link: Any = Link(loop, tmp_path)
+    table = PeerTable(link, NODE, on_message=lambda *_: None, on_lost=lost.append)
+
+    def ends_at_once(sock: socket.socket, *args: Any, **how: Any) -> Connection:
+        conn = Connection(sock, *args, **how)
+        listener.accept()[0].close()
+        eventually(lambda: sock.fileno() < 0)
+        return conn
+
+    monkeypatch.setattr(peers_module, "Connection", ends_at_once)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(socket_path(str(tmp_path), OTHER))
+        listener.listen()
+        peer = table.get(NODE, OTHER)
+    eventually(lambda: lost == [peer])
+    hanging_up = threading.Thread(target=table.hang_up, daemon=True)
+    hanging_up.start()
+    hanging_up.join(5)
+    assert not hanging_up.is_alive()
