@@ -19,7 +19,7 @@ from miniray.node.relay.relayed import ANSWER, PIECE, Relayed, pack, size_of, sp
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-#: Bytes in one gRPC message, without those of its last part.
+#: Bytes in one gRPC message, without those of its last part, and of one value.
 _BATCH_BYTES = 1 << 20
 #: Received bytes that are acknowledged at once: their sender keeps them until then.
 _MUCH = 4 << 20
@@ -45,7 +45,7 @@ class Outbox:
         self.id = int.from_bytes(os.urandom(8), "big") | 1
         #: (size, message).
         self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
-        #: Bytes of values that wait: they are sent when no other message waits.
+        #: Bytes of values that wait: they are sent behind other messages, one with each batch.
         self._values: collections.deque[tuple[int, Relayed]] = collections.deque()
         self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
         #: Bytes that wait, without those of values.
@@ -105,13 +105,16 @@ class Outbox:
         first = self._oldest + len(self._sent)
         batch: list[Relayed] = []
         size = 0
-        while size < _BATCH_BYTES and (self._waiting or self._values):
-            if self._waiting:
-                each = self._waiting.popleft()
-                self.waiting -= each[0]
-            else:
-                each = self._values.popleft()
+        while self._waiting and size < _BATCH_BYTES:
+            each = self._waiting.popleft()
+            self.waiting -= each[0]
             size += each[0]
+            batch.append(each[1])
+            self._sent.append(each)
+        room = max(1, _BATCH_BYTES - size)  # for one at least: messages may always wait
+        while self._values and room > 0:
+            each = self._values.popleft()
+            room -= each[0]
             batch.append(each[1])
             self._sent.append(each)
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)

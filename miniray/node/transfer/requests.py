@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,17 +56,36 @@ class ValueAnswer(NamedTuple):
 _Answered = tuple[ValueAnswer, bytes]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class _Request:
+    """A request that was sent and has no answer yet."""
+
+    came: asyncio.Future[_Answered]
+    size: int
+    timer: asyncio.TimerHandle | None = None
+
+
 class _Peer:
     """Requests to one node."""
 
     def __init__(self) -> None:
-        self.open: dict[int, asyncio.Future[_Answered]] = {}
+        self.open: dict[int, _Request] = {}
         self._in_flight = 0
         #: Requests that wait until fewer bytes are on their way, first in, first out.
         self._turns: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
 
     def __bool__(self) -> bool:
         return bool(self.open or self._turns or self._in_flight)
+
+    def close(self, number: int) -> asyncio.Future[_Answered] | None:
+        """Count a request off; return its future, unless it was counted off before."""
+        request = self.open.pop(number, None)
+        if request is None:
+            return None
+        if request.timer is not None:
+            request.timer.cancel()
+        self.end(request.size)
+        return request.came
 
     async def begin(self, size: int) -> None:
         """Wait until as many bytes more may be on their way; they count until ``end``."""
@@ -85,7 +105,7 @@ class _Peer:
         return not (size and self._in_flight) or self._in_flight + size <= IN_FLIGHT
 
     def end(self, size: int) -> None:
-        """Count bytes off: they have come, or nobody waits for them."""
+        """Count bytes off: they have come, or will not."""
         self._in_flight -= size
         while self._turns and (self._turns[0][0].done() or self._fits(self._turns[0][1])):
             turn, waiting = self._turns.popleft()
@@ -154,59 +174,60 @@ class ValueRequests:
         number = self._numbers()
         try:
             await peer.begin(size)
-            try:
-                return await self._await_answer(peer, number, node_id, notice, items, limit)
-            finally:
-                peer.end(size)
-        finally:
-            if not peer and self._peers.get(node_id) is peer:
-                del self._peers[node_id]
-
-    async def _await_answer(
-        self,
-        peer: _Peer,
-        number: int,
-        node_id: bytes,
-        notice: str,
-        items: tuple[object, ...],
-        limit: float | None,
-    ) -> _Answered:
-        loop = asyncio.get_running_loop()
-        came: asyncio.Future[_Answered] = loop.create_future()
-        peer.open[number] = came
-        timer = None if limit is None else loop.call_later(limit, _fail, came, limit)
-        try:
+            came = self._begin(peer, number, node_id, size, limit)
             if not self._relay.send(node_id, Relayed(notice=notice, items=(number, *items))):
-                reason = (
-                    "neither of the two nodes can dial the other"
-                    if self._relay.knows(node_id)
-                    else f"node {node_id.hex()} is gone"
-                )
-                raise ObjectLostError("segment", reason)
-            answered = await came
+                peer.close(number)
+                raise ObjectLostError("segment", self._why_not_sent(node_id))
+            try:
+                answered = await came
+            finally:
+                if not size:  # else they may be on their way, though nobody waits for them
+                    peer.close(number)
         finally:
-            del peer.open[number]
-            if timer is not None:
-                timer.cancel()
+            self._forget_idle(node_id, peer)
         if answered[0].lost:
             raise ObjectLostError("segment", answered[0].lost)
         return answered
 
+    def _begin(
+        self, peer: _Peer, number: int, node_id: bytes, size: int, limit: float | None
+    ) -> asyncio.Future[_Answered]:
+        loop = asyncio.get_running_loop()
+        request = peer.open[number] = _Request(loop.create_future(), size)
+        if limit is not None:
+            late = BrokenTransferError(f"nothing came for {limit} s")
+            request.timer = loop.call_later(limit, self._fail, node_id, peer, number, late)
+        return request.came
+
+    def _why_not_sent(self, node_id: bytes) -> str:
+        if self._relay.knows(node_id):
+            return "neither of the two nodes can dial the other"
+        return f"node {node_id.hex()} is gone"
+
+    def _forget_idle(self, node_id: bytes, peer: _Peer) -> None:
+        if not peer and self._peers.get(node_id) is peer:
+            del self._peers[node_id]
+
     def _answered(self, node_id: bytes, message: Relayed) -> None:
         number, *fields = message.items
         peer = self._peers.get(node_id)
-        came = peer.open.get(number) if peer is not None else None
+        if peer is None:
+            return
+        came = peer.close(number)
         if came is not None and not came.done():
             came.set_result((ValueAnswer(*fields), message.bodies[0] if message.bodies else b""))
+        self._forget_idle(node_id, peer)
 
     def node_unreachable(self, node_id: bytes) -> None:
         """Fail the requests to a node that is gone, or to or from which messages were lost."""
         peer = self._peers.get(node_id)
-        for came in () if peer is None else peer.open.values():
-            if not came.done():
-                came.set_exception(BrokenTransferError("the node could not be reached"))
+        if peer is not None:
+            for number in list(peer.open):
+                broken = BrokenTransferError("the node could not be reached")
+                self._fail(node_id, peer, number, broken)
 
-
-def _fail(came: asyncio.Future[_Answered], limit: float) -> None:
-    if not came.done():
-        came.set_exception(BrokenTransferError(f"nothing came for {limit} s"))
+    def _fail(self, node_id: bytes, peer: _Peer, number: int, error: BrokenTransferError) -> None:
+        came = peer.close(number)
+        if came is not None and not came.done():
+            came.set_exception(error)
+        self._forget_idle(node_id, peer)

@@ -12,7 +12,7 @@ from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.relay.relay_box import Inbox, Outbox
-from miniray.node.relay.relayed import ANSWER, Relayed
+from miniray.node.relay.relayed import ANSWER, FETCH, Relayed
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import serving as serving_module
@@ -128,7 +128,7 @@ def test_who_stops_waiting_stops_the_transfer(
         a.store.free(number)
         await until(lambda: not a.store.used)
         assert not b.store.used
-        assert not any(b.transfers.table_sizes().values())
+        await until(lambda: not any(b.transfers.table_sizes().values()))  # what was sent is here
 
     run(tmp_path, dialable, test)
 
@@ -206,6 +206,39 @@ def test_calls_do_not_wait_behind_values() -> None:
     first, *rest = inbox.accept(outbox.take())
     assert first == message(7)
     assert [each.notice for each in rest] == [ANSWER]
+
+
+def test_values_do_not_wait_for_an_end_of_calls() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    outbox.put(Relayed(notice=ANSWER, items=(1,), bodies=[bytes(1 << 20)]))
+    for _ in range(9):
+        outbox.put(Relayed(b"to", b"from", [bytes(1 << 20)]))
+    assert [each.notice for each in inbox.accept(outbox.take())] == ["", ANSWER]
+
+
+def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path) -> None:
+    size = 1_000_000
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(size))
+        asked: list[Relayed] = []
+        answer = a.hub.notices[FETCH]
+        a.hub.notices[FETCH] = lambda _, message: asked.append(message)
+        for count in range(10):
+            copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(size)))
+            await asyncio.sleep(0.01)
+            copying.cancel()
+            await asyncio.wait([copying])
+            b.hub.send(a.id, message(count))
+            await until(lambda count=count: len(a.got.get(b.id, ())) > count)
+        assert len(asked) == IN_FLIGHT // size
+        a.hub.notices[FETCH] = answer
+        for each in asked:
+            answer(b.id, each)
+        await b.transfers.copy((a.id, number), Claim(size))
+        assert not any(b.transfers.table_sizes().values())
+
+    run(tmp_path, True, test)
 
 
 def test_only_so_much_is_on_its_way_from_a_node_at_a_time(tmp_path: Path) -> None:
