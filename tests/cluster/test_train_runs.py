@@ -360,6 +360,10 @@ def test_workers_get_their_runtime_environment(fit: Any) -> None:
     assert not processes_with("TRAIN_TEST_VARIABLE", "1")
 
 
+def test_an_environment_of_workers_may_be_empty(fit: Any) -> None:
+    assert fit(lambda: 1, workers=1, worker_runtime_env={"env_vars": {}}).return_value == 1
+
+
 def test_a_callback_sees_each_report(fit: Any, tmp_path: Path) -> None:
     class Listener(train.UserCallback):
         def __init__(self, path: str) -> None:

@@ -81,7 +81,8 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
     if not own:
         return spec
     config = copy.copy(spec.run_config)
-    config.worker_runtime_env = json.loads(current_runtime().prepare_runtime_env(own))
+    prepared = current_runtime().prepare_runtime_env(own)  # empty if it says nothing
+    config.worker_runtime_env = json.loads(prepared or "{}")
     return dataclasses.replace(spec, run_config=config)
 
 
