@@ -81,6 +81,7 @@ class ClusterScheduler:
         table.domain.pools.add(node.node_id, node)
         for pool in (node, *table.groups.on_node(node.node_id)):
             table.grow(pool)
+        table.reserve_soon()  # those that no node could serve may have waited long
         return table.settle(Decisions(), now)
 
     def await_nodes(self) -> None:
@@ -160,6 +161,7 @@ class ClusterScheduler:
                 else:
                     table.forget(pool)
         table.domain.pools.topology += 1
+        table.reserve_soon()  # as in ``add_node``
         table.leave(node_id, out)
         table.report_infeasible(out)
         return table.settle(out, now)

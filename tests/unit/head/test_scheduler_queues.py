@@ -398,6 +398,17 @@ def test_room_is_set_aside_for_a_demand_that_a_new_node_makes_feasible() -> None
     assert granted(scheduler.release(large, 13.0)) == [following]
 
 
+def test_room_is_set_aside_for_a_demand_that_a_device_back_in_service_makes_feasible() -> None:
+    scheduler = cluster({"CPU": 1}, gpus=2, reserve_after=10.0)
+    scheduler.set_device_in_service(node_id(0), "GPU", "1", False, 0.0, "in quarantine")
+    held, _ = ask(scheduler, Demand.of({"GPU": 1}))
+    both, _ = ask(scheduler, Demand.of({"GPU": 2}))
+    scheduler.advance(10.0)
+    scheduler.set_device_in_service(node_id(0), "GPU", "1", True, 20.0)
+    ask(scheduler, Demand.of({"GPU": 1}), now=21.0)
+    assert granted(scheduler.release(held, 22.0)) == [both]
+
+
 def test_a_demand_that_prefers_a_node_uses_others_while_that_one_is_drained() -> None:
     scheduler = cluster({"CPU": 1}, {"CPU": 1})
     held = [ask(scheduler, Demand.of({"CPU": 1}))[0] for _ in range(2)]
