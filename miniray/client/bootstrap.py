@@ -40,6 +40,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         ConnectionError: there is no cluster at the address.
         AuthenticationError: it is another user's, or another cluster's.
         BootError: an embedded cluster could not be started.
+        RuntimeEnvSetupError: the files of the runtime_env could not be uploaded.
         FileNotFoundError: the working directory of this process was removed.
     """
     cwd = _working_directory()  # before anything is started in vain
@@ -73,8 +74,12 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         raise
     runtime = attachment.runtime
     output = DriverOutput(runtime, wanted=options.log_to_driver)
-    if options.runtime_env:  # tasks and actors merge theirs with it
-        runtime.facts.runtime_env = runtime.uploads.upload(options.runtime_env)
+    try:
+        if options.runtime_env:  # tasks and actors merge theirs with it
+            runtime.facts.runtime_env = runtime.uploads.upload(options.runtime_env)
+    except BaseException:
+        runtime.shutdown()
+        raise
     if node.warning:
         runtime.loop.call_soon(lambda: output.warn(node.warning))
     forks.guard(attachment)

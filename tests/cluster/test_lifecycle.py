@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 from cluster_helpers import is_alive, wait_until
 
@@ -22,6 +23,7 @@ from miniray.exceptions import (
     NodeDiedError,
     NotInitializedError,
     ObjectLostError,
+    RuntimeEnvSetupError,
 )
 
 if TYPE_CHECKING:
@@ -197,6 +199,18 @@ def test_the_first_use_starts_a_cluster_by_itself() -> None:
     ref = miniray.put(1)
     assert miniray.is_initialized()
     assert miniray.get(ref) == 1
+
+
+def test_an_init_that_fails_leaves_no_cluster_behind(tmp_path: Path) -> None:
+    before = psutil.Process().children(recursive=True)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(300 << 20)
+    with pytest.raises(RuntimeEnvSetupError, match="250 MiB"):
+        miniray.init(num_cpus=1, runtime_env={"working_dir": str(tmp_path)})
+    assert psutil.Process().children(recursive=True) == before
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("miniray-")]
+    miniray.init(num_cpus=1)
+    assert miniray.get(pid.remote()) != os.getpid()
 
 
 @pytest.mark.parametrize("wrong", [{"num_cpus": -1}, {"num_gpus": -1}, {"resources": {"x": -1}}])
