@@ -8,10 +8,10 @@ This is the one place where options are checked, at the decorator and at
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.names import user_frame
 from miniray.common.specs import (
     ActorOptions,
     Anywhere,
@@ -81,19 +81,9 @@ def _no_effect(name: str, value: Any) -> Any:
     warnings.warn(
         f"The option {name}={check.shown(value)} has no effect in miniray.",
         UserWarning,
-        stacklevel=_caller_depth(),
+        stacklevel=user_frame()[1],
     )
     return value
-
-
-def _caller_depth() -> int:
-    """Return the stack level of the nearest frame outside of this package, for warnings."""
-    frame = sys._getframe(1)
-    depth = 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("miniray."):
-        frame = frame.f_back
-        depth += 1
-    return depth
 
 
 _COMMON: Checks = {
@@ -255,7 +245,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
             'An actor with lifetime="detached" and no name can only be reached while handles of '
             "it exist; give it a name to find it again.",
             UserWarning,
-            stacklevel=_caller_depth(),
+            stacklevel=user_frame()[1],
         )
     resources = _demand(options)
     to_place = dict(resources)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 #: What stands before the host in an address: a user and a password, or a token alone.
 _CREDENTIALS = re.compile(r"(?<=://)([^\s/@:]*)(:[^\s/]*)?@")
@@ -72,16 +73,24 @@ def format_bytes(amount: float, unit: int | None = None) -> str:
 CallSite = tuple[str, int, str] | str
 
 
+def user_frame() -> tuple[FrameType, int]:
+    """Return the innermost frame that is not miniray's, and its ``stacklevel`` for the caller."""
+    frame = sys._getframe(1)
+    level = 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not (module == "miniray" or module.startswith("miniray.")):
+            break
+        frame = frame.f_back
+        level += 1
+    return frame, level
+
+
 def call_site() -> tuple[str, int, str]:
     """Return the file, line and function of the innermost frame that is not miniray's."""
-    frame = sys._getframe(1)
-    while True:
-        module = frame.f_globals.get("__name__", "")
-        outer = frame.f_back
-        if outer is None or not (module == "miniray" or module.startswith("miniray.")):
-            code = frame.f_code
-            return code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
-        frame = outer
+    frame, _ = user_frame()
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
 
 
 def describe(made: CallSite | None) -> str:

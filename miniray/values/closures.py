@@ -11,6 +11,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.common.names import user_frame
 from miniray.values.parts import parts_of
 from miniray.values.serialization import pickled
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from miniray.values.parts import Part
 
-#: How far up the stack from here the user's call of ``.remote()`` is.
-_CALLER = 6
 #: More than any call carries.
 _TOLD = sys.maxsize
 #: Places in user code whose calls were looked at, by code and line: bytes of the largest of them.
@@ -45,7 +44,7 @@ def check_large(target: Any, name: str, size: int, largest: int) -> None:
         f"{name} is {_mib(size)} when pickled, and every worker that runs it loads all of "
         f"that.{culprit} Pass large values as arguments, once through miniray.put().",
         UserWarning,
-        stacklevel=5,
+        stacklevel=user_frame()[1],
     )
 
 
@@ -61,7 +60,7 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
         kwargs: The others.
         size: Bytes that they take when pickled.
     """
-    caller = sys._getframe(_CALLER - 1)
+    caller, _ = user_frame()
     sizes = _looked_at.setdefault(caller.f_code, {})
     if size < 2 * sizes.get(caller.f_lineno, 0):
         return
@@ -93,7 +92,7 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=_CALLER + 1)
+    warnings.warn(text, UserWarning, stacklevel=user_frame()[1])
 
 
 #: Types of plain data.

@@ -314,7 +314,6 @@ def test_the_culprit_is_named_wherever_it_is(
 def test_an_object_drags_in_what_it_holds_also_in_a_list_or_with_a_length(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closures, "_CALLER", 2)
     settings = dataclasses.replace(config(), large_closure_warning=1 << 20)
     monkeypatch.setattr(closures, "config", lambda: settings)
     monkeypatch.setattr(closures, "_looked_at", {})
@@ -323,7 +322,6 @@ def test_an_object_drags_in_what_it_holds_also_in_a_list_or_with_a_length(
 
 
 def test_data_is_not_dragged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closures, "_CALLER", 2)
     settings = dataclasses.replace(config(), large_closure_warning=1 << 20)
     monkeypatch.setattr(closures, "config", lambda: settings)
     endless: list[Any] = [BIG]
@@ -346,11 +344,8 @@ def test_what_is_too_large_for_the_head_is_refused_with_the_culprit() -> None:
         check_large(function, "function", 2_000_000, 1 << 20)
 
 
-def test_arguments_of_one_place_are_looked_at_again_when_they_are_twice_as_large(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arguments_of_one_place_are_looked_at_again_when_they_are_twice_as_large() -> None:
     """A look pickles them: done for each call, it would take longer than the call."""
-    monkeypatch.setattr(closures, "_CALLER", 2)
     looked: list[int] = []
 
     class Data:
@@ -373,7 +368,6 @@ def test_arguments_of_one_place_are_looked_at_again_when_they_are_twice_as_large
 def test_a_place_that_was_warned_of_what_it_passes_is_not_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closures, "_CALLER", 2)
     settings = dataclasses.replace(config(), large_argument_warning=1000)
     monkeypatch.setattr(closures, "config", lambda: settings)
     with warnings.catch_warnings(record=True) as told:
