@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+#: How the names of miniray's own threads begin.
+_OWN_THREADS = "miniray-"
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainLoop:
@@ -192,9 +195,14 @@ class TrainWorker:
 
         Such are actors, and the threads and child processes for which a program waits at its end.
         """
-        threads = [each for each in threading.enumerate() if not each.daemon]
-        children = [each for each in multiprocessing.active_children() if not each.daemon]
-        return len(threads) > 1 or bool(children) or current_runtime().owns_actors()
+        threads = [
+            thread
+            for thread in threading.enumerate()
+            if not (thread.daemon or thread is threading.main_thread())
+            and not thread.name.startswith(_OWN_THREADS)
+        ]
+        children = [child for child in multiprocessing.active_children() if not child.daemon]
+        return bool(threads or children) or current_runtime().owns_actors()
 
     def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
         return RankSession(setup, ranks, carrier)
