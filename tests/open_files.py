@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import gc
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def open_files() -> collections.Counter[str]:
@@ -30,3 +35,15 @@ def _count(prefix: str) -> collections.Counter[str]:
             target = os.readlink(f"/proc/self/fd/{fd}")
             found[target] += target.startswith(prefix)
     return +found
+
+
+def locked_files(root: Path) -> list[str]:
+    """The suffixes of lock files in a folder that somebody holds."""
+    busy = []
+    for path in [*root.glob("*.build"), *root.glob("*.use")]:
+        with path.open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                busy.append(path.suffix)
+    return busy

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import pytest
 from cluster_helpers import processes_with, socket_paths, wait_until
+from command_helpers import CommandLine, command_line
 from daemon_logs import pytest_runtest_makereport  # noqa: F401 -- a hook
 
 import miniray
@@ -79,3 +80,9 @@ def cluster(session_root: Path, request: pytest.FixtureRequest) -> Any:
     """A running cluster, shared by the module; ``CLUSTER`` of the module says its size."""
     options = {**DEFAULT_CLUSTER, **getattr(request.module, "CLUSTER", {})}
     return miniray.init(**options)
+
+
+@pytest.fixture
+def command() -> Iterator[CommandLine]:
+    """A command line that no other test shares; its nodes end with the test."""
+    yield from command_line()

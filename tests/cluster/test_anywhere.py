@@ -140,7 +140,7 @@ def test_pytest_inside_of_pytest(tmp_path: Path) -> None:
                 def __init__(self, x): self.x = x
                 def __eq__(self, other): return type(other) is Point and other.x == self.x
 
-            @pytest.fixture
+            @pytest.fixture(scope="module")
             def cluster():
                 with miniray.init(num_cpus=1) as context:
                     yield context
@@ -427,7 +427,7 @@ def test_many_clusters_one_after_another_leak_nothing() -> None:
 
     use_a_cluster()
     before, threads = open_files(), set(threading.enumerate())
-    for _ in range(6):
+    for _ in range(3):
         use_a_cluster()
     assert set(threading.enumerate()) == threads
     assert not open_files() - before

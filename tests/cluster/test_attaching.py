@@ -10,13 +10,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 from cluster_helpers import processes_with, wait_until
 from command_helpers import (
     CROSSING,
     CommandLine,
     assert_crosses,
-    command_line,
     daemons,
     one_line,
 )
@@ -24,7 +22,6 @@ from command_helpers import (
 from miniray.security.token import JoinToken, parse_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 OUTSIDE = """
@@ -58,13 +55,6 @@ ADDRESS = """
 import json, miniray
 print(json.dumps(miniray.init().address_info["address"]))
 """
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[CommandLine]:
-    """A command line that no other test shares; its nodes end with the test."""
-    del tmp_path  # the path of a socket has at most 107 bytes
-    yield from command_line()
 
 
 def connections(processes: list[psutil.Process]) -> list[tuple[int, int]]:

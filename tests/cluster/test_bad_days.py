@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import is_alive, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import RayActorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from miniray.cluster_utils import Node
+    from miniray.cluster_utils import Cluster, Node
 
 MIB = 1024 * 1024
 
@@ -31,15 +31,12 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """Two nodes that tell often what they store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-        cluster.add_node(num_cpus=2, resources={"far": 100})
-        miniray.init(address=cluster.address)
-        cluster.wait_for_nodes()
+    with running_cluster(
+        {"num_cpus": 2},
+        {"num_cpus": 2, "resources": {"far": 100}},
+        variables={"MINIRAY_HEARTBEAT_INTERVAL": "0.05"},
+    ) as cluster:
         yield cluster
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 pytestmark = pytest.mark.usefixtures("nodes")

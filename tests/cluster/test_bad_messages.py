@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from raw_process import RawProcess, record_of
+from running_cluster import running_cluster
 
 import miniray
 import miniray.util.state
-from miniray.cluster_utils import Cluster
 from miniray.common.specs import ActorSpec, field_names
 from miniray.messages import plain
 from miniray.messages import protocol as p
@@ -21,16 +21,13 @@ from miniray.messages import protocol as p
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.cluster_utils import Cluster
+
 
 @pytest.fixture(scope="module")
 def two_nodes(session_root: Any) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    cluster.add_node(num_cpus=2, resources={"far": 4})
-    miniray.init(address=cluster.address)
-    cluster.wait_for_nodes()
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 2}, {"num_cpus": 2, "resources": {"far": 4}}) as cluster:
+        yield cluster
 
 
 pytestmark = pytest.mark.usefixtures("two_nodes")

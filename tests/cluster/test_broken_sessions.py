@@ -12,28 +12,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 from object_helpers import inventory
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.cluster_utils import Cluster
+
 
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head that gives a silent node up soon, and a node with the resource ``far``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_NODE_TIMEOUT", "3")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-        cluster.add_node(num_cpus=4, num_gpus=1, resources={"far": 4})
-        miniray.init(address=cluster.address)
-        cluster.wait_for_nodes()
+    with running_cluster(
+        {"num_cpus": 4},
+        {"num_cpus": 4, "num_gpus": 1, "resources": {"far": 4}},
+        variables={"MINIRAY_NODE_TIMEOUT": "3"},
+    ) as cluster:
         yield cluster
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 @miniray.remote(num_cpus=0)

@@ -11,25 +11,24 @@ import numpy as np
 import pytest
 from cluster_helpers import wait_until
 from object_helpers import inventory
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import ActorAlreadyExistsError, ActorDiedError, OwnerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from miniray.cluster_utils import Cluster
+
 SIZE = 1 << 18
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    miniray.init(address=cluster.address, namespace="test")
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 2}, namespace="test") as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

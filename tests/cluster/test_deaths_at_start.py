@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_helpers import is_alive, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from miniray.cluster_utils import Cluster
 
 
 # Nodes and heads start here one after the other, beside other tests.
@@ -25,9 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2})
-    yield cluster
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 2}) as cluster:
+        yield cluster
 
 
 @miniray.remote(num_cpus=0, resources={"there": 1}, max_retries=0)

@@ -1,7 +1,6 @@
 """Runtime environments that pip makes, and builders of them that end too early."""
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from open_files import locked_files
 from tiny_wheel import tiny_wheel
 
 from miniray.exceptions import RuntimeEnvSetupError
@@ -38,18 +38,6 @@ def run_python(environment, code):
         text=True,
         check=True,
     ).stdout.strip()
-
-
-def locked_files(root):
-    """Lock files that somebody holds."""
-    busy = []
-    for path in [*root.glob("*.build"), *root.glob("*.use")]:
-        with path.open("r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                busy.append(path.suffix)
-    return busy
 
 
 async def fill(folder, lock, size=1000):

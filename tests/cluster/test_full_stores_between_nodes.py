@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from miniray.cluster_utils import Cluster
 
 MIB = 1024 * 1024
 VALUE = MIB
@@ -27,16 +29,13 @@ LONG = 50
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node, and one with a resource, that tell often what they store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
-        small = {"num_cpus": 4, "object_store_memory": CAPACITY}
-        cluster = Cluster(initialize_head=True, head_node_args=small)
-        cluster.add_node(**small, resources={"far": 100})
-        miniray.init(address=cluster.address)
-        cluster.wait_for_nodes()
+    small = {"num_cpus": 4, "object_store_memory": CAPACITY}
+    with running_cluster(
+        small,
+        {**small, "resources": {"far": 100}},
+        variables={"MINIRAY_HEARTBEAT_INTERVAL": "0.05"},
+    ) as cluster:
         yield cluster
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 def stores_are_empty() -> bool:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import fuzzing
 import pytest
-
-import miniray
-from miniray.cluster_utils import Cluster
+from running_cluster import running_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,11 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def started(session_root: Any) -> Iterator[None]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    miniray.init(address=cluster.address)
-    yield
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 2}):
+        yield
 
 
 @pytest.mark.usefixtures("started")

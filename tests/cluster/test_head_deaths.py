@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import WorkerCrashedError
 from miniray.util.state import get_cluster_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from miniray.cluster_utils import Cluster
 
 # A head that starts again takes some seconds where other tests run too.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -26,11 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head that waits for others only shortly, on a node with one CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_NODE_TIMEOUT", "5")
-        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1})
+    with running_cluster({"num_cpus": 1}, variables={"MINIRAY_NODE_TIMEOUT": "5"}) as cluster:
         yield cluster
-        cluster.shutdown()
 
 
 def head_pid() -> int:

@@ -445,6 +445,20 @@ ENDS = {
 }
 
 
+def all_end(command: CommandLine, driver: subprocess.Popen[str], pids: list[int]) -> None:
+    """Wait until the children have ended; whatever happens, nothing goes on after this."""
+    try:
+        wait_until(lambda: not any(map(is_alive, pids)), timeout=20)
+    finally:
+        left = [pid for pid in pids if is_alive(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        driver.kill()
+        driver.communicate(timeout=10)
+    assert not left
+    command.leaves_nothing()
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_the_children_of_an_actor_end_with_it(
     command: CommandLine, tmp_path: Path, end: str
@@ -465,16 +479,7 @@ time.sleep(1000)
 """
     driver = start(command, EMBEDDED + source)
     pids = children(path)
-    try:
-        wait_until(lambda: not any(map(is_alive, pids)), timeout=20)
-    finally:
-        left = [pid for pid in pids if is_alive(pid)]
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        driver.kill()
-        driver.communicate(timeout=10)
-    assert not left
-    command.leaves_nothing()
+    all_end(command, driver, pids)
 
 
 def test_the_children_of_an_actor_end_with_stop(command: CommandLine, tmp_path: Path) -> None:
@@ -517,17 +522,8 @@ time.sleep(1000)
 """
     driver = start(command, EMBEDDED + source)
     pids = children(path)
-    try:
-        os.kill(process_of(command, role, embedded=True), signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, pids)), timeout=20)
-    finally:
-        left = [pid for pid in pids if is_alive(pid)]
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        driver.kill()
-        driver.communicate(timeout=10)
-    assert not left
-    command.leaves_nothing()
+    os.kill(process_of(command, role, embedded=True), signal.SIGKILL)
+    all_end(command, driver, pids)
 
 
 def test_processes_carry_the_name_of_their_session(command: CommandLine) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.job_config import JobConfig
 from miniray.util.state import list_actors, list_jobs
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from miniray.cluster_utils import Cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def node(session_root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 2}, connect=False) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from miniray.cluster_utils import Cluster
 
 
 FIRST, SECOND = {"first": 2.0}, {"second": 2.0}
@@ -21,11 +23,10 @@ FIRST, SECOND = {"first": 2.0}, {"second": 2.0}
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": FIRST})
-    cluster.add_node(num_cpus=1, resources=SECOND)
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster(
+        {"num_cpus": 2, "resources": FIRST}, {"num_cpus": 1, "resources": SECOND}, connect=False
+    ) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

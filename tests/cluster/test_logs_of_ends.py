@@ -112,11 +112,6 @@ print(1)
 
 
 @pytest.fixture
-def command() -> Iterator[CommandLine]:
-    yield from command_line()
-
-
-@pytest.fixture
 def machine() -> Iterator[Callable[[str], CommandLine]]:
     """Makes the command line of a user of another machine."""
     with contextlib.ExitStack() as stack:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import count_up, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import ActorDiedError, ObjectLostError, TaskError
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.cluster_utils import Node
+    from miniray.cluster_utils import Cluster, Node
 
 MIB = 1024 * 1024
 
@@ -27,11 +27,8 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node on which nothing runs but the driver."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    miniray.init(address=cluster.address)
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 0}) as cluster:
+        yield cluster
 
 
 pytestmark = pytest.mark.usefixtures("nodes")

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.util import state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.cluster_utils import Cluster
     from miniray.util.state import ObjectState
 
 #: Patience with processes that answer: the machine may be busy.
@@ -36,11 +37,10 @@ DRIVER = f"driver (pid {os.getpid()})"
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": NEAR})
-    cluster.add_node(num_cpus=2, resources=FAR)
-    cluster.connect()
-    yield cluster
-    cluster.shutdown()
+    with running_cluster(
+        {"num_cpus": 4, "resources": NEAR}, {"num_cpus": 2, "resources": FAR}
+    ) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

@@ -14,16 +14,16 @@ import psutil
 import pytest
 from cluster_helpers import wait_until
 from object_helpers import inventory, node_tables
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import GetTimeoutError, TaskCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.cluster_utils import Node
+    from miniray.cluster_utils import Cluster, Node
 
 MIB = 1024 * 1024
 
@@ -31,17 +31,13 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node, and two with a resource each, that tell often what they store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
-        patch.setenv("MINIRAY_TRANSFER_STALL", "2")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-        cluster.add_node(num_cpus=4, resources={"far": 100})
-        cluster.add_node(num_cpus=4, resources={"source": 100})
-        miniray.init(address=cluster.address)
-        cluster.wait_for_nodes()
+    with running_cluster(
+        {"num_cpus": 4},
+        {"num_cpus": 4, "resources": {"far": 100}},
+        {"num_cpus": 4, "resources": {"source": 100}},
+        variables={"MINIRAY_HEARTBEAT_INTERVAL": "0.05", "MINIRAY_TRANSFER_STALL": "2"},
+    ) as cluster:
         yield cluster
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 def used_bytes() -> dict[str, int]:

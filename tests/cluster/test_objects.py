@@ -540,7 +540,7 @@ def test_arguments_of_a_worker_that_ends_reach_a_busy_actor(tmp_path: Path, size
 
 # --- many --------------------------------------------------------------------------------
 def test_values_pass_through_a_small_store_for_ever() -> None:
-    for fill in range(50):
+    for fill in range(15):
         assert miniray.get(miniray.put(np.full(40 * MIB, fill, dtype=np.uint8)))[0] == fill
 
 

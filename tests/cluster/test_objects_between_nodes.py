@@ -17,10 +17,10 @@ import psutil
 import pytest
 from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 from object_helpers import inventory, known_objects
+from running_cluster import running_cluster
 from watched_output import watch
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.common.config import config
 from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.cluster_utils import Node
+    from miniray.cluster_utils import Cluster, Node
 
 MIB = 1024 * 1024
 
@@ -44,15 +44,12 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node, and one with the resource ``far``, that tell often what they store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-        cluster.add_node(num_cpus=4, resources={"far": 100})
-        miniray.init(address=cluster.address)
-        cluster.wait_for_nodes()
+    with running_cluster(
+        {"num_cpus": 4},
+        {"num_cpus": 4, "resources": {"far": 100}},
+        variables={"MINIRAY_HEARTBEAT_INTERVAL": "0.05"},
+    ) as cluster:
         yield cluster
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 def used_bytes() -> dict[str, int]:

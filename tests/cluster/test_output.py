@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 from terminal import screen
 
 import miniray
-from miniray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from miniray.cluster_utils import Cluster
 
 PRELUDE = """
 import os, sys, time
@@ -42,10 +44,10 @@ class Output(NamedTuple):
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """Two nodes; the second one, which has the resource "far", is not the drivers'."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8})
-    cluster.add_node(num_cpus=2, resources={"far": 2})
-    yield cluster
-    cluster.shutdown()
+    with running_cluster(
+        {"num_cpus": 8}, {"num_cpus": 2, "resources": {"far": 2}}, connect=False
+    ) as cluster:
+        yield cluster
 
 
 def start(code: str, init: str = "address='auto'", **variables: str) -> subprocess.Popen[str]:

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 from object_helpers import inventory
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.common.runtime import current_runtime
 from miniray.exceptions import RayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from miniray.cluster_utils import Cluster
 
 MIB = 1024 * 1024
 STOP_GRACE = 1.0
@@ -29,15 +31,12 @@ STOP_GRACE = 1.0
 @pytest.fixture(scope="module", autouse=True)
 def two_nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node, and a second node with the resource ``far``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_STOP_GRACE", str(STOP_GRACE))
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-        cluster.add_node(num_cpus=2, resources={"far": 4})
-        miniray.init(address=cluster.address)
-        cluster.wait_for_nodes()
+    with running_cluster(
+        {"num_cpus": 4},
+        {"num_cpus": 2, "resources": {"far": 4}},
+        variables={"MINIRAY_STOP_GRACE": str(STOP_GRACE)},
+    ) as cluster:
         yield cluster
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[CommandLine]:
-    """A command line that no other test shares; its nodes end with the test."""
-    del tmp_path  # the path of a socket has at most 107 bytes
-    yield from command_line()
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[CommandLine]:
     yield from command_line()

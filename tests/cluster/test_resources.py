@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import ActorUnschedulableError, RayActorError, TaskUnschedulableError
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import (
@@ -25,6 +25,8 @@ from miniray.util.scheduling_strategies import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from miniray.cluster_utils import Cluster
 
 GPUS = 8
 MIB = 1024 * 1024
@@ -82,12 +84,15 @@ def task_with_limit() -> Place:
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """Two nodes of eight logical GPUs each."""
     arguments: dict[str, Any] = {"num_cpus": 4, "num_gpus": GPUS, "memory": 1024 * MIB}
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args=arguments)
-    cluster.add_node(
-        **arguments, resources={"custom": 2, "accelerator_type:A100": 1}, labels={"zone": "b"}
-    )
-    yield cluster
-    cluster.shutdown()
+    with running_cluster(
+        arguments,
+        {
+            **arguments,
+            "resources": {"custom": 2, "accelerator_type:A100": 1},
+            "labels": {"zone": "b"},
+        },
+    ) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from command_helpers import PATIENCE, CommandLine, command_line, one_line
+from command_helpers import PATIENCE, CommandLine, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 INIT = "import miniray; miniray.init(num_cpus=1); miniray.shutdown()"
@@ -20,11 +20,6 @@ Cluster(initialize_head=True, head_node_args={"num_cpus": 1}).shutdown()
 """
 #: Mounts a file system with the options $0 at $1, for the rest of the command only.
 MOUNT = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
-
-
-@pytest.fixture
-def command() -> Iterator[CommandLine]:
-    yield from command_line()
 
 
 def run_mounted(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.common.runtime import current_runtime
 from miniray.util import state
 from miniray.util.placement_group import placement_group, remove_placement_group
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from miniray.cluster_utils import Cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    cluster.add_node(num_cpus=2, labels={"zone": "b"})
-    cluster.connect(namespace="here")
-    yield cluster
-    cluster.shutdown()
+    with running_cluster(
+        {"num_cpus": 4}, {"num_cpus": 2, "labels": {"zone": "b"}}, namespace="here"
+    ) as cluster:
+        yield cluster
 
 
 @miniray.remote

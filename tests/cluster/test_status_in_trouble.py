@@ -6,25 +6,13 @@ import os
 import re
 import shutil
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 from cluster_helpers import wait_until
-from command_helpers import CommandLine, Started, command_line, daemons, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from command_helpers import CommandLine, Started, daemons, one_line
 
 #: A node of which three heartbeats of half a second are missing is silent.
 BEATS = {"MINIRAY_HEARTBEAT_INTERVAL": "0.5", "MINIRAY_NODE_TIMEOUT": "60"}
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[CommandLine]:
-    """A command line that no other test shares; its nodes end with the test."""
-    del tmp_path  # the path of a socket has at most 107 bytes
-    yield from command_line()
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_for_file
+from running_cluster import running_cluster
 
 import miniray
 from miniray.calls import task_groups
-from miniray.cluster_utils import Cluster
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
@@ -23,13 +23,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module", autouse=True)
 def cluster(session_root: Path) -> Iterator[None]:
     """A head node, and one with the resource ``far``."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    cluster.add_node(num_cpus=4, resources={"far": 100})
-    miniray.init(address=cluster.address)
-    cluster.wait_for_nodes()
-    yield
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 4}, {"num_cpus": 4, "resources": {"far": 100}}):
+        yield
 
 
 @pytest.fixture

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_for_file, wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.util.state import list_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from miniray.cluster_utils import Cluster
 
 CPUS = 8
 
@@ -28,12 +30,8 @@ CPUS = 8
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A node of eight logical CPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_RESERVE_AFTER", "1")  # before several leases are asked for at once
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS})
-    cluster.connect()
-    yield cluster
-    cluster.shutdown()
+    with running_cluster({"num_cpus": CPUS}, variables={"MINIRAY_RESERVE_AFTER": "1"}) as cluster:
+        yield cluster
 
 
 @miniray.remote

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 
-import miniray
 from miniray import train
-from miniray.cluster_utils import Cluster
 from miniray.train import (
     CheckpointConfig,
     DataParallelTrainer,
@@ -31,6 +30,8 @@ from miniray.util.state import list_placement_groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from miniray.cluster_utils import Cluster
+
 pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.timeout(600)  # a machine that does much else starts nodes slowly
 
@@ -41,14 +42,8 @@ ROWS = 12
 @pytest.fixture
 def cluster(session_root: Path) -> Iterator[Cluster]:
     """A head without slots for workers; other nodes have some."""
-    del session_root
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        miniray.init(address=cluster.address)
+    with running_cluster({"num_cpus": 1}) as cluster:
         yield cluster
-    finally:
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 class Listener(train.Callback):

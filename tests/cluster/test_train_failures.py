@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import count_up, is_alive, wait_until
+from running_cluster import running_cluster
 
 import miniray
 from miniray import train
-from miniray.cluster_utils import Cluster
 from miniray.train import (
     DataParallelTrainer,
     FailureConfig,
@@ -34,20 +34,16 @@ from miniray.util.state import list_actors, list_placement_groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from miniray.cluster_utils import Cluster
+
 pytestmark = pytest.mark.usefixtures("nodes")
 
 
 @pytest.fixture(scope="module")
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """One node, which other drivers can join."""
-    del session_root
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
-    try:
-        miniray.init(address=cluster.address)
+    with running_cluster({"num_cpus": 3}) as cluster:
         yield cluster
-    finally:
-        miniray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture

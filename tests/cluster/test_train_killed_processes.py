@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import fsspec
 import pytest
+from checkpoint_store import store_of_two
 
 from miniray.train import Checkpoint
 from miniray.train.worker.local_link import LinkServer
@@ -65,12 +65,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def store(tmp_path):
-    """A store that is not the machine's own filesystem, with two checkpoints."""
-    for name in ("one", "two"):
-        folder = tmp_path / "store" / name / "inner"
-        folder.mkdir(parents=True)
-        (folder / "weights").write_text(name)
-    return fsspec.filesystem("dir", path=str(tmp_path / "store"), target_protocol="file")
+    return store_of_two(tmp_path / "store")
 
 
 def read(folder):

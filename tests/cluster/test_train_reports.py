@@ -15,17 +15,15 @@ import pytest
 from cluster_helpers import wait_for_file
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from train_helpers import fit_in
 
 from miniray import train
 from miniray.train import (
     Checkpoint,
     CheckpointUploadMode,
     ControllerError,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
     StorageNotSharedError,
     WorkerGroupError,
 )
@@ -42,17 +40,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., Result]:
     """Runs a train loop on some workers."""
-
-    def run(loop: Any, config: Any = None, workers: int = 2, **run_options: Any) -> Result:
-        run_options.setdefault("storage_path", tmp_path / "results")
-        return DataParallelTrainer(
-            loop,
-            train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=workers),
-            run_config=RunConfig(**run_options),
-        ).fit()
-
-    return run
+    return fit_in(tmp_path)
 
 
 def save(folder: Path, text: str = "weights") -> Checkpoint:

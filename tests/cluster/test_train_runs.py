@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import count_up, is_alive, processes_with, wait_for_file, wait_until
+from train_helpers import fit_in
 
 import miniray
 from miniray import train
 from miniray.train import (
     CheckpointConfig,
     ControllerError,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
     WorkerGroupError,
 )
 
@@ -36,17 +34,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., Result]:
     """Runs a train loop on two workers."""
-
-    def run(loop: Any, config: Any = None, workers: int = 2, **run_options: Any) -> Result:
-        run_options.setdefault("storage_path", tmp_path / "results")
-        return DataParallelTrainer(
-            loop,
-            train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=workers),
-            run_config=RunConfig(**run_options),
-        ).fit()
-
-    return run
+    return fit_in(tmp_path)
 
 
 def save(folder: Path, **files: str) -> train.Checkpoint:

@@ -9,26 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from running_cluster import running_cluster
 
 import miniray
 from miniray import train
-from miniray.cluster_utils import Cluster
 from miniray.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.cluster_utils import Cluster
+
 
 @pytest.fixture(scope="module")
 def two_nodes(session_root: Path) -> Iterator[Cluster]:
     """Two nodes with two CPUs each."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    cluster.add_node(num_cpus=2)
-    miniray.init(address=cluster.address)
-    cluster.wait_for_nodes()
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster({"num_cpus": 2}, {"num_cpus": 2}) as cluster:
+        yield cluster
 
 
 @pytest.mark.usefixtures("two_nodes")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_until
+from running_cluster import running_cluster
 
 import miniray
-from miniray.cluster_utils import Cluster
 from miniray.exceptions import RayActorError, RayError
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import (
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from miniray.cluster_utils import Cluster
+
 MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
 def two_nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node without, and a second node with the resource ``far``."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    cluster.add_node(
-        num_cpus=2,
-        resources={"far": 4, "accelerator_type:A100": 1},
-        labels={"zone": "east", "disk": "ssd"},
-    )
-    miniray.init(address=cluster.address)
-    cluster.wait_for_nodes()
-    yield cluster
-    miniray.shutdown()
-    cluster.shutdown()
+    with running_cluster(
+        {"num_cpus": 2},
+        {
+            "num_cpus": 2,
+            "resources": {"far": 4, "accelerator_type:A100": 1},
+            "labels": {"zone": "east", "disk": "ssd"},
+        },
+    ) as cluster:
+        yield cluster
 
 
 pytestmark = pytest.mark.usefixtures("two_nodes")

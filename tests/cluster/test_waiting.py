@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_for_file, wait_until
+from running_cluster import running_cluster
 from watched_output import watch
 
 import miniray
 from miniray.client import driver_output
 from miniray.client.cluster_requests import TO_HEAR_WHY
-from miniray.cluster_utils import Cluster
 from miniray.common.ids import short_id
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.state import PendingDemandState, list_actors, list_pending_demands
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from watched_output import Watched
 
+    from miniray.cluster_utils import Cluster
+
 #: Seconds after which the head warns, in these tests.
 WARN_AFTER = 0.6
 
@@ -30,12 +32,12 @@ WARN_AFTER = 0.6
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
     """A node of four CPUs, and one of two CPUs and two GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_PENDING_WARNING", str(WARN_AFTER))
-        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 4})
-        cluster.add_node(num_cpus=2, num_gpus=2)
-    yield cluster
-    cluster.shutdown()
+    with running_cluster(
+        {"num_cpus": 4},
+        {"num_cpus": 2, "num_gpus": 2},
+        variables={"MINIRAY_PENDING_WARNING": str(WARN_AFTER)},
+    ) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from open_files import locked_files
 from tiny_wheel import tiny_wheel
 
 from miniray.exceptions import RuntimeEnvSetupError
@@ -49,18 +50,6 @@ class Store:
 
 def pip_entry(*packages, **fields):
     return {"pip": {"packages": [str(item) for item in packages], "pip_check": False, **fields}}
-
-
-def locked_files(root):
-    """Lock files that somebody holds."""
-    busy = []
-    for path in [*root.glob("*.build"), *root.glob("*.use")]:
-        with path.open("r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                busy.append(path.suffix)
-    return busy
 
 
 # --- variables ----------------------------------------------------------------------------
