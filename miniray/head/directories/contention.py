@@ -282,10 +282,6 @@ def _held_by(request: Request) -> int:
     return 0 if group is None else len(group.leases)
 
 
-#: Waiting requests that are looked at in one round, in order of arrival.
-_MAX_SCANNED = 512
-
-
 class Departures:
     """Ends, by one timer, workers that are leaving and keep what others wait for."""
 

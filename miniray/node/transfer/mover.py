@@ -7,7 +7,7 @@ movers run at a lower priority. Nothing is decided here.
 
 A connection carries one value after another: its ticket and the offset to begin at go one way, its
 bytes or where they are come back, and one byte more says that all of them were read. The two ends
-of it are in ``mover_sends.py`` and ``mover_fetches.py``, and who knocks is in ``mover_door.py``;
+of it are in ``mover_ends.py``, what comes before a ticket in ``mover_door.py``;
 here is what the daemon says.
 """
 
@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.node.base import control_socket
 from miniray.node.transfer.mover_door import Door
-from miniray.node.transfer.mover_fetches import Receives
-from miniray.node.transfer.mover_sends import Sends
+from miniray.node.transfer.mover_ends import Receives, Sends
 from miniray.node.transfer.moving import CutOffError
 from miniray.security.certificates import Credentials, Identity
 from miniray.security.tls import client_context, server_context

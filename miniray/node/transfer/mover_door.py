@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.node.transfer.mover_sends import HELLO
+from miniray.node.transfer.mover_ends import HELLO
 from miniray.node.transfer.mover_sockets import same_user, watch_network
 from miniray.security.peer_log import PeerLog
 

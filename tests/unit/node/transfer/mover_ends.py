@@ -13,7 +13,7 @@ from node_ends import End, mover_in_thread, two_ends
 from miniray.common.host_port import DaemonAddress
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.transfer.mover_client import Move, MoverClient, Offer
-from miniray.node.transfer.mover_sends import HELLO
+from miniray.node.transfer.mover_ends import HELLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

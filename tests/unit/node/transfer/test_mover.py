@@ -24,7 +24,8 @@ from mover_ends import (
 from node_ends import until
 
 from miniray.common.host_port import DaemonAddress
-from miniray.node.transfer import mover_fetches, mover_sends, moving
+from miniray.node.transfer import mover_ends as ends
+from miniray.node.transfer import moving
 from miniray.node.transfer.mover_client import MoveError, Offer
 from miniray.security.certificates import make_credentials
 
@@ -134,7 +135,7 @@ def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one
 ) -> None:
     """Its connection hears no more, so nothing else can come over it."""
     data = os.urandom(2 * MIB)
-    receive, hear_no_more = moving.receive, mover_fetches.hear_no_more
+    receive, hear_no_more = moving.receive, ends.hear_no_more
     received, stopped = threading.Event(), threading.Event()
 
     def receive_and_wait(*args: Any) -> None:
@@ -147,7 +148,7 @@ def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one
         stopped.set()
 
     monkeypatch.setattr(moving, "receive", receive_and_wait)
-    monkeypatch.setattr(mover_fetches, "hear_no_more", note)
+    monkeypatch.setattr(ends, "hear_no_more", note)
 
     async def test() -> None:
         a, b = movers.add(), movers.add()
@@ -238,7 +239,7 @@ def test_a_node_is_busy_while_values_move(movers: Movers) -> None:
 def test_memory_that_a_reader_never_reads_is_given_back_as_one_that_is_looked_at(
     movers: Movers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mover_sends, "_READ_WITHIN", QUIET)
+    monkeypatch.setattr(ends, "_READ_WITHIN", QUIET)
 
     async def test() -> None:
         a = movers.add()
