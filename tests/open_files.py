@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import fcntl
 import gc
 import os
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def open_files() -> collections.Counter[str]:
@@ -26,6 +29,18 @@ def open_files() -> collections.Counter[str]:
 def open_memory() -> int:
     """How many pieces of a store's memory are open."""
     return _count("/memfd:miniray").total()
+
+
+def limit_memory(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """Let a store have descriptors for so many pieces of memory more than are open now."""
+    most, create = open_memory() + more, os.memfd_create
+
+    def limited(name: str, flags: int) -> int:
+        if open_memory() >= most:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return create(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", limited)
 
 
 def _count(prefix: str) -> collections.Counter[str]:

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from open_files import limit_memory
 from stores import Pushes, new_store
 
 from miniray.common.config import config
@@ -659,7 +660,6 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
     monkeypatch.setattr(spill_files, "limit", lambda: 0)
 
     async def steps(node: Node) -> None:
-        assert await node.spilling._place_for(PAGE) is None
         values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
         assert node.spilling.failures == 0
         assert not all(value.in_memory for value in values)
@@ -667,18 +667,11 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
     run(steps)
 
 
-def limit_descriptors(node: Node, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are so many for the memory of a node, whatever else this process has open."""
-    memfd, opened = memories_module._memfd, node.store.memories._all
-    limited = lambda: memfd() if len(opened) < most else None  # noqa: E731
-    monkeypatch.setattr(memories_module, "_memfd", limited)
-
-
 def test_values_for_which_there_are_no_descriptors_leave_memory(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def steps(node: Node) -> None:
-        limit_descriptors(node, 5, monkeypatch)
+        limit_memory(monkeypatch, 5)
         values = [await node.create(waits=False) for _ in range(ROOM)]
         assert sum(value.in_memory for value in values) <= 5
         for value in values:  # and they come back in the place of others
@@ -704,7 +697,7 @@ def test_processes_are_told_that_memory_is_short_when_there_are_no_descriptors(
 ) -> None:
     async def steps(node: Node) -> None:
         value = await node.create()
-        limit_descriptors(node, 1, monkeypatch)
+        limit_memory(monkeypatch, 0)
         node.store.map(value.number, READER)
         with pytest.raises(OSError, match="Too many open files"):
             await node.create()

@@ -41,6 +41,15 @@ class Cluster:
     def __init__(self, folder: Path, count: int) -> None:
         self.ends = [End(folder, f"n{number}") for number in range(count)]
         self.source = self.ends[0]
+        #: Which nodes have told the source of a whole copy, and of what.
+        self.copied: set[tuple[bytes, int]] = set()
+        heard = self.source.hub.notices[r.COPIED]
+
+        def copied(node: bytes, told: Relayed) -> None:
+            heard(node, told)
+            self.copied |= {(node, number) for number in told.items}
+
+        self.source.hub.notices[r.COPIED] = copied
 
     async def start(self, *, source_dialable: bool) -> None:
         for end in self.ends:
@@ -56,16 +65,22 @@ class Cluster:
     @contextlib.contextmanager
     def busy(self, number: int) -> Iterator[None]:
         """The source serves as many as it may meanwhile: who asks is sent elsewhere."""
-        spread = self.source.serving._spreads[number].spread
         others = [b"busy%d" % count for count in range(spread_module.FANOUT)]
+        holders = tuple(end.id for end in self.ends[1:])
         for other in others:
-            holders = [end.id for end in self.ends[1:]]
-            assert spread.place(other, holders, serves=False) == self.source.id
+            self.hear(other, r.FETCH, 1, self.source.id, number, holders, False)
         try:
             yield
         finally:
             for other in others:
-                self.source.serving._leave(number, other)
+                self.leave(other, number)
+
+    def hear(self, node: bytes, notice: str, *items: Any) -> None:
+        """Have the source hear from a node that is not there."""
+        self.source.hub.notices[notice](node, Relayed(notice=notice, items=items))
+
+    def leave(self, node: bytes, number: int) -> None:
+        self.hear(node, r.FETCH_ENDED, self.source.id, number)
 
     async def fetch(self, end: End, number: int) -> bytes:
         """Copy it there as `NodeObjects` would."""
@@ -74,8 +89,7 @@ class Cluster:
         assert owner == (OWNER, self.source.id)
         end.store.seal(segment.number)
         end.copies.add(key, segment.number, owner)
-        spreading = self.source.serving._spreads[number]
-        await until(lambda: end.id in spreading.spread._whole)
+        await until(lambda: (end.id, number) in self.copied)
         return os.pread(segment.fd, SIZE, 0)
 
 
@@ -174,7 +188,7 @@ def test_a_holder_that_dies_is_left_at_the_offset_where_it_was(
             if len(offsets) == 3:
                 late.hub.died(holder.id)
                 late.transfers.node_unreachable(holder.id)
-                source.serving._leave(number, b"busy0")
+                cluster.leave(b"busy0", number)
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
         with cluster.busy(number):
