@@ -28,8 +28,8 @@ FREED_COPIES = "freed copies"
 #: (segment, ...): of the receiving node; their owner, which exits as planned, leaves them to the
 #: sender.
 ADOPTED = "adopted"
-#: (number, node, segment there, nodes that did not serve it, whether by mover): the sender wants
-#: that value, which the receiving node has, or has a copy of.
+#: (number, node, segment there, nodes that did not serve it, whether by mover, bytes that may come
+#: with the answer): the sender wants that value, which the receiving node has, or has a copy of.
 FETCH = "fetch"
 #: (number, node, segment there, offset, length): the sender wants those bytes of a value.
 READ = "read"

@@ -154,7 +154,7 @@ class ValueRequests:
             ObjectLostError: It is not there.
             BrokenTransferError: The node was out of reach, or did not answer in time.
         """
-        items = (*key, tuple(tried), by_mover)
+        items = (*key, tuple(tried), by_mover, size)
         return await self._ask(node_id, r.FETCH, items, size, limit)
 
     async def read(

@@ -17,7 +17,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.copies import Owner
-from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer, piece_size
+from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer
 from miniray.node.transfer.spread import SpreadTree
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class _Request:
     segment: int
     tried: tuple[bytes, ...]
     by_mover: bool
+    #: Bytes that may come with the answer.
+    size: int
 
     @property
     def key(self) -> Key:
@@ -112,8 +114,8 @@ class Serving:
     # --- who is served -----------------------------------------------------------
     def _fetch(self, node_id: bytes, message: Relayed) -> None:
         """Another node wants a value."""
-        number, origin, segment, tried, by_mover = message.items
-        request = _Request(node_id, number, origin, segment, tuple(tried), bool(by_mover))
+        number, origin, segment, tried, by_mover, size = message.items
+        request = _Request(node_id, number, origin, segment, tuple(tried), bool(by_mover), size)
         try:
             if request.origin == self._node_id:
                 self._serve_own(request)
@@ -130,7 +132,7 @@ class Serving:
         spreading = self._spreads.get(number)
         if spreading is None:
             spreading = self._spreads[number] = _Spreading(self._node_id)
-        if segment.size <= piece_size():
+        if segment.size <= min(request.size, IN_FLIGHT):
             spreading.spread.nodes.add(request.node)
             self._answer_with(request.node, request.number, segment, 0, segment.size)
             return

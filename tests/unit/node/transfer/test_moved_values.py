@@ -196,7 +196,7 @@ def test_nothing_is_kept_for_a_node_that_dies_while_a_value_is_offered_to_it(
 ) -> None:
     async def test(a: End, _b: End) -> None:
         number = written(a, bytes(SIZE))
-        request = Relayed(notice=FETCH, items=(1, a.id, number, (), True))
+        request = Relayed(notice=FETCH, items=(1, a.id, number, (), True, 0))
         a.hub.notices[FETCH](b"other", request)
         await until(lambda: a.mover.table_sizes()["offered"])
         a.store.free(number)

@@ -44,7 +44,7 @@ class Node(End):
         self.hub.notices[notice](node, Relayed(notice=notice, items=items))
 
     def fetch(self, node: bytes, number: int, *tried: bytes, origin: bytes = b"a") -> None:
-        self.hear(node, r.FETCH, 1, origin, number, tried, False)
+        self.hear(node, r.FETCH, 1, origin, number, tried, False, 0)
 
     def read(self, node: bytes, number: int, offset: int, *, origin: bytes = b"a") -> None:
         self.hear(node, r.READ, 2, origin, number, offset, PIECE)
@@ -204,11 +204,25 @@ def test_a_value_of_one_piece_goes_to_everybody_at_once(tmp_path: Path) -> None:
         number = written(node, data).number
         nodes = [b"node%d" % count for count in range(5)]
         for other in nodes:
-            node.fetch(other, number)
+            node.hear(other, r.FETCH, 1, node.id, number, (), False, PIECE)
         assert [node.pieces(other) for other in nodes] == [data] * 5
         assert node.serving.forget(number) == set(nodes)
 
     run(tmp_path, test)
+
+
+def test_the_node_that_asks_says_what_fits_into_one_piece(tmp_path: Path) -> None:
+    data = os.urandom(PIECE + PIECE // 2)
+
+    async def test(node: Node) -> None:
+        number = written(node, data).number
+        nodes = [b"node%d" % count for count in range(5)]
+        for other in nodes:  # none of them says that it is done
+            node.hear(other, r.FETCH, 1, node.id, number, (), True, len(data))
+        assert [node.pieces(other) for other in nodes] == [data] * 5
+        assert not node.serving.table_sizes()["offers"]
+
+    run(tmp_path, test, movers=True)
 
 
 def test_a_value_that_is_freed_just_when_its_bytes_are_asked_for_is_read_all_the_same(
@@ -233,7 +247,7 @@ def test_a_value_that_moves_to_disk_just_when_it_is_asked_for_comes_in_pieces(
     async def test(node: Node) -> None:
         moved_to_disk(node, bytes(SIZE))  # the next one shares its file
         segment = written(node, data)
-        node.hear(b"one", r.FETCH, 1, node.id, segment.number, (), True)
+        node.hear(b"one", r.FETCH, 1, node.id, segment.number, (), True, 0)
         to_disk(node, segment, data)
         await until(lambda: node.answers(b"one"))
         assert node.answers(b"one") == [ValueAnswer(size=SIZE, owner=OWNER, owner_node=node.id)]
