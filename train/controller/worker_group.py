@@ -284,7 +284,7 @@ class WorkerGroup:
     async def end_rank(self, rank: int) -> None:
         """End the process of a rank whose train loop has returned, unless others may need it."""
         worker = self._workers[rank]
-        with contextlib.suppress(ActorError):  # it has ended already
+        with contextlib.suppress(MinirayError):  # it has ended already, or is out of reach
             if await worker.serves_others.remote():
                 return
         await _end([worker])
