@@ -227,7 +227,7 @@ class CallTable:
 
         One wait at a time.
         """
-        awaited: set[int] = set()
+        awaited = {0}  # no call's: until all are in, the last of them cannot end
         self._awaited, self._on_all_ended = awaited, callback  # calls that end now leave it
         awaited.update(call.number for call in list(self.open.values()) if which(call))
         awaited.intersection_update(self.open)

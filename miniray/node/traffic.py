@@ -121,6 +121,9 @@ class Traffic:
         client = self._clients.clients.get(to)
         if self._adopted.speaks_for(to):  # though the process may still run, on its way out
             self._adopted.answer(from_node, sender, to, bodies)
+            left = self._adopted.speaks_for(to) or self._names.runs(to) or to == self._node_id
+            if not left:  # nobody holds anything of it any more
+                self.ended_here(to)
         elif client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
         elif to != self._node_id:  # else they answer messages of this daemon itself

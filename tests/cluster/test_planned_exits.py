@@ -9,6 +9,7 @@ import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError
 
 if TYPE_CHECKING:
@@ -45,6 +46,21 @@ def test_what_a_task_with_a_gpu_has_put_outlives_its_worker() -> None:
     pid, refs = miniray.get(make.remote())
     wait_until(lambda: not is_alive(pid))
     assert [len(value) for value in miniray.get(refs)] == [10, 1 << 20]
+
+
+def test_a_worker_is_forgotten_with_the_last_value_that_it_has_left() -> None:
+    @miniray.remote(num_cpus=0, max_calls=1)
+    def make() -> Any:
+        return os.getpid(), [miniray.put(bytes(number)) for number in (10, 1 << 20)]
+
+    peers = current_runtime().peers  # type: ignore[attr-defined]
+    before = {peer.process_id for peer in peers.all()}
+    pid, refs = miniray.get(make.remote())
+    wait_until(lambda: not is_alive(pid))
+    assert [len(value) for value in miniray.get(refs)] == [10, 1 << 20]
+    assert {peer.process_id for peer in peers.all()} - before  # the daemon, in its name
+    del refs
+    wait_until(lambda: not {peer.process_id for peer in peers.all()} - before)
 
 
 def test_a_worker_that_waits_for_a_call_which_needs_its_device_is_ended_and_says_why() -> None:
