@@ -68,7 +68,7 @@ class Cluster:
         others = [b"busy%d" % count for count in range(spread_module.FANOUT)]
         holders = tuple(end.id for end in self.ends[1:])
         for other in others:
-            self.hear(other, r.FETCH, 1, self.source.id, number, holders, False)
+            self.hear(other, r.FETCH, 1, self.source.id, number, holders, False, 0)
         try:
             yield
         finally:
