@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # On a machine that does other things too, any example may take longer than any time.
 hypothesis.settings.register_profile("miniray", deadline=None)
 hypothesis.settings.load_profile("miniray")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, which many tests call, what lives as long as all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -116,8 +116,10 @@ def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
 
 
 def test_a_sender_of_much_is_told_what_was_taken(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Objects], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MINIRAY_RELAY_WINDOW", str(1 << 20))
+    config.cache_clear()
     service, relay, _objects = parts
     body = plain.dumps((p.PEER_WANT, [ID] * 1000))
     count = config().relay_window // len(body)

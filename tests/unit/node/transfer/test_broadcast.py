@@ -66,9 +66,9 @@ class Cluster:
     def busy(self, number: int) -> Iterator[None]:
         """The source serves as many as it may meanwhile: who asks is sent elsewhere."""
         others = [b"busy%d" % count for count in range(spread_module.FANOUT)]
-        holders = tuple(end.id for end in self.ends[1:])
+        tried = (*(end.id for end in self.ends[1:]), b"nobody")  # so that it asks the source
         for other in others:
-            self.hear(other, r.FETCH, 1, self.source.id, number, holders, False, 0)
+            self.hear(other, r.FETCH, 1, self.source.id, number, tried, False, 0)
         try:
             yield
         finally:
