@@ -76,7 +76,8 @@ class SharedMemory:
         self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
-        #: How many mappings have ended and values were freed, roughly: threads may count together.
+        #: How many ends of mappings and values the daemon was told of, roughly: threads may count
+        #: together. Counted when it is told: another thread may tell it amid a request.
         self._returned = 0
         #: The daemon has said that memory is short, since the last request.
         self._is_short = False
@@ -269,7 +270,6 @@ class SharedMemory:
 
     def _gone(self, segment: int) -> None:
         """Note that a segment's last view went away. May run in a garbage collection anywhere."""
-        self._returned += 1
         self._unmapped.append(segment)
         # An id that nobody has makes the runtime look at its queues, and so report.
         hooks.dropped.append(b"")
@@ -334,6 +334,7 @@ class SharedMemory:
             while True:
                 gone.append(self._unmapped.popleft())
         self._link.node_notice("unmapped", gone)
+        self._returned += len(gone)
 
     def close(self) -> None:
         """Unmap what nobody looks at."""
@@ -345,7 +346,6 @@ class SharedMemory:
     def free(self, value: Value) -> None:
         """Free a value of this process; its mapping goes too, unless it is in use."""
         node_id, segment, _ = location_of(value)
-        self._returned += 1
         with self._lock:
             dropped = self._kept.pop((node_id, segment), None)
             if dropped is not None:
@@ -355,3 +355,4 @@ class SharedMemory:
             del dropped, block  # not in the section: its end is reported
             self.report_unmapped()
         self._link.node_notice("free_segment", node_id, segment)
+        self._returned += 1

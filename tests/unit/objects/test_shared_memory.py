@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -298,6 +299,41 @@ def test_a_full_store_is_asked_again_if_this_process_had_something_to_return(
     garbage.append(memory.map(stored[1]))
     link.room = 0
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
+
+
+def test_a_full_store_is_asked_again_if_another_thread_returned_something_meanwhile(
+    link: FakeLink,
+) -> None:
+    """The I/O thread has the ends of mappings in hand and tells of them only after the request."""
+    memory = store_of(link)
+    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    held = [memory.map(stored[1])]
+    notice, request = link.node_notice, link.node_request
+    reporting = threading.Thread(target=lambda: (held.clear(), memory.report_unmapped()))
+    popped, told = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> None:
+        if args[0] == "unmapped":
+            popped.set()
+            assert told.wait(10)
+        notice(*args)
+
+    asked = []
+
+    def full_once(method: str, args: tuple[Any, ...], **how: Any) -> Any:
+        asked.append(method)
+        if len(asked) == 1:
+            told.set()
+            reporting.join(10)
+            raise ObjectStoreFullError(needed=1, used=1, capacity=1)
+        return request(method, args, **how)
+
+    link.node_notice = slow  # type: ignore[method-assign]
+    link.node_request = full_once  # type: ignore[method-assign]
+    reporting.start()
+    assert popped.wait(10)
+    memory.write(serialize(b"y" * 300_000), OWNER, NODE)
+    assert len(asked) == 2
 
 
 def test_a_full_store_is_asked_again_if_a_value_was_only_held_by_garbage(link: FakeLink) -> None:
