@@ -290,5 +290,5 @@ class ActorClient(Channel):
 
     @property
     def settling(self) -> bool:
-        """Whether replies of its last process may be on their way."""
+        """Return whether replies of the actor's last process may still be in flight."""
         return self._ending is not None

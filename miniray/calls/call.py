@@ -29,7 +29,7 @@ RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 
 
 class Channel:
-    """What sends calls: an actor's client, or the leases of tasks.
+    """Sends calls: the client of an actor, or the leases of tasks.
 
     ``CallTable`` owns the life of a call and tells its channel what to do with it. A channel that
     finds that a call has failed says so to the table, and has forgotten it by then.
@@ -165,7 +165,7 @@ class Call:
 # --- arguments -------------------------------------------------------------------------
 
 NO_ARGUMENTS = Serialized(VALUE_PICKLE, [pickle.dumps(((), {}), 5)])
-#: Those as they travel.
+#: The value of no arguments, as it travels in a message.
 NO_VALUES: Value = (VALUE_PICKLE, NO_ARGUMENTS.payload(), ())
 
 

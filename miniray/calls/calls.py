@@ -225,7 +225,7 @@ class CallTable:
     def when_ended(self, which: Callable[[Call], bool], callback: Callable[[], object]) -> bool:
         """Call back once all open calls that ``which`` chooses have ended; True if there are none.
 
-        One wait at a time.
+        A later wait replaces an earlier one.
         """
         awaited = {0}  # no call's: until all are in, the last of them cannot end
         self._awaited, self._on_all_ended = awaited, callback  # calls that end now leave it
