@@ -157,8 +157,11 @@ def parse(name: str, kind: type, text: str) -> object:
 def config() -> Config:
     """Return the tunables of this process."""
     values = {}
-    for field in dataclasses.fields(Config):
-        text = os.environ.get(f"MINIRAY_{field.name.upper()}")
-        if text is not None:
-            values[field.name] = parse(field.name, type(field.default), text)
+    # Each worker looks, and a variable that is missing costs a look-up two exceptions.
+    for variable in _FIELDS.keys() & set(os.environ):
+        field = _FIELDS[variable]
+        values[field.name] = parse(field.name, type(field.default), os.environ[variable])
     return Config(**values)  # type: ignore[arg-type]
+
+
+_FIELDS = {f"MINIRAY_{field.name.upper()}": field for field in dataclasses.fields(Config)}

@@ -181,6 +181,6 @@ class HeadRecovery:
 def _held(node: ClusterNode, report: head_pb2.RunningLease) -> Allocation:
     """Return what a reported lease holds; ValueError if that is malformed."""
     told = plain.loads(report.allocation)
-    if not validation.fits(told, _HELD):
+    if not validation.check_of(_HELD)(told):
         raise ValueError(f"node {node.name} reports that lease {report.lease} holds {told!r:.80}")
     return Allocation(*told)._replace(node_id=node.name)

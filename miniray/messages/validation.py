@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.specs import Spec, field_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: Whole numbers beyond this fit into no message of the daemons'.
 _LARGEST = 1 << 63
@@ -42,12 +42,17 @@ class Arguments:
 
     def __init__(self, handler: Callable[..., Any], given: int) -> None:
         parameters = list(inspect.signature(handler).parameters.values())[given:]
-        self._forms = [(each, _form(each.annotation, handler)) for each in parameters]
+        self._names = [each.name for each in parameters]
         self._any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-        self._least = sum(
-            each.default is each.empty and each.kind is not each.VAR_POSITIONAL
-            for each in parameters
-        )
+        single = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
+        self._forms = [(each, _form(each.annotation, handler)) for each in single]
+        self._checks = [check_of(form) for _, form in self._forms]
+        self._specs = [
+            (index, form)
+            for index, (_, form) in enumerate(self._forms)
+            if isinstance(form, type) and issubclass(form, Spec)
+        ]
+        self._least = sum(each.default is each.empty for each in single)
 
     def check(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments as the handler takes them: specs are made of their fields.
@@ -59,17 +64,16 @@ class Arguments:
             len(arguments) > len(self._forms) and not self._any_number
         ):
             raise ValueError(
-                f"{len(arguments)} arguments were given; there are {len(self._forms)}: "
-                f"{', '.join(parameter.name for parameter, _ in self._forms)}."
+                f"{len(arguments)} arguments were given; there are {len(self._names)}: "
+                f"{', '.join(self._names)}."
             )
         taken = list(arguments)
-        for index, (parameter, form) in enumerate(self._forms[: len(taken)]):
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                break
-            value = arguments[index]
-            if isinstance(form, type) and issubclass(form, Spec):
-                value = taken[index] = _spec(parameter.name, value, form)
-            if not fits(value, form):
+        for index, form in self._specs:
+            if index < len(taken):
+                taken[index] = _spec(self._names[index], taken[index], form)
+        for index, (value, fits) in enumerate(zip(taken, self._checks, strict=False)):
+            if not fits(value):
+                parameter, form = self._forms[index]
                 raise ValueError(_wrong(parameter.name, value, form, parameter.annotation))
         return tuple(taken)
 
@@ -96,52 +100,75 @@ def _form(annotation: Any, handler: Callable[..., Any]) -> Any:
         return Any
 
 
-@functools.cache
-def _parts(form: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.get_origin(form), typing.get_args(form)
-
-
 #: Evaluates the annotations of a class, which takes as long as all else of a request.
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
-def fits(value: Any, form: Any) -> bool:
-    """Return whether plain data is of a type; tuples and lists are the same to it."""
-    origin, inner = _parts(form)
+@functools.cache
+def check_of(form: Any) -> Callable[[Any], bool]:
+    """Return what tells whether plain data is of a type; tuples and lists are the same to it."""
+    origin, inner = typing.get_origin(form), typing.get_args(form)
     if form is None or form is types.NoneType:
-        return value is None
+        return lambda value: value is None
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, each) for each in inner)
+        return _one_of([check_of(each) for each in inner])
     if origin is tuple and inner[1:] != (...,):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(inner)
-            and all(map(fits, value, inner))
-        )
+        return _tuple_of([check_of(each) for each in inner])
     if origin in _SEQUENCES or origin is tuple:
-        return isinstance(value, list | tuple) and all(fits(each, inner[0]) for each in value)
+        item = check_of(inner[0])
+        return lambda value: isinstance(value, list | tuple) and all(map(item, value))
     if origin in _MAPPINGS:
-        return isinstance(value, dict) and all(
-            fits(key, inner[0]) and fits(each, inner[1]) for key, each in value.items()
+        key, item = map(check_of, inner)
+        return lambda value: (
+            isinstance(value, dict) and all(map(key, value)) and all(map(item, value.values()))
         )
     if dataclasses.is_dataclass(form):
-        return type(value) is form and all(
-            fits(getattr(value, field), hint) for field, hint in _hints(form).items()
-        )
-    if form is int or form is float:
-        kinds = int if form is int else int | float
-        whole = isinstance(value, kinds) and not isinstance(value, bool)
-        return whole and (isinstance(value, float) or -_LARGEST <= value < _LARGEST)
+        return _fields_of(form, [(name, check_of(hint)) for name, hint in _hints(form).items()])
+    if form is int:
+        return _is_whole
+    if form is float:
+        return lambda value: isinstance(value, float) or _is_whole(value)
     if form in (bool, str, bytes, list, tuple, dict):
-        return isinstance(value, form)
-    return True
+        return lambda value: isinstance(value, form)
+    return lambda _value: True
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -_LARGEST <= value < _LARGEST
+
+
+def _one_of(checks: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        return any(check(value) for check in checks)
+
+    return fits
+
+
+def _tuple_of(checks: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        if not isinstance(value, list | tuple) or len(value) != len(checks):
+            return False
+        return all(check(item) for check, item in zip(checks, value, strict=True))
+
+    return fits
+
+
+def _fields_of(
+    form: Any, checks: Sequence[tuple[str, Callable[[Any], bool]]]
+) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        if type(value) is not form:
+            return False
+        return all(check(getattr(value, name)) for name, check in checks)
+
+    return fits
 
 
 def _wrong(name: str, value: Any, form: Any, shown: Any) -> str:
     """Describe in a sentence what is wrong; of several fields the first one."""
     if isinstance(value, Spec):
         for field, hint in _hints(form).items():
-            if not fits(getattr(value, field), hint):
+            if not check_of(hint)(getattr(value, field)):
                 return _wrong(f"{name}.{field}", getattr(value, field), hint, hint)
     kind = shown.__name__ if isinstance(shown, type) else str(shown)
     return f"The argument {name} must be {kind}, not {value!r:.80} ({type(value).__name__})."

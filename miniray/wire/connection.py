@@ -315,7 +315,7 @@ class Connection:
                 self._on_writable()
             self.close()
             return
-        view = self._poller.buffer_view
+        view = self._poller.buffer
         if self._challenge is not None:
             surplus = self._authenticate(bytes(view[:size]))
             size = len(surplus)

@@ -13,6 +13,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import mmap
 import os
 import select
 import sys
@@ -102,8 +103,9 @@ class IOLoop:
         self._pace = Pace()
         self._interrupts: Interrupts | None = None
         self._stopping = False
-        self.buffer = bytearray(READ_SIZE)
-        self.buffer_view = memoryview(self.buffer)
+        # Its pages take memory, and time, only once something is read into them.
+        buffer = mmap.mmap(-1, READ_SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.buffer = memoryview(buffer)
         self._thread = threading.Thread(target=self._run, name="miniray-io", daemon=True)
 
     def start(self) -> None:

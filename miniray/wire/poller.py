@@ -26,8 +26,7 @@ class Poller(Protocol):
     """A loop that watches sockets."""
 
     #: Where connections read into, one after the other.
-    buffer: bytearray
-    buffer_view: memoryview
+    buffer: memoryview
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Call ``on_readable`` in the loop's thread whenever fd has data."""

@@ -244,7 +244,7 @@ class PassedDescriptors:
     def __init__(self) -> None:
         self._fds: collections.deque[int] = collections.deque()
 
-    def receive(self, sock: socket.socket, buffer: bytearray) -> int:
+    def receive(self, sock: socket.socket, buffer: memoryview) -> int:
         """Read bytes into a buffer, and keep descriptors; return how many bytes came."""
         size, ancillary, flags, _ = sock.recvmsg_into(
             (buffer,), _ANCILLARY, socket.MSG_CMSG_CLOEXEC

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import importlib
 import inspect
 import logging
 import marshal
@@ -337,8 +336,7 @@ def _prepare_process(spec: dict[str, Any]) -> None:
         if path in sys.path:
             sys.path.remove(path)
         sys.path.insert(0, path)
-    if spec["sys_path"]:
-        importlib.invalidate_caches()
+        sys.path_importer_cache.pop(path, None)  # what is there now is found
 
 
 def _show_own_warnings() -> None:

@@ -259,8 +259,7 @@ class AsyncPoller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.buffer = bytearray(READ_SIZE)
-        self.buffer_view = memoryview(self.buffer)
+        self.buffer = memoryview(bytearray(READ_SIZE))
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Watch a descriptor for input."""
