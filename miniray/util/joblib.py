@@ -99,9 +99,9 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     ) -> AsyncResult:
         """Run a batch of calls."""
         assert self._pool is not None
-        return self._pool.apply_async(
-            _Batch(func, self._stored), callback=callback, error_callback=callback
-        )
+        batch = _Batch(func, self._stored)
+        work = batch if batch.stored else func  # each class costs its pickling
+        return self._pool.apply_async(work, callback=callback, error_callback=callback)
 
     apply_async = submit  # its name in joblib before 1.5
 
@@ -184,7 +184,7 @@ class _Batch:
     def __init__(self, calls: Any, stored: dict[int, tuple[Any, ObjectRef[Any]]]) -> None:
         self._calls = calls
         #: Calls some of whose arguments are in the store.
-        self._stored: list[int] = []
+        self.stored: list[int] = []
 
         def store(value: Any) -> Any:
             if _size(value) <= _LARGE:
@@ -197,12 +197,12 @@ class _Batch:
 
         for index, (func, args, kwargs) in enumerate(calls.items):
             if any(_size(value) > _LARGE for value in (*args, *kwargs.values())):
-                self._stored.append(index)
+                self.stored.append(index)
                 calls.items[index] = _replaced(func, args, kwargs, store)
 
     def __call__(self) -> Any:
         items = self._calls.items
-        for index in self._stored:
+        for index in self.stored:
             func, args, kwargs = items[index]
             items[index] = _replaced(func, args, kwargs, _load)
         return self._calls()
