@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scheduling import ask, cluster, granted, join, node_id, places
+from scheduling_harness import ask, cluster, granted, join, node_id, places
 
 from miniray.common.specs import BundleAffinity, NodeAffinity, Spread
 from miniray.head.scheduling.bundles import GroupPlacement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from scheduling import ask, cluster, granted, join, node_id, places
+from scheduling_harness import ask, cluster, granted, join, node_id, places
 
 from miniray.common.amounts import UNIT
 from miniray.common.specs import NodeAffinity
