@@ -18,6 +18,7 @@ from miniray.cli.services import Services
 from miniray.cli.start import start
 from miniray.cli.status import status
 from miniray.cli.stop import stop
+from miniray.cli.token import token
 from miniray.common.config import config
 from miniray.common.names import printable
 from miniray.version import VERSION
@@ -117,3 +118,4 @@ main.add_command(memory)
 main.add_command(start)
 main.add_command(stop)
 main.add_command(status)
+main.add_command(token)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.cli import ending
-from miniray.cli.parsing import JsonObject, Labels, Size, join_token
+from miniray.cli.node_options import boot_arguments, node_options
+from miniray.cli.parsing import join_token
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.security.token import TOKEN_VARIABLE
@@ -19,8 +20,6 @@ from miniray.system.session import ProcessId, find_clusters
 if TYPE_CHECKING:
     from miniray.cli.services import Services
     from miniray.system.boot_options import BootResult
-
-_DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
 
 
 @click.command()
@@ -37,6 +36,11 @@ _DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
 )
 @click.option("--token-file", metavar="FILE", help="Read the join token from a file; - is stdin.")
 @click.option(
+    "--authority",
+    metavar="FOLDER",
+    help="With --head: the token and the certificate that `miniray token new FOLDER` has made.",
+)
+@click.option(
     "--host",
     help="Address to listen on; 0.0.0.0 is all of this machine's.  [default: 127.0.0.1, which "
     "other machines cannot reach; when joining, the address that leads to the head]",
@@ -46,30 +50,7 @@ _DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
     type=int,
     help=f"Port to listen on; 0 is any free one.  [default: {DEFAULT_PORT} with --head, else 0]",
 )
-@click.option("--node-ip-address", help="Address that other machines are told to connect to.")
-@click.option("--num-cpus", type=float, help="Logical CPUs of this node.  [default: detected]")
-@click.option("--num-gpus", type=int, help="Logical GPUs of this node.  [default: detected]")
-@click.option("--gpu-family", help="Whose the GPUs are: nvidia, amd or intel.")
-@click.option(
-    "--resources", type=JsonObject(), default="{}", help="""Further resources: '{"FPGA": 2}'."""
-)
-@click.option(
-    "--devices",
-    type=JsonObject(_DEVICES),
-    default="{}",
-    help="Custom devices, of which work gets some by their ids in a variable: "
-    f"""'{_DEVICES}'; "fractional": false if one can't be shared.""",
-)
-@click.option(
-    "--labels", type=Labels(), default="{}", help="Labels of this node: zone=a,disk=ssd, or JSON."
-)
-@click.option("--memory", type=Size(), help="Memory that tasks may ask for.  [default: detected]")
-@click.option(
-    "--object-store-memory",
-    type=Size(),
-    help="Memory for large values.  [default: a share of this machine's]",
-)
-@click.option("--temp-dir", metavar="FOLDER", help="Where logs go instead of /tmp.")
+@node_options
 @click.option("--block", is_flag=True, help="Stay until the node ends; Ctrl-C ends it.")
 @click.pass_obj
 def start(
@@ -94,40 +75,30 @@ def start(
             "Say either --head, for a new cluster, or --address HOST:PORT, to join a running one."
         )
     if head and (token is not None or token_file is not None):
-        raise click.UsageError("A new cluster makes a token of its own: leave it out with --head.")
+        raise click.UsageError(
+            "A new cluster makes a token of its own: leave it out with --head. One that was made "
+            "ahead is given by --authority."
+        )
     if port is None:
         port = DEFAULT_PORT if head else 0
     if head:
         _require_free(port)
     try:
         token = None if head else join_token(token, token_file)
-        given["resources"] = _with_devices(given["resources"], given.pop("devices"))
         if block:
             given["parent_pid"] = os.getpid()
-        options = BootOptions(port=port, token=token, **given)
+        options = BootOptions(port=port, token=token, **boot_arguments(given))
         with ending.stop_requests() as requests:
             result = services.start_node(options)
             requests.collect()
-            click.echo(_head_message(result) if head else _join_message(result))
+            authority = given["authority"]
+            click.echo(_head_message(result, authority) if head else _join_message(result))
             if result.warning:
                 click.echo(f"Warning: {result.warning}", err=True)
             if block:
                 _stay(result, requests)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-
-
-def _with_devices(resources: dict[str, Any], devices: dict[str, Any]) -> dict[str, Any]:
-    """Merge both; ValueError if a name is in both, or not declared as devices are."""
-    for name, declared in devices.items():
-        if name in resources:
-            raise ValueError(f"{name!r} is given in --resources and in --devices; leave one out.")
-        if not isinstance(declared, dict):
-            raise ValueError(
-                f'--devices declares {name!r} as {declared!r}: write {{"{name}": {{"count": 4, '
-                f'"env": "{name}_VISIBLE_DEVICES"}}}}, or an amount without devices in --resources.'
-            )
-    return {**resources, **devices}
 
 
 def _require_free(port: int) -> None:
@@ -142,13 +113,16 @@ def _require_free(port: int) -> None:
             )
 
 
-def _head_message(result: BootResult) -> str:
+def _head_message(result: BootResult, authority: str | None) -> str:
     host, _port = parse_address(result.address)
+    join = f"{TOKEN_VARIABLE}={result.token} miniray start --address {result.address}"
+    if authority is not None:  # what was kept in a file so far is not shown
+        join = f"miniray start --address {result.address} --token-file {authority}/token"
     lines = [
         f"The cluster's head is running at {result.address} ({_summary(result)}).",
         "",
         "To join from another machine:" if not _loopback(host) else "To add another node here:",
-        f"  {TOKEN_VARIABLE}={result.token} miniray start --address {result.address}",
+        f"  {join}",
     ]
     if _loopback(host):
         lines += [
@@ -195,7 +169,7 @@ def _stay(result: BootResult, requests: ending.StopRequests) -> None:
     """Wait for the node's end; end it when that is requested.
 
     Raises:
-        BootError: It ended though nobody asked it to.
+        BootError: It failed.
     """
     boot = result.pids["boot"]
     failure = BootError(
@@ -206,7 +180,18 @@ def _stay(result: BootResult, requests: ending.StopRequests) -> None:
     except ProcessLookupError:
         raise failure from None
     if not ending.wait_for_end(process, requests.descriptor):
-        raise failure
+        if not _ended_on_purpose(boot):
+            raise failure
+        click.echo("The node has ended: it, or its cluster, was stopped.")
+        return
     records = [record for record in find_clusters() if process in record.processes.values()]
     ending.end_nodes(records)
     click.echo("The node has ended.")
+
+
+def _ended_on_purpose(child: int) -> bool:
+    """Return whether a process that this one has started, and that has ended, says so."""
+    try:
+        return os.waitpid(child, 0)[1] == 0
+    except ChildProcessError:
+        return False

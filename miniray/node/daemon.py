@@ -262,6 +262,11 @@ class NodeDaemon:
             self._leaving = head_pb2.Leaving(reason=told, failed=failed)
             self.stopped.set()
 
+    @property
+    def failed(self) -> bool:
+        """Whether the node ends because it cannot go on; False: it was asked to."""
+        return self._leaving.failed
+
     async def close(self) -> None:
         """Give everything back; the template ends the workers."""
         for process_id in self._clients.clients:

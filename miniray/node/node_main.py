@@ -25,7 +25,7 @@ from miniray.node.head_process import HeadProcess
 from miniray.node.lifetime import end_children, reap, stop_on_signals, when_exits
 from miniray.node.store.spill_files import spill_folder
 from miniray.security import channels
-from miniray.security.certificates import make_credentials
+from miniray.security.certificates import load_authority, make_credentials, save_head_identity
 from miniray.security.tls import meet_head
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
 from miniray.system.boot_options import (
@@ -71,11 +71,7 @@ class NodeStart:
         self._head: HeadProcess | None = None
         self._address = options.address or ""
         self._node_id = new_id()
-        self._token = (
-            JoinToken(_NO_FINGERPRINT, make_secret())
-            if options.head
-            else parse_token(options.token or "")
-        )
+        self._token = _token(options, session)
         self._socket_path = str(session.socket_dir / "node.sock")
         self._head_path = str(session.socket_dir / "head.sock")
         #: The certificate of this node; None in a cluster without a network.
@@ -107,7 +103,7 @@ class NodeStart:
 
     # --- the node ----------------------------------------------------------------
     async def run(self, answer: Any) -> int:
-        """Start everything, answer, and stay until the node ends."""
+        """Start everything, answer, and stay until the node ends; return the exit code."""
         loop = asyncio.get_running_loop()
         accelerators_task = loop.run_in_executor(None, self._detect)
         if self._head is not None:
@@ -147,7 +143,7 @@ class NodeStart:
         self._answer_ready(answer, node)
         await self._stay(daemon)
         await self._end(daemon, server)
-        return 0
+        return int(daemon.failed)
 
     def _moves_values(self) -> bool:
         return self._daemon is not None and self._daemon.moves_values()
@@ -380,6 +376,20 @@ async def first_of(wanted: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, 
         if isinstance(result, Exception):
             raise result
     return happened
+
+
+def _token(options: BootOptions, session: Session) -> JoinToken:
+    """Return the token of the cluster; that of a new one gets its fingerprint from the head.
+
+    A certificate made ahead is put where the head looks for its own.
+    """
+    if not options.head:
+        return parse_token(options.token or "")
+    if options.authority is None:
+        return JoinToken(_NO_FINGERPRINT, make_secret())
+    identity, token = load_authority(Path(options.authority))
+    save_head_identity(identity, session.folder)
+    return token
 
 
 def _process(pid: int | None) -> ProcessId | None:

@@ -14,7 +14,14 @@ import hashlib
 import ssl
 from typing import TYPE_CHECKING
 
-from miniray.security.token import write_private
+from miniray.security.token import (
+    JoinToken,
+    TokenError,
+    make_secret,
+    read_token_file,
+    write_private,
+    write_token_file,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +42,7 @@ _UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.ut
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _CERTIFICATE_FILE = "head.pem"
 _KEY_FILE = "head.key"
+_TOKEN_FILE = "token"  # noqa: S105 - a name, not a token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +87,48 @@ def save_head_identity(identity: Identity, folder: Path) -> None:
     """Keep the head's identity in 0600 files, so that a restarted head is the same head."""
     write_private(folder / _KEY_FILE, identity.key)
     write_private(folder / _CERTIFICATE_FILE, identity.certificate)
+
+
+def make_authority(folder: Path) -> JoinToken:
+    """Make what a cluster is known by before it starts: three 0600 files, in a 0700 folder.
+
+    ``token`` is for every machine that joins, ``head.pem`` and ``head.key`` for its head.
+
+    Raises:
+        FileExistsError: The folder holds one already, which is not replaced.
+        OSError: The files cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if token_in(folder).exists():
+        raise FileExistsError(f"{folder} has a token already. Give another folder, or remove it.")
+    identity = make_head_identity()
+    token = JoinToken(identity.fingerprint, make_secret())
+    save_head_identity(identity, folder)
+    write_token_file(token_in(folder), token)
+    return token
+
+
+def load_authority(folder: Path) -> tuple[Identity, JoinToken]:
+    """Read what `make_authority` wrote.
+
+    Raises:
+        TokenError: A file is missing or cannot be read, or they do not belong together.
+    """
+    token = read_token_file(token_in(folder))
+    try:
+        identity = load_head_identity(folder)
+    except OSError as error:
+        raise TokenError(f"The file {error.filename} cannot be read: {error.strerror}.") from None
+    if identity.fingerprint != token.fingerprint:
+        raise TokenError(
+            f"The token in {folder} is for another certificate than the one in {_CERTIFICATE_FILE}."
+        )
+    return identity, token
+
+
+def token_in(folder: Path) -> Path:
+    """Return where `make_authority` keeps the token."""
+    return folder / _TOKEN_FILE
 
 
 def members_authority(key: bytes) -> bytes:

@@ -65,6 +65,8 @@ class BootOptions:
     address: str | None = None
     #: The join token of the cluster to join.
     token: str | None = dataclasses.field(default=None, repr=False)
+    #: Folder of a token and a certificate made ahead (`miniray token new`), for a head.
+    authority: str | None = None
     #: Address to bind; None: see `bind_host`.
     host: str | None = None
     #: Port to bind; 0 takes a free one.
@@ -131,6 +133,8 @@ class BootOptions:
             )
         if self.head and self.token is not None:
             raise ValueError("A head makes the token of its cluster: leave token out.")
+        if self.authority is not None and (self.embedded or not self.head):
+            raise ValueError("authority is for a head that listens on the network.")
         if self.head:
             if self.node_ip_address is not None and not self.embedded:
                 check_told(bind_host(self), self.node_ip_address)
