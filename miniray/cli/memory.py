@@ -5,6 +5,7 @@ What is shown is decided by pure functions over `ClusterMemoryState`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -95,12 +96,9 @@ def memory(
     as_json: bool,
 ) -> None:
     """Show what is in the object store, whose it is, and why it is still held."""
-    connection = services.connect(address, token_file)
-    try:
+    with contextlib.closing(services.connect(address, token_file)) as connection:
         reports = connection.memory_report(limit, detail, timeout)
         nodes = connection.listing("node_states")
-    finally:
-        connection.close()
     state = cluster_memory(reports, nodes, limit, detail=detail)
     if as_json:
         click.echo(json.dumps(state.asdict(), indent=2))

@@ -5,6 +5,7 @@ What is shown is decided by pure functions over `ClusterStatus`; `render` only d
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import click
@@ -40,12 +41,8 @@ _STORE = "object_store_memory"
 @click.pass_obj
 def status(services: Services, address: str | None, token_file: str | None) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""
-    connection = services.connect(address, token_file)
-    try:
-        state = connection.status()
-    finally:
-        connection.close()
-    render(state)
+    with contextlib.closing(services.connect(address, token_file)) as connection:
+        render(connection.status())
 
 
 def render(state: ClusterStatus, console: Console | None = None) -> None:

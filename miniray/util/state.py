@@ -82,32 +82,16 @@ _ABSENT = {
 }
 tell_imports(__name__, _ABSENT)
 
+ListedT_co = TypeVar("ListedT_co", covariant=True)
+
 #: How many records a listing returns unless more are asked for.
 DEFAULT_LIMIT = 100
 #: Seconds that a process may take to tell what it holds.
 DEFAULT_TIMEOUT = 2.0
 
-#: What the head lists.
-_ListedT = TypeVar(
-    "_ListedT",
-    ActorState,
-    JobState,
-    NodeState,
-    PendingDemandState,
-    PlacementGroupState,
-    WorkerState,
-)
 
-
-def list_actors(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[ActorState]:
-    """Return the actors, then those that have died, the latest last.
+class _List(Protocol[StateT]):
+    """Return the first records for which all filters hold.
 
     Args:
         address: ``HOST:PORT`` of the cluster; that of this process, or of this machine, if None.
@@ -122,111 +106,74 @@ def list_actors(
         ValueError: a filter names no field, or is malformed; or the limit is not positive.
         ConnectionError: there is no such cluster.
     """
-    del timeout, detail, raise_on_missing_output
-    return _listing("actors", ActorState, address, filters, limit)
+
+    def __call__(
+        self,
+        address: str | None = None,
+        filters: Sequence[Filter] | None = None,
+        limit: int = DEFAULT_LIMIT,
+        timeout: float = DEFAULT_TIMEOUT,
+        detail: bool = False,
+        raise_on_missing_output: bool = True,
+    ) -> list[StateT]: ...
 
 
-def list_nodes(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[NodeState]:
-    """Return the nodes, then those that were lost. Arguments and errors as for ``list_actors``."""
-    del timeout, detail, raise_on_missing_output
-    return _listing("node_states", NodeState, address, filters, limit)
+class _Get(Protocol[ListedT_co]):
+    """Return the record with this hex id, or None. ``address`` as for ``list_actors``."""
+
+    def __call__(
+        self, id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> ListedT_co | None: ...
 
 
-def list_workers(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[WorkerState]:
-    """Return the workers and drivers. Arguments and errors as for ``list_actors``."""
-    del timeout, detail, raise_on_missing_output
-    return _listing("workers", WorkerState, address, filters, limit)
+def _lists(name: str, what: str, kind: type[StateT]) -> _List[StateT]:
+    """Return the function of this name: it makes records of one of the head's listings."""
+
+    def listing(
+        address: str | None = None,
+        filters: Sequence[Filter] | None = None,
+        limit: int = DEFAULT_LIMIT,
+        timeout: float = DEFAULT_TIMEOUT,
+        detail: bool = False,
+        raise_on_missing_output: bool = True,
+    ) -> list[StateT]:
+        del timeout, detail, raise_on_missing_output
+        check_all(kind, filters, limit)
+        return chosen([kind.of(data) for data in _ask(address, what)], filters, limit)
+
+    listing.__name__ = listing.__qualname__ = name
+    listing.__doc__ = _List.__doc__
+    return listing
 
 
-def list_placement_groups(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[PlacementGroupState]:
-    """Return the placement groups. Arguments and errors as for ``list_actors``."""
-    del timeout, detail, raise_on_missing_output
-    return _listing("placement_groups", PlacementGroupState, address, filters, limit)
+def _gets(name: str, listing: _List[StateT]) -> _Get[StateT]:
+    """Return the function ``get_NAME``, which finds the record with a certain ``NAME_id``."""
+
+    def get(id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT) -> StateT | None:
+        return next(iter(listing(address, [(f"{name}_id", "=", id)], 1, timeout)), None)
+
+    get.__name__ = get.__qualname__ = f"get_{name}"
+    get.__doc__ = _Get.__doc__
+    return get
 
 
-def list_jobs(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[JobState]:
-    """Return the jobs, ended ones included. Arguments and errors as for ``list_actors``."""
-    del timeout, detail, raise_on_missing_output
-    return _listing("jobs", JobState, address, filters, limit)
+#: Actors, then those that have died, the latest last.
+list_actors = _lists("list_actors", "actors", ActorState)
+#: Nodes, then those that were lost.
+list_nodes = _lists("list_nodes", "node_states", NodeState)
+#: Workers and drivers.
+list_workers = _lists("list_workers", "workers", WorkerState)
+list_placement_groups = _lists("list_placement_groups", "placement_groups", PlacementGroupState)
+#: Jobs, ended ones included.
+list_jobs = _lists("list_jobs", "jobs", JobState)
+#: What waits for resources, and why. What waits for its arguments does not wait for resources.
+list_pending_demands = _lists("list_pending_demands", "pending", PendingDemandState)
 
-
-def list_pending_demands(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[PendingDemandState]:
-    """Return what waits for resources, and why. Arguments and errors as for ``list_actors``.
-
-    Tasks and actors that wait for their arguments do not wait for resources.
-    """
-    del timeout, detail, raise_on_missing_output
-    return _listing("pending", PendingDemandState, address, filters, limit)
-
-
-def get_actor(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> ActorState | None:
-    """Return the actor with this hex id, or None."""
-    return _first(list_actors(address, [("actor_id", "=", id)], 1, timeout))
-
-
-def get_node(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> NodeState | None:
-    """Return the node with this hex id, or None."""
-    return _first(list_nodes(address, [("node_id", "=", id)], 1, timeout))
-
-
-def get_worker(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> WorkerState | None:
-    """Return the worker or driver with this hex id, or None."""
-    return _first(list_workers(address, [("worker_id", "=", id)], 1, timeout))
-
-
-def get_placement_group(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> PlacementGroupState | None:
-    """Return the placement group with this hex id, or None."""
-    return _first(list_placement_groups(address, [("placement_group_id", "=", id)], 1, timeout))
-
-
-def get_job(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> JobState | None:
-    """Return the job with this hex id, or None."""
-    return _first(list_jobs(address, [("job_id", "=", id)], 1, timeout))
+get_actor = _gets("actor", list_actors)
+get_node = _gets("node", list_nodes)
+get_worker = _gets("worker", list_workers)
+get_placement_group = _gets("placement_group", list_placement_groups)
+get_job = _gets("job", list_jobs)
 
 
 def summarize_actors(
@@ -360,21 +307,6 @@ def _summary_of(objects: list[ObjectState]) -> dict[str, Any]:
         "task_state_counts": dict(collections.Counter(found.task_status for found in objects)),
         "ref_type_counts": dict(collections.Counter(found.reference_type for found in objects)),
     }
-
-
-def _listing(
-    what: str,
-    kind: type[_ListedT],
-    address: str | None,
-    filters: Sequence[Filter] | None,
-    limit: int,
-) -> list[_ListedT]:
-    check_all(kind, filters, limit)
-    return chosen([kind.of(data) for data in _ask(address, what)], filters, limit)
-
-
-def _first(found: list[StateT]) -> StateT | None:
-    return found[0] if found else None
 
 
 class _Source(Protocol):

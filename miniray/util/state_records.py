@@ -8,7 +8,7 @@ Ids are hex strings, amounts are units (memory: bytes), times in milliseconds ar
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from miniray.common.names import short_name
 
@@ -27,6 +27,9 @@ StateT = TypeVar("StateT", bound="State")
 class State:
     """A record; its fields can be read as attributes and as items."""
 
+    #: What the head calls fields that have another name there.
+    _HEAD_NAMES: ClassVar[Mapping[str, str]] = {}
+
     def __getitem__(self, field: str) -> Any:
         """Return a field by its name; KeyError if there is none."""
         try:
@@ -41,6 +44,12 @@ class State:
     def asdict(self) -> dict[str, Any]:
         """Return all fields."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls: type[StateT], data: Mapping[str, Any]) -> StateT:
+        """Make a record from the head's data; what is missing there is None."""
+        names = {field: cls._HEAD_NAMES.get(field, field) for field in cls.__dataclass_fields__}
+        return cls(**{field: data.get(name) for field, name in names.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,27 +77,23 @@ class ActorState(State):
     placement_group_id: str | None
     num_restarts: int
 
+    _HEAD_NAMES = {"ray_namespace": "namespace", "num_restarts": "restarts"}  # noqa: RUF012
+
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> ActorState:
         """Make a record from the head's data."""
         state = data["state"]
         if state in ("PENDING", "STARTING"):
             state = "PENDING_CREATION" if data.get("started", True) else "DEPENDENCIES_UNREADY"
-        return cls(
-            actor_id=data["actor_id"],
-            class_name=short_name(data["class_name"]),
-            state=state,
-            job_id=data.get("job_id", ""),
-            name=data["name"] or None,
-            node_id=data["node_id"] or None,
-            pid=data["pid"],
-            ray_namespace=data["namespace"],
-            required_resources=data.get("required_resources", {}),
-            death_cause=data.get("death_cause"),
-            death_kind=data.get("death_kind"),
-            is_detached=data.get("is_detached", False),
-            placement_group_id=data.get("placement_group_id"),
-            num_restarts=data["restarts"],
+        return super().of(
+            {
+                "required_resources": {},
+                **data,
+                "class_name": short_name(data["class_name"]),
+                "state": state,
+                "name": data["name"] or None,
+                "node_id": data["node_id"] or None,
+            }
         )
 
 
@@ -111,20 +116,18 @@ class NodeState(State):
     #: (seconds since the epoch) and ``reason`` (the same in words).
     quarantined: list[dict[str, Any]]
 
+    _HEAD_NAMES = {  # noqa: RUF012
+        "node_ip": "address",
+        "is_head_node": "is_head",
+        "state_message": "reason",
+        "node_name": "hostname",
+        "resources_total": "total",
+    }
+
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> NodeState:
         """Make a record from the head's data."""
-        return cls(
-            node_id=data["node_id"],
-            node_ip=data["address"],
-            is_head_node=data["is_head"],
-            state=data["state"],
-            state_message=data["reason"] or None,
-            node_name=data["hostname"],
-            resources_total=data["total"],
-            labels=data["labels"],
-            quarantined=[dict(each) for each in data["quarantined"]],
-        )
+        return super().of({**data, "reason": data["reason"] or None})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +145,7 @@ class WorkerState(State):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> WorkerState:
         """Make a record from the head's data."""
-        return cls(
-            worker_id=data["worker_id"],
-            is_alive=True,
-            worker_type=data["kind"].upper(),
-            node_id=data["node_id"],
-            pid=data["pid"],
-            job_id=data["job_id"],
-        )
+        return super().of({**data, "is_alive": True, "worker_type": data["kind"].upper()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,16 +168,9 @@ class PlacementGroupState(State):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> PlacementGroupState:
         """Make a record from the head's data."""
-        return cls(
-            placement_group_id=data["placement_group_id"],
-            name=data["name"],
-            creator_job_id=data["creator_job_id"],
-            state=data["state"],
-            strategy=data["strategy"],
-            bundles=list(data["bundles"].values()),
-            bundle_nodes=list(data["bundles_to_node_id"].values()),
-            is_detached=data["is_detached"],
-            stats=data["stats"],
+        nodes = list(data["bundles_to_node_id"].values())
+        return super().of(
+            {**data, "bundles": list(data["bundles"].values()), "bundle_nodes": nodes}
         )
 
 
@@ -209,18 +198,16 @@ class JobState(State):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> JobState:
         """Make a record from the head's data."""
-        ended = data["end_time"]
-        return cls(
-            job_id=data["job_id"],
-            type="DRIVER",
-            status="RUNNING" if ended is None else "SUCCEEDED",
-            entrypoint=data["entrypoint"],
-            namespace=data["namespace"],
-            driver_node_id=data["driver_node_id"],
-            driver_info={"pid": data["driver_pid"], "node_id": data["driver_node_id"]},
-            start_time=round(1000 * data["start_time"]),
-            end_time=None if ended is None else round(1000 * ended),
-            metadata=data["metadata"],
+        ended, node = data["end_time"], data["driver_node_id"]
+        return super().of(
+            {
+                **data,
+                "type": "DRIVER",
+                "status": "RUNNING" if ended is None else "SUCCEEDED",
+                "driver_info": {"pid": data["driver_pid"], "node_id": node},
+                "start_time": round(1000 * data["start_time"]),
+                "end_time": None if ended is None else round(1000 * ended),
+            }
         )
 
 
@@ -251,7 +238,7 @@ class PendingDemandState(State):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> PendingDemandState:
         """Make a record from the head's data."""
-        return cls(**{**data, "names": [short_name(name) for name in data["names"]]})
+        return super().of({**data, "names": [short_name(name) for name in data["names"]]})
 
 
 @dataclasses.dataclass(frozen=True)
