@@ -48,7 +48,7 @@ class State:
     @classmethod
     def of(cls: type[StateT], data: Mapping[str, Any]) -> StateT:
         """Make a record from the head's data; what is missing there is None."""
-        names = {field: cls._HEAD_NAMES.get(field, field) for field in cls.__dataclass_fields__}
+        names = {field: cls._HEAD_NAMES.get(field, field) for field in _fields(cls)}
         return cls(**{field: data.get(name) for field, name in names.items()})
 
 
@@ -339,6 +339,10 @@ class ClusterMemoryState(State):
     objects: list[ObjectState]
 
 
+def _fields(kind: type[State]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
 def check_all(kind: type[State], filters: Sequence[Filter] | None, limit: int) -> None:
     """Refuse what no listing can answer, before anybody is asked."""
     if limit < 1:
@@ -357,7 +361,7 @@ def _check(condition: Filter, kind: type[State]) -> None:
     if not isinstance(condition, (tuple, list)) or len(condition) != 3:
         raise ValueError(f"A filter is (field, '=' or '!=', value), not {condition!r}.")
     field, predicate, _ = condition
-    known = sorted(kind.__dataclass_fields__)
+    known = sorted(_fields(kind))
     if field not in known:
         raise ValueError(f"{kind.__name__} has no field {field!r} to filter by; it has {known}.")
     if predicate not in ("=", "!="):
