@@ -14,7 +14,6 @@ from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
 from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.outcome import make_error
-from miniray.train.controller.recorder import CheckpointBook
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
@@ -28,9 +27,6 @@ from miniray.train.worker.worker import TrainLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from miniray.train.config import CheckpointConfig
-    from miniray.train.controller.outcome import RunOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +129,14 @@ class DataParallelTrainer:
         if error is not None:
             raise error from end.error
         assert self.run_config.checkpoint_config is not None
-        return make_result(end.outcome, end.storage, self.run_config.checkpoint_config)
+        value = pickle.loads(end.outcome.return_value) if end.outcome.return_value else None
+        return Result.kept(
+            end.storage,
+            end.outcome.metrics,
+            end.outcome.checkpoints,
+            self.run_config.checkpoint_config,
+            return_value=value,
+        )
 
     @classmethod
     def restore(cls, *_: Any, **__: Any) -> DataParallelTrainer:
@@ -245,22 +248,3 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
     if config is not None:
         logger.warning("train_loop_config is not used: %r takes no parameter.", function)
     return TrainLoop(function, ())
-
-
-def make_result(outcome: RunOutcome, storage: RunStorage, config: CheckpointConfig) -> Result:
-    """Return the results of a run that finished, and keeps checkpoints by this rule."""
-    records = outcome.checkpoints
-    book = CheckpointBook(config)
-    book.restore(records)
-    latest = max(records, key=lambda record: record.number, default=None)
-    return Result(
-        metrics=outcome.metrics,
-        checkpoint=storage.checkpoint(latest.name) if latest is not None else None,
-        error=None,
-        path=storage.path,
-        best_checkpoints=[
-            (storage.checkpoint(record.name), dict(record.metrics)) for record in book.best
-        ],
-        return_value=pickle.loads(outcome.return_value) if outcome.return_value else None,
-        _storage=storage,
-    )

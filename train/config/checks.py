@@ -20,17 +20,6 @@ _MISSPELLED = {
 }
 
 
-class Given:
-    """Stands for an argument that was not given, where None can be a value."""
-
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-#: Default of arguments of Ray's that are refused when they are given.
-NOT_GIVEN: Any = Given()
-
-
 class RefusedArgumentError(ValueError, DeprecationWarning):
     """An argument of Ray's makes no sense here. For most of them Ray raises DeprecationWarning."""
 
@@ -103,19 +92,28 @@ def instance_of(argument: str, value: Any, kind: type) -> Any:
     return value
 
 
-def refuse_given(kind: str, arguments: Mapping[str, tuple[Any, str]]) -> None:
-    """Raise for the first argument that was given although it makes no sense here.
+def refuses(**instead: str) -> Callable[[type[T]], type[T]]:
+    """Make a dataclass refuse these arguments of Ray's, and say what to do instead.
 
-    Args:
-        kind: Name of the class.
-        arguments: What was given and what to do instead, by the argument's name.
-
-    Raises:
-        RefusedArgumentError: It is a ValueError and a DeprecationWarning.
+    The dataclass raises RefusedArgumentError for them, whatever their value.
     """
-    for name, (value, instead) in arguments.items():
-        if value is not NOT_GIVEN:
-            raise RefusedArgumentError(f"{kind}({name}={value!r}) is not supported. {instead}")
+
+    def decorate(cls: type[T]) -> type[T]:
+        kind: Any = cls
+        init = kind.__init__
+
+        @functools.wraps(init)
+        def checked(self: T, *given: Any, **named: Any) -> None:
+            for name in named.keys() & instead.keys():
+                raise RefusedArgumentError(
+                    f"{cls.__name__}({name}={named[name]!r}) is not supported. {instead[name]}"
+                )
+            init(self, *given, **named)
+
+        kind.__init__ = checked
+        return cls
+
+    return decorate
 
 
 def by_name_only(likely: str) -> Callable[[type[T]], type[T]]:

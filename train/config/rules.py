@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from miniray.train.base.policies import (
     FailureDecision,
@@ -15,13 +15,18 @@ from miniray.train.base.policies import (
     ScalingDecision,
     ScalingPolicy,
 )
-from miniray.train.config.checks import NOT_GIVEN, is_amount, is_whole, refuse_given
+from miniray.train.config.checks import is_amount, is_whole, refuses
 
 if TYPE_CHECKING:
     from miniray.train.base.policies import GroupFailure
     from miniray.train.config.scaling import ScalingConfig
 
 
+_WHERE_DUE = "The train loop decides: pass a checkpoint to report() where one is due."
+_PREEMPTED = "The loss of a node counts like any other failure: set max_failures."
+
+
+@refuses(checkpoint_frequency=_WHERE_DUE, checkpoint_at_end=_WHERE_DUE)
 @dataclasses.dataclass
 class CheckpointConfig:
     """Which checkpoints are kept.
@@ -32,29 +37,17 @@ class CheckpointConfig:
         checkpoint_score_attribute: Key of the reported metrics that scores a checkpoint; keys of
             nested dictionaries are joined by ``/``.
         checkpoint_score_order: ``"max"`` if a higher score is better, else ``"min"``.
-        checkpoint_frequency: Refused: the train loop decides when it reports a checkpoint.
-        checkpoint_at_end: Refused for the same reason.
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
-        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
+        DeprecationWarning: An argument of Ray's that is refused was given. It is a ValueError too.
     """
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = "max"
-    checkpoint_frequency: dataclasses.InitVar[Any] = NOT_GIVEN
-    checkpoint_at_end: dataclasses.InitVar[Any] = NOT_GIVEN
 
-    def __post_init__(self, checkpoint_frequency: Any, checkpoint_at_end: Any) -> None:
-        instead = "The train loop decides: pass a checkpoint to report() where one is due."
-        refuse_given(
-            "CheckpointConfig",
-            {
-                "checkpoint_frequency": (checkpoint_frequency, instead),
-                "checkpoint_at_end": (checkpoint_at_end, instead),
-            },
-        )
+    def __post_init__(self) -> None:
         if self.num_to_keep is not None and not is_whole(self.num_to_keep, least=1):
             raise ValueError(
                 f"CheckpointConfig(num_to_keep={self.num_to_keep!r}) must be 1 or more, "
@@ -73,6 +66,12 @@ class CheckpointConfig:
             )
 
 
+@refuses(
+    fail_fast="max_failures=0, the default, ends a run at the first failure.",
+    max_preemption_failures=_PREEMPTED,
+    relax_collectives_on_preemption=_PREEMPTED,
+    preemption_grace_s=_PREEMPTED,
+)
 @dataclasses.dataclass
 class FailureConfig:
     """What happens when workers or the controller fail.
@@ -92,46 +91,18 @@ class FailureConfig:
             end of an upload, or a call of ``collective`` on any rank, so this has to be longer
             than what lies between two of them, and than the first report takes. The stacks of all
             ranks are written to the run's folder, and the workers have failed. Default: no limit.
-        fail_fast: Refused: it is ``max_failures=0``.
-        max_preemption_failures: Refused, as the three below: nodes that are drained are not told
-            apart from others that are lost.
-        relax_collectives_on_preemption: Refused.
-        preemption_grace_s: Refused.
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
-        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
+        DeprecationWarning: An argument of Ray's that is refused was given. It is a ValueError too.
     """
 
     max_failures: int = 0
     _: dataclasses.KW_ONLY
     controller_failure_limit: int = -1
     hang_timeout_s: float | None = None
-    fail_fast: dataclasses.InitVar[Any] = NOT_GIVEN
-    max_preemption_failures: dataclasses.InitVar[Any] = NOT_GIVEN
-    relax_collectives_on_preemption: dataclasses.InitVar[Any] = NOT_GIVEN
-    preemption_grace_s: dataclasses.InitVar[Any] = NOT_GIVEN
 
-    def __post_init__(
-        self,
-        fail_fast: Any,
-        max_preemption_failures: Any,
-        relax_collectives_on_preemption: Any,
-        preemption_grace_s: Any,
-    ) -> None:
-        preempted = "The loss of a node counts like any other failure: set max_failures."
-        refuse_given(
-            "FailureConfig",
-            {
-                "fail_fast": (
-                    fail_fast,
-                    "max_failures=0, the default, ends a run at the first failure.",
-                ),
-                "max_preemption_failures": (max_preemption_failures, preempted),
-                "relax_collectives_on_preemption": (relax_collectives_on_preemption, preempted),
-                "preemption_grace_s": (preemption_grace_s, preempted),
-            },
-        )
+    def __post_init__(self) -> None:
         for name in ("max_failures", "controller_failure_limit"):
             value = getattr(self, name)
             if not is_whole(value, least=-1):

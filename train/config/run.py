@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.policies import FailurePolicy, ScalingPolicy
-from miniray.train.config.checks import (
-    NOT_GIVEN,
-    check_flag,
-    instance_of,
-    refuse_given,
-)
+from miniray.train.config.checks import check_flag, instance_of, refuses
 from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
 from miniray.train.storage.manifests import check_folder_name
 
@@ -40,6 +35,16 @@ def default_run_name() -> str:
     return f"train_run-{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"
 
 
+_SHOWN = "Add a callback that shows what you want to see."
+
+
+@refuses(
+    sync_config="What is reported is in the storage when report() has returned.",
+    verbose=_SHOWN,
+    stop="The train loop decides when it ends: return from it.",
+    progress_reporter=_SHOWN,
+    log_to_file="What ranks print is in the logs of their workers.",
+)
 @dataclasses.dataclass
 class RunConfig:
     """Name, storage and rules of a run.
@@ -66,15 +71,10 @@ class RunConfig:
             one run: a driver that comes while it runs starts no second one. Ctrl-C in a driver
             that follows the run stops it, as does ``train.stop_run``. How it ended is in the
             run's folder, for ``Result.from_path``. Ray has no such option; a job does it there.
-        sync_config: Refused, as the four below: they were Ray Tune's.
-        verbose: Refused.
-        stop: Refused.
-        progress_reporter: Refused.
-        log_to_file: Refused.
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
-        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
+        DeprecationWarning: An argument of Ray's that is refused was given. It is a ValueError too.
     """
 
     name: str | None = None
@@ -89,29 +89,8 @@ class RunConfig:
     failure_policy: FailurePolicy | None = None
     scaling_policy: ScalingPolicy | None = None
     detached: bool = False
-    sync_config: dataclasses.InitVar[Any] = NOT_GIVEN
-    verbose: dataclasses.InitVar[Any] = NOT_GIVEN
-    stop: dataclasses.InitVar[Any] = NOT_GIVEN
-    progress_reporter: dataclasses.InitVar[Any] = NOT_GIVEN
-    log_to_file: dataclasses.InitVar[Any] = NOT_GIVEN
 
-    def __post_init__(
-        self, sync_config: Any, verbose: Any, stop: Any, progress_reporter: Any, log_to_file: Any
-    ) -> None:
-        shown = "Add a callback that shows what you want to see."
-        refuse_given(
-            "RunConfig",
-            {
-                "sync_config": (
-                    sync_config,
-                    "What is reported is in the storage when report() has returned.",
-                ),
-                "verbose": (verbose, shown),
-                "stop": (stop, "The train loop decides when it ends: return from it."),
-                "progress_reporter": (progress_reporter, shown),
-                "log_to_file": (log_to_file, "What ranks print is in the logs of their workers."),
-            },
-        )
+    def __post_init__(self) -> None:
         if self.name is None:
             self.name = default_run_name()
         check_folder_name("RunConfig(name", self.name)

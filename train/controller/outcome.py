@@ -9,14 +9,15 @@ import base64
 import dataclasses
 import json
 import logging
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
-from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.policies import RunState
-from miniray.train.storage.manifests import CheckpointRecord
 
 if TYPE_CHECKING:
+    from miniray.train.base.failures import WorkerFailure
+    from miniray.train.storage.manifests import CheckpointRecord
     from miniray.train.storage.storage import RunStorage
 
 logger = logging.getLogger(__name__)
@@ -70,64 +71,25 @@ def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
 
 
 def write_outcome(storage: RunStorage, run_id: str, outcome: RunOutcome) -> None:
-    """Store how a run ended."""
-    failures = {str(rank): _failure(each) for rank, each in outcome.worker_failures.items()}
-    failure = outcome.controller_failure
+    """Store how a run ended: for a reader, and pickled for ``read_outcome``."""
+    import cloudpickle
+
     facts = {
         "run_id": run_id,
         "state": outcome.state.value,
         "message": outcome.message,
-        "metrics": outcome.metrics,
-        "checkpoints": [dataclasses.asdict(record) for record in outcome.checkpoints],
-        "return_value": _text(outcome.return_value),
-        "worker_failures": failures,
-        "controller_failure": None if failure is None else _failure(failure),
+        "pickled": base64.b64encode(cloudpickle.dumps(outcome)).decode(),
     }
-    storage.write_text(OUTCOME_FILE, json.dumps(facts, default=str, indent=1))
+    storage.write_text(OUTCOME_FILE, json.dumps(facts, indent=1))
 
 
 def read_outcome(storage: RunStorage, run_id: str) -> RunOutcome | None:
     """Return how a run ended; None if it has not, or if it was another run of the same name."""
     try:
         facts = json.loads(storage.read_text(OUTCOME_FILE) or "{}")
-        return _outcome(facts) if facts.get("run_id") == run_id else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        # It was cut off: the run had not ended.
+        if facts.get("run_id") == run_id:
+            outcome: RunOutcome = pickle.loads(base64.b64decode(facts["pickled"]))
+            return outcome
+    except Exception:  # it was cut off, so that the run had not ended, or has metrics of other code
         logger.debug("%s is no outcome.", storage.files.at(OUTCOME_FILE), exc_info=True)
-        return None
-
-
-def _outcome(facts: dict[str, Any]) -> RunOutcome:
-    failure = facts["controller_failure"]
-    return RunOutcome(
-        state=RunState(facts["state"]),
-        metrics=facts["metrics"],
-        checkpoints=[CheckpointRecord(**record) for record in facts["checkpoints"]],
-        return_value=_bytes(facts["return_value"]),
-        message=facts["message"],
-        worker_failures={
-            int(rank): _read_failure(each) for rank, each in facts["worker_failures"].items()
-        },
-        controller_failure=None if failure is None else _read_failure(failure),
-    )
-
-
-def _failure(failure: WorkerFailure) -> dict[str, Any]:
-    return {
-        "summary": failure.summary,
-        "traceback": failure.traceback,
-        "pickled": [_text(each) for each in failure.pickled],
-    }
-
-
-def _read_failure(facts: dict[str, Any]) -> WorkerFailure:
-    pickled = tuple(_bytes(each) for each in facts["pickled"])
-    return WorkerFailure(facts["summary"], facts["traceback"], pickled)
-
-
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from miniray.train.config.checks import NOT_GIVEN, is_whole, refuse_given
+from miniray.train.config.checks import is_whole, refuses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 TRAIN_DATASET_KEY = "train"
 
 
+_READS_ITSELF = "Each worker reads its part of the data by itself: leave it out."
+
+
+@refuses(execution_options=_READS_ITSELF, enable_shard_locality=_READS_ITSELF)
 @dataclasses.dataclass
 class DataConfig:
     """How ``datasets`` of a trainer reach its workers.
@@ -25,9 +29,6 @@ class DataConfig:
             ``"all"``. The others keep their order, and so would a dataset sorted by label: each
             worker would see only some of the labels. Iterable datasets come in their own order.
         seed: From which the orders are drawn. The same seed gives the same orders.
-        execution_options: Refused, as the one below: nothing is executed, each worker reads its
-            part by itself.
-        enable_shard_locality: Refused.
 
     Raises:
         ValueError: A value makes no sense; the message says which and what is allowed.
@@ -47,18 +48,8 @@ class DataConfig:
     _: dataclasses.KW_ONLY
     datasets_to_shuffle: Literal["all"] | Sequence[str] = "all"
     seed: int = 0
-    execution_options: dataclasses.InitVar[Any] = NOT_GIVEN
-    enable_shard_locality: dataclasses.InitVar[Any] = NOT_GIVEN
 
-    def __post_init__(self, execution_options: Any, enable_shard_locality: Any) -> None:
-        instead = "Each worker reads its part of the data by itself: leave it out."
-        refuse_given(
-            "DataConfig",
-            {
-                "execution_options": (execution_options, instead),
-                "enable_shard_locality": (enable_shard_locality, instead),
-            },
-        )
+    def __post_init__(self) -> None:
         self.datasets_to_split = _names("datasets_to_split", self.datasets_to_split)
         self.datasets_to_shuffle = _names("datasets_to_shuffle", self.datasets_to_shuffle)
         if not is_whole(self.seed, least=0):

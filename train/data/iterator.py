@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.train.config.checks import is_whole
 from miniray.train.data.formats import collate_torch, formatter, table_to_numpy
@@ -18,7 +19,6 @@ from miniray.train.data.position import (
     size_of,
     state_of,
 )
-from miniray.train.data.read_ahead import read_ahead
 from miniray.train.data.reading import LocalShuffle, PartReader, StreamReader, StreamShuffle
 from miniray.train.data.sources import Source
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from miniray.train.data.position import BatchPlan
     from miniray.train.data.sources import StreamSource
 
+T = TypeVar("T")
 
 #: What an iterator of Ray's has beside batches, and what to do instead.
 _OF_RAY = {
@@ -347,6 +348,27 @@ class BatchIterable:
             position.taken += sizes.popleft()
             yield batch
         iterator._end(position)
+
+
+def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+    """Yield the items, of which up to ``depth`` are made by a thread before they are asked for.
+
+    A reader that stops early waits for the item that is being made: after that nothing reads from
+    ``items`` any more. 0 makes each when it is asked for, without a thread.
+    """
+    if depth == 0:
+        yield from items
+        return
+    end: Any = object()
+    thread = concurrent.futures.ThreadPoolExecutor(1, "miniray-train-data")
+    try:
+        ahead = collections.deque(thread.submit(next, items, end) for _ in range(depth))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(thread.submit(next, items, end))
+            yield item
+            del item  # not kept while the next one is waited for
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def _apart(pairs: Iterator[tuple[int, Any]], sizes: collections.deque[int]) -> Iterator[Any]:

@@ -20,10 +20,11 @@ from miniray.train.storage.storage import RunStorage
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.storage.checkpoint import Checkpoint
+    from miniray.train.storage.manifests import CheckpointRecord
 
 logger = logging.getLogger(__name__)
 
@@ -132,21 +133,40 @@ class Result:
         rows = read_rows(storage)
         records = storage.records()
         outcome = read_outcome(storage, str(facts.get("run_id")))
-        book = CheckpointBook(_checkpoint_config(storage))
-        book.restore(records)
         # A run that was killed early may have checkpoints and no rows.
         newest = dict(records[-1].metrics) if records else None
-        return cls(
-            metrics=rows[-1]["metrics"] if rows else newest,
-            checkpoint=storage.checkpoint(records[-1].name) if records else None,
+        return cls.kept(
+            storage,
+            rows[-1]["metrics"] if rows else newest,
+            records,
+            _checkpoint_config(storage),
             error=_error(facts, outcome),
+            return_value=_return_value(storage, outcome),
+            _unfinished=_unfinished(facts) if outcome is None else "",
+        )
+
+    @classmethod
+    def kept(
+        cls,
+        storage: RunStorage,
+        metrics: dict[str, Any] | None,
+        records: Sequence[CheckpointRecord],
+        config: CheckpointConfig,
+        **others: Any,
+    ) -> Result:
+        """Return the results of a run whose checkpoints these are; ``others`` are further fields."""
+        book = CheckpointBook(config)
+        book.restore(records)
+        latest = book.latest
+        return cls(
+            metrics=metrics,
+            checkpoint=storage.checkpoint(latest.name) if latest is not None else None,
             path=storage.path,
             best_checkpoints=[
                 (storage.checkpoint(record.name), dict(record.metrics)) for record in book.best
             ],
-            return_value=_return_value(storage, outcome),
             _storage=storage,
-            _unfinished=_unfinished(facts) if outcome is None else "",
+            **{"error": None, **others},
         )
 
     @property

@@ -183,7 +183,7 @@ class RunStorage:
         """Return the checkpoint of this name."""
         return Checkpoint.stored(self.files.at(name), self.filesystem, self._given)
 
-    def upload(self, checkpoint: Checkpoint, name: str, *, spare: bool = False) -> Upload:
+    def upload(self, checkpoint: Checkpoint, name: str) -> Upload:
         """Copy a rank's files into the folder of a checkpoint; several ranks may add to one.
 
         Of files with the same name, the one that was written last stays.
@@ -191,7 +191,6 @@ class RunStorage:
         Args:
             checkpoint: The rank's files.
             name: Name of the checkpoint's folder.
-            spare: The caller deletes the rank's files afterwards, so they need not be copied.
 
         Raises:
             FileNotFoundError: The checkpoint's folder does not exist.
@@ -200,7 +199,7 @@ class RunStorage:
         self.begin(name)
         with checkpoint.as_directory() as folder:
             files = list_files(folder)
-            self.files.put(folder, files, name, spare=spare)
+            self.files.put(folder, files, name)
         return Upload(name, files)
 
     def adopt(self, checkpoint: Checkpoint) -> Upload:

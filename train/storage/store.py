@@ -1,9 +1,4 @@
-"""The files of a folder on any fsspec filesystem.
-
-Files that are about to be deleted are linked and not copied. What is stored is what a copy would
-have been: a file of its own, with the owner and the mode of a new one, that nobody can reach by
-another name.
-"""
+"""The files of a folder on any fsspec filesystem."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,55 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 logger = logging.getLogger(__name__)
-
-
-def give_name(folder: Path, file: str, name: Path) -> bool:
-    """Give a file of a folder that is about to be deleted a further name.
-
-    It keeps its old name until then: if the caller fails before, the folder is as it was.
-
-    Args:
-        folder: The folder.
-        file: Path of the file in it.
-        name: The new name, which no file has; on failure it may be that of an empty file.
-
-    Returns:
-        Whether that was possible. If not, the file has to be copied.
-
-    Raises:
-        FileNotFoundError: One of the folders does not exist.
-    """
-    # Exclusive, and with the permissions that copying would give it.
-    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    try:
-        fresh = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    if not _goes_with(folder, file) or not _is_like(Path(folder, file).lstat(), fresh):
-        return False
-    name.unlink()
-    try:
-        os.link(Path(folder, file), name)
-    except OSError as error:  # this filesystem, or the kernel's rules, have no links
-        logger.debug("%s is copied, since it can't be linked: %s", file, error)
-        return False
-    return True
-
-
-def _goes_with(folder: Path, file: str) -> bool:
-    """Whether deleting the folder deletes the file itself: no symbolic link leads out of it."""
-    inside = os.path.realpath(folder / file) == os.path.join(os.path.realpath(folder), file)  # noqa: PTH118 - as text
-    return inside and os.access((folder / file).parent, os.W_OK)
-
-
-def _is_like(own: os.stat_result, fresh: os.stat_result) -> bool:
-    """Return whether a file is what a copy in place of a fresh one would be."""
-    return (
-        stat.S_ISREG(own.st_mode)
-        and own.st_nlink == 1
-        and (own.st_dev, own.st_uid, own.st_gid, own.st_mode)
-        == (fresh.st_dev, fresh.st_uid, fresh.st_gid, fresh.st_mode)
-    )
 
 
 _PART = re.compile(r"\..+\.part-[0-9a-f]{16}")
@@ -160,22 +105,13 @@ class Store:
 
     # --- folders of large files -----------------------------------------------------------
 
-    def put(
-        self,
-        source: str | os.PathLike[str],
-        files: Iterable[str],
-        folder: str,
-        *,
-        spare: bool = False,
-    ) -> None:
+    def put(self, source: str | os.PathLike[str], files: Iterable[str], folder: str) -> None:
         """Copy files of a local folder into a folder here; of equal names the last one stays.
 
         Args:
             source: The local folder.
             files: Paths of the files in it.
             folder: Where they get the same paths; made even if there is no file.
-            spare: The caller deletes the local folder afterwards, so that a file of the same disk
-                can be given its new name instead of being copied.
         """
         target = self.at(folder)
         files = sorted(files)
@@ -184,7 +120,7 @@ class Store:
             if Path(source).samefile(target):
                 return
             for file in files:
-                _put(Path(source), file, Path(target, file), spare=spare)
+                _copy(Path(source, file), Path(target, file))
         elif not files:
             self.filesystem.makedirs(target, exist_ok=True)
         else:
@@ -256,14 +192,9 @@ def _encoded(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _put(folder: Path, file: str, target: Path, *, spare: bool) -> None:
+def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(part: Path) -> None:
-        if not (spare and give_name(folder, file, part)):
-            shutil.copyfile(folder / file, part)
-
-    _replace(target, write)
+    _replace(target, lambda part: shutil.copyfile(source, part))
 
 
 def _replace(target: Path, write: Callable[[Path], Any]) -> None:

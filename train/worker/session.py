@@ -236,7 +236,7 @@ class RankSession:
             # A copy on the machine's own disks is work of the kernel alone.
             apart = given.mode is CheckpointUploadMode.ASYNC and not self.storage.files.is_local
             where = self._upload_process if apart else self.storage
-            upload = where.upload(given.checkpoint, folder, spare=given.delete_local)
+            upload = where.upload(given.checkpoint, folder)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
             if index > self._newest[0]:

@@ -118,7 +118,7 @@ class UploadProcess:
         self._connection: Connection | None = None
         self._told = False
 
-    def upload(self, checkpoint: Checkpoint, name: str, *, spare: bool = False) -> Upload:
+    def upload(self, checkpoint: Checkpoint, name: str) -> Upload:
         """``RunStorage.upload``, in that process.
 
         What no other process can reach is uploaded in this one: memory, and a filesystem or
@@ -130,12 +130,12 @@ class UploadProcess:
         import cloudpickle
 
         if in_memory(self._storage.filesystem) or in_memory(checkpoint.fsspec_filesystem):
-            return self._storage.upload(checkpoint, name, spare=spare)
+            return self._storage.upload(checkpoint, name)
         try:
-            request = cloudpickle.dumps((self._storage, checkpoint, name, spare))
+            request = cloudpickle.dumps((self._storage, checkpoint, name))
         except Exception as error:  # noqa: BLE001 - whatever a user's class raises
             self._tell_unsent(error)
-            return self._storage.upload(checkpoint, name, spare=spare)
+            return self._storage.upload(checkpoint, name)
         answer = self._ask(pickle.dumps((sys.path, request)))
         if isinstance(answer, WorkerFailure):
             raise answer.exception()
@@ -204,7 +204,7 @@ def _answer(request: bytes) -> bytes:
     """Return the pickled outcome of an upload: what it has put where, or why it failed."""
     try:
         sys.path[:], inner = pickle.loads(request)
-        storage, checkpoint, name, spare = pickle.loads(inner)
-        return pickle.dumps(storage.upload(checkpoint, name, spare=spare))
+        storage, checkpoint, name = pickle.loads(inner)
+        return pickle.dumps(storage.upload(checkpoint, name))
     except Exception as error:  # noqa: BLE001 - raised by who asked
         return pickle.dumps(WorkerFailure.of(error))
