@@ -8,23 +8,7 @@ from miniray.train.config.checks import is_whole
 from miniray.train.config.run import Callback
 
 
-@dataclasses.dataclass(frozen=True)
-class ProgressGoals:
-    """What tells how far a run is, and how far it is to go.
-
-    Attributes:
-        total_steps: Steps that the run is going to make; None if unknown.
-        total_epochs: Epochs that the run is going to make; None if unknown.
-        step_key: The metric that counts steps. Without it, each report is a step.
-        epoch_key: The metric that counts epochs, from 0.
-    """
-
-    total_steps: int | None = None
-    total_epochs: int | None = None
-    step_key: str = "step"
-    epoch_key: str = "epoch"
-
-
+@dataclasses.dataclass(eq=False)
 class ProgressCallback(Callback):
     """Tells the driver's display how far a run is to go, so that it can say the time left.
 
@@ -42,18 +26,17 @@ class ProgressCallback(Callback):
         ValueError: A total is not a whole number of 1 or more.
     """
 
-    def __init__(
-        self,
-        total_steps: int | None = None,
-        total_epochs: int | None = None,
-        *,
-        step_key: str = "step",
-        epoch_key: str = "epoch",
-    ) -> None:
-        for name, value in (("total_steps", total_steps), ("total_epochs", total_epochs)):
+    total_steps: int | None = None
+    total_epochs: int | None = None
+    _: dataclasses.KW_ONLY
+    step_key: str = "step"
+    epoch_key: str = "epoch"
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "total_epochs"):
+            value = getattr(self, name)
             if value is not None and not is_whole(value, least=1):
                 raise ValueError(
                     f"ProgressCallback({name}={value!r}) must be a whole number, 1 or more, "
                     f"or None if it is not known."
                 )
-        self.goals = ProgressGoals(total_steps, total_epochs, step_key, epoch_key)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from miniray.train.base.exceptions import CallbackError
@@ -36,10 +35,6 @@ Hook = Literal[
 class CallbackRunner:
     """The callbacks of one run. Not thread-safe: one thread calls it.
 
-    Attributes:
-        running: What is being called and since when, by time.monotonic(); None between hooks. Any
-            thread may look.
-
     Args:
         callbacks: The callbacks, in the order in which they are called.
         context: What they are told of the run.
@@ -49,7 +44,6 @@ class CallbackRunner:
         self._callbacks = list(callbacks)
         self._context = context
         self._started: list[Callback] = []
-        self.running: tuple[str, float] | None = None
 
     def __bool__(self) -> bool:
         """Return whether there is anybody to tell."""
@@ -102,11 +96,7 @@ class CallbackRunner:
             raise failures[0]
 
     def _call(self, callback: Callback, hook: Hook, *arguments: Any) -> None:
-        name = f"{hook}() of the callback {type(callback).__qualname__}"
-        self.running = name, time.monotonic()
         try:
             getattr(callback, hook)(*arguments)
         except (Exception, SystemExit) as error:
             raise CallbackError(type(callback).__qualname__, hook, error) from error
-        finally:
-            self.running = None

@@ -25,13 +25,18 @@ from miniray.train.base.policies import FailureDecision, GroupFailure, RunState,
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.controller.attempt import Attempt
-from miniray.train.controller.hangs import watch_for_hang
 from miniray.train.controller.outcome import RunOutcome
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import RunFacts, pause_after
 from miniray.train.controller.startup import check_shared, place, start
-from miniray.train.controller.waits import BlockingWork, end, first_of, wait_at_most, watch_for_slow
+from miniray.train.controller.waits import (
+    BlockingWork,
+    end,
+    first_of,
+    wait_at_most,
+    watch_for_hang,
+)
 from miniray.train.progress.feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
 from miniray.train.worker.rank_logs import RankLogs
@@ -132,7 +137,6 @@ class TrainController:
         self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
         if self._stop_asked:
             self._machine.cancel()
-        watching = asyncio.create_task(watch_for_slow(self._running_work, self._feed.note))
         try:
             await first_of(self._machine, recording)
         except asyncio.CancelledError:
@@ -147,9 +151,7 @@ class TrainController:
             await end(self._machine)
             await self._record_rest(recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
-        outcome = await self._finish()
-        await end(watching)
-        return outcome
+        return await self._finish()
 
     async def call(self, method: str, attempt: int, rank: int, *arguments: Any) -> Any:
         """Pass the call of a rank on to its attempt; ``RankCalls`` has the methods.
@@ -161,11 +163,6 @@ class TrainController:
         if current is None or current.number != attempt:
             raise AttemptOverError(f"Rank {rank} of attempt {attempt} was replaced: others run.")
         return await getattr(current, method)(rank, *arguments)
-
-    def _running_work(self) -> tuple[str, float] | None:
-        since, hook = self._work.since, self._callbacks.running
-        storage = f"its storage, a call about {self._spec.storage.path}"
-        return hook or (None if since is None else (storage, since))
 
     async def progress(self, seen: Seen) -> Progress:
         """Wait for news of the run that a driver does not have."""

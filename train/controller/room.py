@@ -207,38 +207,13 @@ async def _ready_in(room: Room, timeout: float) -> bool:
         ready.cancel()
 
 
-class MoreRoom:
-    """Waits for room for more workers, one after the other, and keeps what it gets."""
-
-    def __init__(self, ask: Callable[[int], Room]) -> None:
-        self._ask = ask
-        self._asked: list[Room] = []
-        #: For how many workers more there is room.
-        self.count = 0
-
-    async def collect(self, wanted: int) -> None:
-        """Wait for the room of so many workers."""
-        for number in range(wanted):
-            room = self._ask(number)
-            self._asked.append(room)
-            await room.ready()
-            self.count += 1
-
-    def give_back(self) -> None:
-        """Let others have it."""
-        asked, self._asked = self._asked, []
-        self.count = 0
-        for room in asked:
-            room.remove()
-
-
 class GrowingGroup(Protocol):
     """A worker group that others can be added to."""
 
     size: int
 
-    def more_room(self) -> MoreRoom:
-        """Return what waits for room for workers beside these."""
+    def room_beside(self, number: int) -> Room:
+        """Ask for room for one worker more, beside those of the group and ``number`` others."""
 
 
 class Growth:
@@ -252,8 +227,10 @@ class Growth:
     def __init__(self, policy: ScalingPolicy, interval: float) -> None:
         self._policy = policy
         self._interval = interval
-        self._room: MoreRoom | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._rooms: list[Room] = []
+        #: For how many workers more there is room.
+        self._count = 0
         self._size = 0
         self._decision: ScalingDecision | None = None
 
@@ -262,21 +239,23 @@ class Growth:
         self._size = group.size
         wanted = self._policy.wanted(group.size)
         if wanted > 0:
-            self._room = group.more_room()
-            self._asking = asyncio.create_task(self._ask(self._room, wanted))
+            self._asking = asyncio.create_task(self._ask(group, wanted))
 
-    async def _ask(self, room: MoreRoom, wanted: int) -> None:
+    async def _ask(self, group: GrowingGroup, wanted: int) -> None:
+        """Wait for room for more workers, one after the other."""
         await asyncio.sleep(self._interval)
-        await room.collect(wanted)
+        for number in range(wanted):
+            room = group.room_beside(number)
+            self._rooms.append(room)
+            await room.ready()
+            self._count += 1
 
     def at_checkpoint(self) -> bool:
         """Return whether a larger group is to go on from the checkpoint that is complete now."""
-        if self._room is None:
-            return False
         if self._asking is not None and self._asking.done():
             self._asking.result()  # raises why there can be no more room
-        if self._room.count:
-            self._decision = self._policy.grow(self._size, self._room.count)
+        if self._count:
+            self._decision = self._policy.grow(self._size, self._count)
         return self._decision is not None
 
     def next_group(self) -> ScalingDecision:
@@ -287,9 +266,9 @@ class Growth:
     async def end(self) -> None:
         """Give the room back, for the next group to be placed in it."""
         asking, self._asking = self._asking, None
-        room, self._room = self._room, None
         if asking is not None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        if room is not None:
-            await asyncio.to_thread(room.give_back)
+        rooms, self._rooms, self._count = self._rooms, [], 0
+        for room in rooms:
+            await asyncio.to_thread(room.remove)

@@ -1,18 +1,26 @@
-"""What a controller waits for: its asyncio tasks, and work that blocks, in one thread.
+"""What a controller waits for: its asyncio tasks, work that blocks, and ranks that may hang.
 
-That work is with the storage, and hooks of callbacks. Clients of stores may wait for ever for a
-server, so the user is told what a run waits for. What follows from that is the user's decision.
+Work that blocks is with the storage, and hooks of callbacks. An attempt that makes no progress
+fails, with the stacks of its ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.train.base.exceptions import WorkerHungError
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.ranks import listed
+from miniray.train.worker.stacks import main_stack
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from miniray.train.controller.attempt import Attempt
 
 
 async def first_of(main: asyncio.Task[None], beside: asyncio.Task[None]) -> None:
@@ -41,58 +49,69 @@ async def end(*futures: asyncio.Future[Any]) -> None:
 
 T = TypeVar("T")
 
-#: Seconds after which the user is told of work that has not ended.
-SLOW_WORK = 30.0
-
-
-async def watch_for_slow(
-    running: Callable[[], tuple[str, float] | None], tell: Callable[[str], None]
-) -> None:
-    """Tell of each piece of work that takes long.
-
-    Looked at from outside, as timers for each would cost more than most of the work.
-
-    Args:
-        running: What runs now, and since when, by time.monotonic(); None if nothing does.
-        tell: Called with a sentence, once for each.
-    """
-    told = None
-    while True:
-        await asyncio.sleep(SLOW_WORK / 3)
-        found = running()
-        if found is None or found == told:
-            continue
-        what, since = found
-        waited = time.monotonic() - since
-        if waited >= SLOW_WORK:
-            told = found
-            tell(f"The run waits for {what}, which has not returned for {waited:.0f} s.")
-
 
 class BlockingWork:
-    """Runs one piece of work after the other, so that what is stored is stored in order.
-
-    Attributes:
-        since: When the piece that runs has begun, by time.monotonic(); None if none runs.
-    """
+    """Runs one piece of work after the other, so that what is stored is stored in order."""
 
     def __init__(self) -> None:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
-        self.since: float | None = None
 
     async def do(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function that blocks, behind those that were given before."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._run, function, *args
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def close(self) -> None:
         """End the thread, which has to be idle."""
         self._thread.shutdown()
 
-    def _run(self, function: Callable[..., T], *args: Any) -> T:
-        self.since = time.monotonic()
-        try:
-            return function(*args)
-        finally:
-            self.since = None
+
+#: An error shows the stacks of at most this many ranks; the file has all.
+MOST_STACKS = 8
+
+#: Seconds that writing the stacks may take.
+WRITE_TIMEOUT = 10.0
+
+
+async def watch_for_hang(
+    attempt: Attempt, limit: float, path: str, write: Callable[[str, str], None]
+) -> None:
+    """Fail the ranks of an attempt when it makes no progress.
+
+    Args:
+        attempt: The attempt.
+        limit: Seconds without progress.
+        path: The run's folder.
+        write: Writes a text under a name in that folder; blocks.
+    """
+    while (left := attempt.last_progress + limit - time.monotonic()) > 0:  # noqa: ASYNC110 - not an event
+        await asyncio.sleep(left)
+    found = await attempt.stacks.collect(attempt.running)
+    # A rank that ended meanwhile was not hung, and says itself how it ended.
+    stacks = {rank: text for rank, text in sorted(found.items()) if rank in attempt.running}
+    if not stacks:
+        return
+    where = await _keep(stacks, f"stacks_attempt_{attempt.number}.txt", path, write)
+    message = (
+        f"No rank has reported, uploaded or met the others for {limit:g} s "
+        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}"
+    )
+    for number, (rank, text) in enumerate(stacks.items()):
+        failure = WorkerFailure.of(WorkerHungError(message))
+        shown = main_stack(text) if number < MOST_STACKS else ""
+        attempt.fail(rank, dataclasses.replace(failure, traceback=shown))
+
+
+async def _keep(
+    stacks: dict[int, str], name: str, path: str, write: Callable[[str, str], None]
+) -> str:
+    """Write all stacks into one file; returns a sentence that says where they are."""
+    text = "\n".join(f"=== rank {rank} ===\n{each}" for rank, each in stacks.items())
+    # The storage may be what hangs.
+    writing = asyncio.ensure_future(asyncio.to_thread(write, name, text))
+    await asyncio.wait({writing}, timeout=WRITE_TIMEOUT)
+    if not writing.done():
+        writing.cancel()
+        return f"They could not be written to {path} within {WRITE_TIMEOUT:g} s."
+    if (error := writing.exception()) is not None:
+        return f"They could not be written to {path}: {error}"
+    return f"All stacks are in {path}/{name}."

@@ -22,7 +22,7 @@ from miniray.train.base.ranks import (
     shares_devices,
     unreachable_address,
 )
-from miniray.train.controller.room import MoreRoom, Room, explain, largest_room, waiting_demand
+from miniray.train.controller.room import Room, explain, largest_room, waiting_demand
 from miniray.train.worker.backend import GroupMember
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import TrainWorker
@@ -144,11 +144,9 @@ class WorkerGroup:
             await self._room.ready()
 
     def _ask(self, size: int) -> Room:
-        strategy, selectors = (
-            self._scaling.bundle_strategy,
-            self._scaling.bundle_label_selectors(size),
-        )
-        return Room(size, self._resources, strategy, selectors, self._run)
+        scaling = self._scaling
+        selectors = scaling.bundle_label_selectors(size)
+        return Room(size, self._resources, scaling.bundle_strategy, selectors, self._run)
 
     def _wait_in(self, room: Room) -> None:
         self._room, self.size = room, room.size
@@ -169,23 +167,17 @@ class WorkerGroup:
         """Return the workers that have no place any more, by bundle; block for a moment."""
         return [] if self._room is None else self._room.lost()
 
-    def more_room(self) -> MoreRoom:
-        """Return what waits for room for workers beside these; for a group that runs."""
-        nodes = sorted({info.node_id for info in self.infos})
-        beside = {
-            # One more only makes a larger group where the strategy allows it.
-            "STRICT_PACK": f"in({','.join(nodes)})",
-            "STRICT_SPREAD": f"!in({','.join(nodes)})",
-        }.get(self._scaling.bundle_strategy)
-
-        def ask(number: int) -> Room:
-            selectors = self._scaling.bundle_label_selectors(self.size + number + 1)
-            selector = selectors[-1] if selectors else {}
-            if beside is not None:
-                selector = {**selector, NODE_LABEL: beside}
-            return Room(1, self._resources, "PACK", [selector], f"{self._run}-room-to-grow")
-
-        return MoreRoom(ask)
+    def room_beside(self, number: int) -> Room:
+        """Ask for room for one worker more, beside those that run and ``number`` others."""
+        nodes = ",".join(sorted({info.node_id for info in self.infos}))
+        # One more only makes a larger group where the strategy allows it.
+        beside = {"STRICT_PACK": f"in({nodes})", "STRICT_SPREAD": f"!in({nodes})"}
+        condition = beside.get(self._scaling.bundle_strategy)
+        selectors = self._scaling.bundle_label_selectors(self.size + number + 1)
+        selector = selectors[-1] if selectors else {}
+        if condition is not None:
+            selector = {**selector, NODE_LABEL: condition}
+        return Room(1, self._resources, "PACK", [selector], f"{self._run}-room-to-grow")
 
     async def start(self, carrier: Carrier, attempt: int) -> None:
         """Start the workers and connect them.

@@ -5,7 +5,6 @@ JAX itself is loaded by the workers only.
 
 from __future__ import annotations
 
-from miniray.train.jax.config import JaxConfig
-from miniray.train.jax.trainer import JaxTrainer
+from miniray.train.jax.config import JaxConfig, JaxTrainer
 
 __all__ = ["JaxConfig", "JaxTrainer"]

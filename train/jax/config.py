@@ -1,19 +1,22 @@
-"""``JaxConfig``: how JAX connects the workers of a run; and what hosts of TPU slices are told."""
+"""``JaxTrainer``, and ``JaxConfig``: how JAX connects its workers, and what TPU hosts are told."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.ranks import SLICE_LABEL
-from miniray.train.config.checks import is_whole
+from miniray.train.config.checks import instance_of, is_whole
+from miniray.train.data_parallel_trainer import DataParallelTrainer
 from miniray.train.worker.backend import Backend, BackendConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from miniray.train.base.ranks import WorkerInfo
+    from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.data import DataConfig
     from miniray.train.worker.backend import GroupMember
 
 #: Port on which slices find each other, on the first host of the first one.
@@ -179,3 +182,36 @@ def platform(config: JaxConfig, resources: Mapping[str, float]) -> str:
 
 def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+class JaxTrainer(DataParallelTrainer):
+    """Runs a JAX train loop on several workers: one program over the devices of all of them.
+
+    ``jax.distributed`` is initialised when the loop begins: ``jax.devices()`` are the devices of
+    all workers, ``jax.local_devices()`` those of this one, and ``jax.process_index()`` is its
+    rank. On TPUs each worker is a host of a slice. ``jax_config`` says how they are connected;
+    the other arguments, and what is raised, are those of ``DataParallelTrainer``.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        jax_config: JaxConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        **unsupported: Any,
+    ) -> None:
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=instance_of("jax_config", jax_config, JaxConfig),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            **unsupported,
+        )

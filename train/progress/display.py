@@ -66,7 +66,7 @@ def make_display(
         live: Whether a terminal may be used for a live line.
     """
     chosen = next((each for each in callbacks if isinstance(each, ProgressCallback)), None)
-    meter = ProgressMeter(chosen.goals) if chosen is not None else ProgressMeter()
+    meter = ProgressMeter(chosen)
     if live and is_terminal(sys.stdout) and _writes_unicode(sys.stdout):
         from miniray.train.progress.live_display import LiveDisplay
 

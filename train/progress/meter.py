@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.policies import RunState
-from miniray.train.callbacks.progress import ProgressGoals
+from miniray.train.callbacks.progress import ProgressCallback
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class _Sample:
 class ProgressMeter:
     """Measures over the last ``WINDOW`` seconds, so that a slow start is soon forgotten."""
 
-    def __init__(self, goals: ProgressGoals | None = None) -> None:
-        self._goals = goals if goals is not None else ProgressGoals()
+    def __init__(self, goals: ProgressCallback | None = None) -> None:
+        self._goals = goals if goals is not None else ProgressCallback()
         self._samples: collections.deque[_Sample] = collections.deque()
         self._next_line = 0.0
 

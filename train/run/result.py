@@ -154,7 +154,7 @@ class Result:
         config: CheckpointConfig,
         **others: Any,
     ) -> Result:
-        """Return the results of a run whose checkpoints these are; ``others`` are further fields."""
+        """Return the results of a run whose checkpoints these are; ``others`` are fields."""
         book = CheckpointBook(config)
         book.restore(records)
         latest = book.latest

@@ -1,21 +1,33 @@
-"""``prepare_data_loader``: each worker's share of the data, on its device."""
+"""``prepare_data_loader``: each worker's share of the data, on its device.
+
+Every rank computes the same shares by itself.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import logging
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from miniray.train.data.tensors import move, moved_ahead
 from miniray.train.torch.models import get_device
-from miniray.train.torch.sampling import share_of
 from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    import torch
+logger = logging.getLogger(__name__)
 
 
 def prepare_data_loader(
@@ -89,3 +101,115 @@ class DeviceDataLoader(DataLoader[Any]):  # type: ignore[misc] # PyTorch is Any 
         if self._ahead:
             return moved_ahead(self._loader, self._device)
         return (move(batch, self._device) for batch in self._loader)
+
+
+def share_of(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[Any]:
+    """Return the loader for one rank of several.
+
+    Loaders of an iterable dataset and those that are distributed already stay as they are.
+    """
+    if isinstance(loader.dataset, IterableDataset) or _is_distributed(loader):
+        return loader
+    given: Any = loader.batch_sampler
+    if loader.batch_size is not None or given is None:
+        sampler = _sampler(loader, loader.sampler, rank, world_size)
+        return rebuilt(
+            loader, batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=sampler
+        )
+    if type(given) is BatchSampler and isinstance(given.sampler, SequentialSampler | RandomSampler):
+        # Batches of fixed size: shares of samples are as good, and every rank gets full batches.
+        sampler = _sampler(loader, given.sampler, rank, world_size)
+        return rebuilt(
+            loader, batch_size=given.batch_size, drop_last=given.drop_last, sampler=sampler
+        )
+    return rebuilt(loader, batch_sampler=ShardedBatchSampler(given, rank, world_size))
+
+
+def _is_distributed(loader: DataLoader[Any]) -> bool:
+    batches = loader.batch_sampler
+    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
+    return any(isinstance(each, DistributedSampler | ShardedBatchSampler) for each in samplers)
+
+
+def _sampler(
+    loader: DataLoader[Any], given: Any, rank: int, world_size: int
+) -> DistributedSampler[Any]:
+    """Return a sampler of one share of the dataset that shuffles if the loader did."""
+    if rank == 0 and not isinstance(given, SequentialSampler | RandomSampler):
+        logger.warning(
+            "prepare_data_loader() replaces the %s by a DistributedSampler. "
+            "Pass add_dist_sampler=False to keep it.",
+            type(given).__name__,
+        )
+    shuffle = not isinstance(given, SequentialSampler)
+    return DistributedSampler(loader.dataset, world_size, rank, shuffle=shuffle)
+
+
+def rebuilt(loader: DataLoader[Any], **batches: Any) -> DataLoader[Any]:
+    """Return the same loader with other arguments for what makes a batch."""
+    return DataLoader(
+        loader.dataset,
+        **batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+class ShardedBatchSampler:
+    """Every n-th batch of another batch sampler, the same number of batches on each rank.
+
+    All ranks have to see the same batches in the same order. So the batches are drawn with
+    PyTorch's random numbers seeded by the epoch; a sampler with another source of chance has to
+    seed it by its own ``set_epoch``.
+
+    Args:
+        batch_sampler: Gives lists of indexes. If it has a length, its first batches fill up the
+            last round; otherwise an incomplete last round is left out.
+        rank: The rank whose batches these are.
+        world_size: Number of ranks.
+        seed: Added to the epoch.
+    """
+
+    def __init__(
+        self, batch_sampler: Iterable[Any], rank: int, world_size: int, seed: int = 0
+    ) -> None:
+        self.batch_sampler = batch_sampler
+        self._rank = rank
+        self._world_size = world_size
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch; every rank has to choose the same."""
+        self._epoch = epoch
+        samplers: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        batches = len(self.batch_sampler)  # type: ignore[arg-type]
+        return (batches + self._world_size - 1) // self._world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        if not hasattr(self.batch_sampler, "__len__"):
+            yield from self._of_rounds(iter(self.batch_sampler))
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed + self._epoch)
+            batches = list(self.batch_sampler)
+        if batches:
+            missing = -len(batches) % self._world_size
+            batches += itertools.islice(itertools.cycle(batches[:]), missing)
+        yield from batches[self._rank :: self._world_size]
+
+    def _of_rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while len(round := list(itertools.islice(batches, self._world_size))) == self._world_size:
+            yield round[self._rank]

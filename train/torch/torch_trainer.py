@@ -19,22 +19,8 @@ class TorchTrainer(DataParallelTrainer):
     """Runs a PyTorch train loop on several workers, connected by a process group.
 
     The group is ready when the loop begins, and the variables of ``torchrun`` are set (RANK,
-    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
-
-    Args:
-        train_loop_per_worker: The function; called on every worker with ``train_loop_config`` if
-            it takes a parameter.
-        train_loop_config: What the function is called with.
-        torch_config: How the process group is made.
-        scaling_config: How many workers, and what each holds. Default: one with 1 CPU.
-        run_config: Name, storage and rules of the run.
-        datasets: Datasets by name, of which each worker gets its part from
-            ``get_dataset_shard(name)``.
-        dataset_config: Which of them are split and shuffled. Default: all.
-
-    Raises:
-        TypeError: An unknown argument, or one of Ray's that is not supported.
-        ValueError: A configuration makes no sense.
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...). ``torch_config`` says how it is made; the other
+    arguments, and what is raised, are those of ``DataParallelTrainer``.
     """
 
     def __init__(

@@ -23,8 +23,11 @@ from torch_helpers import session  # noqa: E402
 
 from miniray.train.data.tensors import move, moved_ahead, tensors_in  # noqa: E402
 from miniray.train.torch import data_loader, prepare_data_loader  # noqa: E402
-from miniray.train.torch.data_loader import DeviceDataLoader  # noqa: E402
-from miniray.train.torch.sampling import ShardedBatchSampler, share_of  # noqa: E402
+from miniray.train.torch.data_loader import (  # noqa: E402
+    DeviceDataLoader,
+    ShardedBatchSampler,
+    share_of,
+)
 
 META = torch.device("meta")
 

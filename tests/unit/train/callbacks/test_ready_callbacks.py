@@ -32,7 +32,7 @@ from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.progress.display import PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
 from miniray.train.progress.live_display import LiveDisplay
-from miniray.train.progress.meter import ProgressGoals, ProgressMeter, format_seconds, format_status
+from miniray.train.progress.meter import ProgressMeter, format_seconds, format_status
 from miniray.train.storage.filesystem import resolve
 
 
@@ -199,7 +199,7 @@ def row(number, **metrics):
 
 
 def test_the_meter_tells_steps_per_second_and_the_time_left():
-    meter = ProgressMeter(ProgressGoals(total_steps=100))
+    meter = ProgressMeter(ProgressCallback(total_steps=100))
     assert format_status(meter.update(row(0), 10.0)) == "step 1/100"
     status = meter.update(row(20), 20.0)
     assert status.rate == 2.0
@@ -209,7 +209,7 @@ def test_the_meter_tells_steps_per_second_and_the_time_left():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_run_ends_at_its_last_epoch_whether_they_are_counted_from_0_or_1(first):
-    meter = ProgressMeter(ProgressGoals(total_epochs=12))
+    meter = ProgressMeter(ProgressCallback(total_epochs=12))
     for number in range(12):
         status = meter.update(row(number, epoch=number + first), float(number))
     assert format_status(status).startswith("epoch 12/12, step 12, ")
@@ -217,7 +217,7 @@ def test_a_run_ends_at_its_last_epoch_whether_they_are_counted_from_0_or_1(first
 
 
 def test_the_meter_counts_the_epochs_and_steps_that_are_reported():
-    meter = ProgressMeter(ProgressGoals(total_epochs=10))
+    meter = ProgressMeter(ProgressCallback(total_epochs=10))
     meter.update(row(0, epoch=0, step=50), 0.0)
     status = meter.update(row(1, epoch=1, step=100), 25.0)
     assert format_status(status) == "epoch 2/10, step 100, 2 steps/s, 3:20 left"
@@ -322,7 +322,7 @@ def test_the_bars_of_workers_are_lines_below_that_of_the_run(on_terminal):
     ],
 )
 def test_the_bar_of_a_run_is_as_full_as_the_run_is_done(goals, metrics, done):
-    assert ProgressMeter(ProgressGoals(**goals)).update(row(0, **metrics), 0.0).done == done
+    assert ProgressMeter(ProgressCallback(**goals)).update(row(0, **metrics), 0.0).done == done
 
 
 @pytest.mark.parametrize("total", [0, -1, 1.5, "3"])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shutil
-import threading
 
 import pytest
 from controller_helpers import run
 
 from miniray.train import Callback, CallbackError
 from miniray.train.base.policies import RunState, ScalingDecision, ScalingPolicy
-from miniray.train.progress.feed import ProgressFeed
 
 
 def test_callbacks_see_states_reports_and_failures(start):
@@ -67,21 +64,6 @@ def test_callbacks_are_told_which_run_it_is_and_what_its_loop_is_called_with(sta
     config = {"train_loop_config": {"lr": 0.1}}
     run(start(callbacks=[Listener()], run_id="abc", configuration=config), loop)
     assert told == [("abc", {"lr": 0.1})]
-
-
-def test_a_hook_that_does_not_return_is_named(start, monkeypatch):
-    class Slow(Callback):
-        def after_report(self, run_context, metrics, checkpoint):
-            assert told.wait(20)
-
-    async def loop(rank):
-        await rank.report({})
-
-    told, notes = threading.Event(), []
-    monkeypatch.setattr("miniray.train.controller.waits.SLOW_WORK", 0.01)
-    monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
-    assert run(start(callbacks=[Slow()]), loop).state is RunState.FINISHED
-    assert re.match(r"The run waits for after_report\(\) of the callback .*Slow", notes[0])
 
 
 def test_callbacks_are_told_of_another_world_size(start):

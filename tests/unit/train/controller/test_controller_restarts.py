@@ -204,19 +204,19 @@ def test_a_failure_policy_of_the_user_decides_by_the_exceptions(start):
 
 
 class FakeRoom:
-    """Room for more workers that is there at once."""
+    """Room for one worker more; only that for the first is there."""
 
-    def __init__(self, free, log):
-        self.count = 0
-        self._free = free
+    def __init__(self, number, log):
+        self._number = number
         self._log = log
 
-    async def collect(self, wanted):
-        self.count = min(wanted, self._free)
-        self._log.append(f"kept {self.count}")
+    async def ready(self):
+        if self._number:
+            await asyncio.Event().wait()
+        self._log.append("kept")
 
-    def give_back(self):
-        self._log.append("gave back")
+    def remove(self):
+        self._log.append(f"gave {self._number} back")
 
 
 def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
@@ -224,8 +224,8 @@ def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
         async def place(self):
             self.size = 2 if len(groups) == 1 else self.size
 
-        def more_room(self):
-            return FakeRoom(1, log)
+        def room_beside(self, number):
+            return FakeRoom(number, log)
 
     async def loop(rank):
         size = len(groups[-1:]) and groups[-1].size
@@ -241,7 +241,7 @@ def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
     assert [group.size for group in groups] == [2, 3, 4]
     assert [group.stopped for group in groups] == [False, False, True]
     assert sorted(set(sizes)) == [(1, 2, False), (2, 3, True), (3, 4, True)]
-    assert log == ["kept 1", "gave back"] * 2
+    assert log == ["kept", "gave 0 back", "gave 1 back", "kept", "gave 0 back"]
 
 
 def test_a_later_run_of_the_same_name_continues(start):

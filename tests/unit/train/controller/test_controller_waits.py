@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import threading
 
 import pytest
 from controller_helpers import FakeGroup, run
@@ -18,7 +16,7 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.progress.feed import ProgressFeed, Seen
+from miniray.train.progress.feed import Seen
 from miniray.train.storage.storage import RunStorage
 
 
@@ -131,27 +129,6 @@ def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, mon
     assert outcome.state is RunState.ERRORED
     assert "could not be written" in outcome.message
     assert "disk full" in outcome.message
-
-
-@pytest.mark.parametrize("what", ["commit", "write_text"])
-def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, what):
-    store = getattr(RunStorage, what)
-    told = threading.Event()
-
-    def slow(storage, *args):
-        assert told.wait(20)
-        return store(storage, *args)
-
-    async def loop(rank):
-        await rank.report({}, {"model": "weights"})
-
-    monkeypatch.setattr("miniray.train.controller.waits.SLOW_WORK", 0.01)
-    monkeypatch.setattr(RunStorage, what, slow)
-    notes = []
-    monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
-    assert run(start(), loop).state is RunState.FINISHED
-    expected = r"The run waits for its storage, .*/run, which has not returned for \d+ s\."
-    assert re.match(expected, notes[0])
 
 
 def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from miniray.train import ScalingConfig
 from miniray.train.config.rules import ElasticScaling, FixedScaling, default_scaling
 from miniray.train.controller import room
-from miniray.train.controller.room import Fit, MoreRoom, largest_room
+from miniray.train.controller.room import Fit, Growth, largest_room
 
 
 class Nodes:
@@ -136,19 +136,26 @@ def test_sizes_are_whole_steps():
 
 
 def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
+    class Group:
+        size = 1
+
+        def room_beside(self, number):
+            return nodes.ask(1)
+
     async def scenario():
-        nodes = Nodes(1, held=1)
-        more = MoreRoom(lambda number: nodes.ask(1))
-        collecting = asyncio.ensure_future(more.collect(2))
+        growth = Growth(ElasticScaling(ScalingConfig(num_workers=(1, 3))), 0)
+        growth.begin(Group())
         while nodes.asked != [1]:
             await asyncio.sleep(0)
-        assert more.count == 0
+        assert not growth.at_checkpoint()
         nodes.set_held(0)
-        await collecting
-        assert more.count == 2
-        more.give_back()
-        assert (more.count, nodes.open) == (0, [])
+        while nodes.asked != [1, 1]:
+            await asyncio.sleep(0)
+        assert growth.at_checkpoint()
+        await growth.end()
+        assert nodes.open == []
 
+    nodes = Nodes(1, held=1)
     asyncio.run(scenario())
 
 
