@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,32 +57,25 @@ class _Creation(NamedTuple):
     made: str
 
 
+@dataclasses.dataclass(eq=False)
 class ActorClients(Channel):
     """Clients of actors by id. Thread-safe; the channel of calls that create actors."""
 
-    def __init__(
-        self,
-        facts: ProcessFacts,
-        link: NodeLink,
-        peers: PeerTable,
-        table: ObjectTable,
-        borrowing: Borrowing,
-        calls: CallTable,
-        uploads: JobUploads,
-    ) -> None:
-        self._facts = facts
-        self._link = link
-        self._peers = peers
-        self._table = table
-        self._borrowing = borrowing
-        self._calls = calls
-        self._uploads = uploads
-        self._clients: dict[bytes, ActorClient] = {}
-        #: Clients by the process that their actor lives in: it has the process to itself.
-        self._at: dict[bytes, ActorClient] = {}
-        self._lock = threading.RLock()  # a collection in here may drop a ref
-        #: What constructors hold that have not run, or may run again.
-        self._creation: dict[bytes, Call] = {}
+    facts: ProcessFacts
+    link: NodeLink
+    peers: PeerTable
+    table: ObjectTable
+    borrowing: Borrowing
+    calls: CallTable
+    uploads: JobUploads
+    _clients: dict[bytes, ActorClient] = dataclasses.field(default_factory=dict, init=False)
+    #: Clients by the process that their actor lives in: it has the process to itself.
+    _at: dict[bytes, ActorClient] = dataclasses.field(default_factory=dict, init=False)
+    _lock: Any = dataclasses.field(
+        default_factory=threading.RLock, init=False
+    )  # a collection in here may drop a ref
+    #: What constructors hold that have not run, or may run again.
+    _creation: dict[bytes, Call] = dataclasses.field(default_factory=dict, init=False)
 
     # --- making ------------------------------------------------------------------
     def create(
@@ -112,22 +106,22 @@ class ActorClients(Channel):
         pins: list[ObjectRef[Any]] | None,
         get_if_exists: bool,
     ) -> ActorLocation:
-        id = self._table.new_id()
-        arguments = self._calls.store(serialized)
+        id = self.table.new_id()
+        arguments = self.calls.store(serialized)
         try:
             found = self._register(id, spec, get_if_exists)
         except BaseException:
-            self._calls.free_value(arguments)
+            self.calls.free_value(arguments)
             # If the wait was given up, nobody will know of it; else there is no such actor.
-            self._link.head_notice("kill_actor", id, True)
+            self.link.head_notice("kill_actor", id, True)
             raise
         if found is not None:
-            self._calls.free_value(arguments)
+            self.calls.free_value(arguments)
             return self._location(*found)
-        ref = ObjectRef(id, b"") if spec.detached else self._table.create_actor(id)
+        ref = ObjectRef(id, b"") if spec.detached else self.table.create_actor(id)
         self._client(id, info)
         call = Call(
-            number=self._calls.next_number(),
+            number=self.calls.next_number(),
             target=id,
             name=f"{info.name}.__init__",
             channel=self,
@@ -142,11 +136,11 @@ class ActorClients(Channel):
             ),
         )
         self._creation[id] = call
-        self._calls.submit(call)
+        self.calls.submit(call)
         return ActorLocation(ref, info)
 
     def _spec(self, cls: Exported, info: ActorClassInfo, options: ActorOptions) -> ActorSpec:
-        facts = self._facts
+        facts = self.facts
         return ActorSpec.of(
             options,
             class_key=cls.key,
@@ -157,15 +151,15 @@ class ActorClients(Channel):
             detached=(options.lifetime or facts.default_actor_lifetime) == "detached",
             owner_node=facts.node_id,
             placement=effective_placement(options.placement, facts.capturing_group),
-            runtime_env=self._uploads.environment(options.runtime_env),
+            runtime_env=self.uploads.environment(options.runtime_env),
         )
 
     def _register(self, id: bytes, spec: ActorSpec, get_if_exists: bool) -> Any:
         """Register an actor with the head; return where the one is that has its name already."""
         if spec.name is not None:
             # Only a name can be taken: everything else is told without waiting for an answer.
-            return self._link.head_request("create_actor", id, spec.to_wire(), get_if_exists)
-        self._link.head_notice("create_actor", id, spec.to_wire(), False)
+            return self.link.head_request("create_actor", id, spec.to_wire(), get_if_exists)
+        self.link.head_notice("create_actor", id, spec.to_wire(), False)
         return None
 
     def submit(self, call: Call, ready: bool) -> None:
@@ -175,7 +169,7 @@ class ActorClients(Channel):
 
     def ready(self, call: Call) -> None:
         """Have the actor placed: its constructor's arguments have values."""
-        resolved, error = self._calls.resolved_refs(call)
+        resolved, error = self.calls.resolved_refs(call)
         largest = config().largest_actor_arguments
         if error is None and (size := _size(resolved)) > largest:
             error = error_value(
@@ -197,8 +191,8 @@ class ActorClients(Channel):
         arguments = call.arguments
         if call.options.detached and error is None:
             self._leave_arguments(call, resolved)
-        self._link.head_notice("start_actor", call.target, arguments, resolved, error)
-        self._calls.sent(call)  # it stays only as the holder of its arguments
+        self.link.head_notice("start_actor", call.target, arguments, resolved, error)
+        self.calls.sent(call)  # it stays only as the holder of its arguments
 
     def _leave_arguments(self, call: Call, resolved: list[RefArgument]) -> None:
         """Have the daemon keep what a detached actor needs that may start after this process."""
@@ -209,12 +203,12 @@ class ActorClients(Channel):
         large = is_shared(call.arguments)
         if not counted and not large:
             return
-        node_id = self._facts.node_id
-        self._borrowing.report_for(self._peers.get(node_id, node_id), counted)
+        node_id = self.facts.node_id
+        self.borrowing.report_for(self.peers.get(node_id, node_id), counted)
         kept = call.arguments if large else NOTHING
         creation = call.options
         about = (call.name, creation.name, creation.made, creation.may_restart)
-        self._link.node_notice("keep_arguments", call.target, kept, counted, about)
+        self.link.node_notice("keep_arguments", call.target, kept, counted, about)
         call.arguments = NOTHING  # it is not this process's to free any more
 
     def creations(self) -> list[Call]:
@@ -227,14 +221,14 @@ class ActorClients(Channel):
 
         Its handle is not counted, as in Ray: finding an actor does not keep it alive.
         """
-        where = namespace or self._facts.namespace
-        id, _node, _detached, info = self._link.head_request("get_actor", name, where)
+        where = namespace or self.facts.namespace
+        id, _node, _detached, info = self.link.head_request("get_actor", name, where)
         return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
     def _location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
         if detached:
             return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
-        [ref] = self._borrowing.hold(((id, owner_node),))
+        [ref] = self.borrowing.hold(((id, owner_node),))
         return ActorLocation(ref, pickle.loads(info))
 
     def knows(self, id: bytes) -> bool:
@@ -244,7 +238,7 @@ class ActorClients(Channel):
     def owns_any(self) -> bool:
         """Return whether an actor lives that ends with this process."""
         clients = list(self._clients.items())
-        return any(self._table.is_actor(id) and client.state != DEAD for id, client in clients)
+        return any(self.table.is_actor(id) and client.state != DEAD for id, client in clients)
 
     def client(self, actor: ObjectRef[Any], info: ActorClassInfo) -> ActorClient:
         """Return the client of an actor; subscribe to its state on first use."""
@@ -258,12 +252,12 @@ class ActorClients(Channel):
                 client = self._clients[id] = ActorClient(
                     id,
                     info.name,
-                    self._calls,
-                    self._peers,
+                    self.calls,
+                    self.peers,
                     max_pending_calls=info.max_pending_calls,
                 )
                 if subscribe:
-                    self._link.head_notice("subscribe_actor", id)
+                    self.link.head_notice("subscribe_actor", id)
         return client
 
     # --- what happens to them --------------------------------------------------------
@@ -291,13 +285,13 @@ class ActorClients(Channel):
             self._at.pop(before, None)
         if client.process_id:
             self._at[client.process_id] = client
-        if state == DEAD and self._table.entry(id) is None:
+        if state == DEAD and self.table.entry(id) is None:
             self._clients.pop(id, None)  # later handles by name subscribe anew
 
     def on_head_back(self) -> None:
         """Subscribe to all actors again, with a head that has forgotten it."""
         for id in list(self._clients):
-            self._link.head_notice("subscribe_actor", id)
+            self.link.head_notice("subscribe_actor", id)
 
     def on_peer_lost(self, peer: Peer) -> None:
         client = self._at.get(peer.process_id)
@@ -312,7 +306,7 @@ class ActorClients(Channel):
         Its client stays until it has ended: handles that were found by name may have calls in
         flight.
         """
-        self._link.head_notice("actor_out_of_scope", id)
+        self.link.head_notice("actor_out_of_scope", id)
         self._drop_creation(id)
         self.released(id)
 
@@ -329,8 +323,8 @@ class ActorClients(Channel):
     def _drop_creation(self, id: bytes) -> None:
         call = self._creation.pop(id, None)
         if call is not None:
-            self._calls.sent(call)
-            self._calls.release(call)
+            self.calls.sent(call)
+            self.calls.release(call)
 
 
 def _size(resolved: list[RefArgument]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls.actor_client import ActorClient
@@ -36,39 +37,32 @@ _GROUPS_IN_FLIGHT = 256
 _DEEP = 10
 
 
+@dataclasses.dataclass(eq=False)
 class ClusterRequests(RuntimeHead):
     """Requests to the head."""
 
-    def __init__(
-        self,
-        facts: ProcessFacts,
-        link: NodeLink,
-        table: ObjectTable,
-        calls: CallTable,
-        actors: ActorClients,
-    ) -> None:
-        self._facts = facts
-        self._link = link
-        self._table = table
-        self._calls = calls
-        self._actors = actors
-        #: Placement groups without a name that are removed when this process ends, at the latest.
-        self._own_groups: set[bytes] = set()
-        #: Placement groups by the refs that become ready with them.
-        self._awaited_groups: dict[bytes, bytes] = {}
+    facts: ProcessFacts
+    link: NodeLink
+    table: ObjectTable
+    calls: CallTable
+    actors: ActorClients
+    #: Placement groups without a name that are removed when this process ends, at the latest.
+    _own_groups: set[bytes] = dataclasses.field(default_factory=set, init=False)
+    #: Placement groups by the refs that become ready with them.
+    _awaited_groups: dict[bytes, bytes] = dataclasses.field(default_factory=dict, init=False)
 
     # --- actors ------------------------------------------------------------------
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
-        return self._actors.find(name, namespace)
+        return self.actors.find(name, namespace)
 
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = self._link.head_request(
-            "list_named_actors", None if all_namespaces else self._facts.namespace
+        found: list[dict[str, str]] = self.link.head_request(
+            "list_named_actors", None if all_namespaces else self.facts.namespace
         )
         return found
 
     def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
-        self._link.head_request("kill_actor", actor.binary(), no_restart)
+        self.link.head_request("kill_actor", actor.binary(), no_restart)
 
     # --- placement groups ----------------------------------------------------------
     def create_placement_group(
@@ -79,11 +73,11 @@ class ClusterRequests(RuntimeHead):
         lifetime: str | None,
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
-        id = self._table.new_id()
+        id = self.table.new_id()
         # A name may be taken; and a program that makes groups faster than the head looks at them
         # waits for it now and then, so that others are not behind all of them.
         ask = name or len(self._own_groups) % _GROUPS_IN_FLIGHT == _GROUPS_IN_FLIGHT - 1
-        tell = self._link.head_request if ask else self._link.head_notice
+        tell = self.link.head_request if ask else self.link.head_notice
         try:
             if lifetime != "detached" and not name:
                 self._own_groups.add(id)
@@ -93,7 +87,7 @@ class ClusterRequests(RuntimeHead):
                 [dict(bundle) for bundle in bundles],
                 strategy,
                 name,
-                self._facts.namespace,
+                self.facts.namespace,
                 lifetime == "detached",
                 [dict(selector) for selector in bundle_label_selector]
                 if bundle_label_selector is not None
@@ -101,12 +95,12 @@ class ClusterRequests(RuntimeHead):
             )
         except BaseException:  # refused, or a signal's handler raised: nobody knows of the group
             self._own_groups.discard(id)
-            self._link.head_notice("remove_placement_group", id)
+            self.link.head_notice("remove_placement_group", id)
             raise
         return id
 
     def placement_group_ready(self, id: bytes, value: Any) -> ObjectRef[Any]:
-        ref = self._table.create(self._table.new_id())
+        ref = self.table.create(self.table.new_id())
         object_id = ref.binary()
         serialized = serialize(value)
 
@@ -116,10 +110,10 @@ class ClusterRequests(RuntimeHead):
             else:
                 found = error_value(rebuild_error(error))
             self._awaited_groups.pop(object_id, None)
-            self._table.set_value(object_id, found)
+            self.table.set_value(object_id, found)
 
         self._awaited_groups[object_id] = id
-        self._link.head_request_async("await_placement_group", (id,), answer)
+        self.link.head_request_async("await_placement_group", (id,), answer)
         return ref
 
     def remove_placement_group(self, id: bytes) -> None:
@@ -127,41 +121,41 @@ class ClusterRequests(RuntimeHead):
             # It ends with this process's node too, so that no answer is needed to be sure of it;
             # and nobody waits for its name.
             self._own_groups.discard(id)
-            self._link.head_notice("remove_placement_group", id)
+            self.link.head_notice("remove_placement_group", id)
         else:
-            self._link.head_request("remove_placement_group", id)
+            self.link.head_request("remove_placement_group", id)
 
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
-        found: dict[str, Any] = self._link.head_request("placement_group_table", id)
+        found: dict[str, Any] = self.link.head_request("placement_group_table", id)
         return found
 
     def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
-        found: bytes | None = self._link.head_request(
-            "find_placement_group", name, namespace or self._facts.namespace
+        found: bytes | None = self.link.head_request(
+            "find_placement_group", name, namespace or self.facts.namespace
         )
         return found
 
     # --- the cluster ---------------------------------------------------------------
     def nodes(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._link.head_request("nodes")
+        found: list[dict[str, Any]] = self.link.head_request("nodes")
         return found
 
     def cluster_resources(self) -> dict[str, float]:
-        found: dict[str, float] = self._link.head_request("cluster_resources")
+        found: dict[str, float] = self.link.head_request("cluster_resources")
         return found
 
     def available_resources(self) -> dict[str, float]:
-        found: dict[str, float] = self._link.head_request("available_resources")
+        found: dict[str, float] = self.link.head_request("available_resources")
         return found
 
     def head_call(self, method: str, *args: Any) -> Any:
-        return self._link.head_request(method, *args)
+        return self.link.head_request(method, *args)
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        return self._link.memory_report(limit, detail, seconds)
+        return self.link.memory_report(limit, detail, seconds)
 
     async def flush_output(self) -> None:
-        await self._link.node_request_later("flush_output", (), lambda _: None)
+        await self.link.node_request_later("flush_output", (), lambda _: None)
 
     # --- what is waited for ----------------------------------------------------------
     def why_missing(self, id: bytes, timeout: float | None) -> tuple[str, str]:
@@ -170,7 +164,7 @@ class ClusterRequests(RuntimeHead):
         Returns:
             The name of its call; and a sentence on what has no resources yet. Empty if not known.
         """
-        call = self._calls.find(id)
+        call = self.calls.find(id)
         name = "" if call is None else call.name
         if timeout is None or timeout < TO_HEAR_WHY:
             return name, ""
@@ -193,12 +187,12 @@ class ClusterRequests(RuntimeHead):
         if what is None:
             return ""  # it runs, or another process knows
         try:
-            reason = self._link.head_request("why_waits", kind, what, timeout=TO_HEAR_WHY)
+            reason = self.link.head_request("why_waits", kind, what, timeout=TO_HEAR_WHY)
         except (TimeoutError, MinirayError):
             return ""  # the head is busy, or gone
         return f" {short_name(name)} waits: {reason}." if reason else ""
 
     def _maker_of_argument(self, call: Call) -> Call | None:
         """Return an open call that makes an argument of another one."""
-        made = (self._calls.find(id) for _, id, _, value in call.refs if value is None)
+        made = (self.calls.find(id) for _, id, _, value in call.refs if value is None)
         return next((found for found in made if found is not None), None)

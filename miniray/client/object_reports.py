@@ -6,6 +6,7 @@ the same one. A ref that a call or a value is seen to hold is counted as theirs 
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import operator
 import threading
@@ -87,30 +88,20 @@ class Holds:
         return [*holds, *self._reasons[entry.id].values()]
 
 
+@dataclasses.dataclass(eq=False)
 class ObjectReports:
-    """Answers the daemon.
+    """Answers the daemon."""
 
-    Args:
-        refs: Of this process.
-        calls: Its calls.
-        actors: Those that it made or has called.
-        link: To the daemon.
-        executing: Gives the calls that run here, and the refs that they hold.
-    """
-
-    def __init__(
-        self,
-        refs: RefTracking,
-        calls: CallTable,
-        actors: ActorClients,
-        link: NodeLink,
-        executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]],
-    ) -> None:
-        self._refs = refs
-        self._calls = calls
-        self._actors = actors
-        self._link = link
-        self._executing = executing
+    #: Of this process.
+    refs: RefTracking
+    #: Its calls.
+    calls: CallTable
+    #: Those that it made or has called.
+    actors: ActorClients
+    #: To the daemon.
+    link: NodeLink
+    #: Gives the calls that run here, and the refs that they hold.
+    executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]]
 
     def on_asked(self, number: int, limit: int, detail: bool, deadline: float) -> None:
         """Answer the daemon, in a thread: there may be millions of objects.
@@ -123,14 +114,14 @@ class ObjectReports:
         """
         if time.monotonic() > deadline:
             return
-        self._refs.drain()
-        table = self._refs.table
-        look = _Look(table, self._calls, self._actors, list(self._executing()), detail)
+        self.refs.drain()
+        table = self.refs.table
+        look = _Look(table, self.calls, self.actors, list(self.executing()), detail)
 
         def answer() -> None:
             held = look.report(limit)
             if time.monotonic() <= deadline:
-                self._link.node_notice("objects_held", number, held)
+                self.link.node_notice("objects_held", number, held)
 
         threading.Thread(target=answer, name="miniray-memory-report", daemon=True).start()
 

@@ -36,29 +36,20 @@ if TYPE_CHECKING:
     from miniray.wire.io_loop import IOLoop
 
 
+@dataclasses.dataclass(eq=False)
 class Submission(RuntimeCalls):
     """Makes calls of what user code calls; the call table has them sent."""
 
-    def __init__(
-        self,
-        facts: ProcessFacts,
-        refs: RefTracking,
-        calls: CallTable,
-        tasks: TaskClient,
-        actors: ActorClients,
-        uploads: JobUploads,
-        returns: Returns,
-    ) -> None:
-        self._facts = facts
-        self._refs = refs
-        self._calls = calls
-        self._tasks = tasks
-        self._actors = actors
-        self._uploads = uploads
-        self._returns = returns
+    facts: ProcessFacts
+    refs: RefTracking
+    calls: CallTable
+    tasks: TaskClient
+    actors: ActorClients
+    uploads: JobUploads
+    returns: Returns
 
     def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
-        return self._uploads.export(target, name)
+        return self.uploads.export(target, name)
 
     def submit_task(
         self,
@@ -67,19 +58,19 @@ class Submission(RuntimeCalls):
         kwargs: dict[str, Any],
         options: TaskOptions,
     ) -> Any:
-        if function.key not in self._uploads.published:
-            self._uploads.publish(function)
-        shape = shape_of(options, function, self._facts)
-        group = self._tasks.group(
+        if function.key not in self.uploads.published:
+            self.uploads.publish(function)
+        shape = shape_of(options, function, self.facts)
+        group = self.tasks.group(
             shape.key,
             lambda: dataclasses.replace(
-                shape.spec, runtime_env=self._uploads.environment(options.runtime_env)
+                shape.spec, runtime_env=self.uploads.environment(options.runtime_env)
             ),
         )
         call = Call(  # names of arguments would cost as much again
             function.key,
             options.name or function.name,
-            self._tasks,
+            self.tasks,
             options.max_retries,
             options.retry_exceptions,
             group,
@@ -96,11 +87,11 @@ class Submission(RuntimeCalls):
         kwargs: dict[str, Any],
         options: MethodOptions,
     ) -> Any:
-        client = self._actors.client(actor, info)
+        client = self.actors.client(actor, info)
         if not actor._owner_node:
             # Found by its name. Where it is known by a counted handle too, it lives until the call
             # has ended, as with any call through that.
-            actor = self._refs.table.counted(actor.binary()) or actor
+            actor = self.refs.table.counted(actor.binary()) or actor
         retries = options.max_task_retries
         how = None
         if options.name or options.concurrency_group:
@@ -124,7 +115,7 @@ class Submission(RuntimeCalls):
         actor: ObjectRef[Any] | None = None,
     ) -> Any:
         """Give a call its arguments, its number and its results, and send it."""
-        calls = self._calls
+        calls = self.calls
         serialized, call.refs, pins = serialize_call(args, kwargs)
         if actor is not None:
             pins = [actor, *pins] if pins else [actor]
@@ -136,9 +127,9 @@ class Submission(RuntimeCalls):
         try:
             try:
                 if hooks.dropped:
-                    self._refs.drain()
+                    self.refs.drain()
                 number = call.number = calls.next_number()
-                call.return_ids, call.stream, result = self._returns.of(number, options)
+                call.return_ids, call.stream, result = self.returns.of(number, options)
                 call.arguments = calls.store(serialized)
                 running = context.execution.get()
                 if running is not None:
@@ -165,11 +156,11 @@ class Submission(RuntimeCalls):
         kwargs: dict[str, Any],
         options: ActorOptions,
     ) -> ActorLocation:
-        self._uploads.publish(cls)
-        return self._actors.create(cls, info, args, kwargs, options)
+        self.uploads.publish(cls)
+        return self.actors.create(cls, info, args, kwargs, options)
 
     def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
-        self._calls.cancel(ref, force, recursive)
+        self.calls.cancel(ref, force, recursive)
 
 
 class Returns:

@@ -342,23 +342,20 @@ async def uninterrupted(function: Callable[..., T], *args: Any) -> T:
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class JobFolders:
-    """The folders of each job. Belongs to one event loop.
+    """The folders of each job. Belongs to one event loop."""
 
-    Args:
-        root: Where they are; made when it is needed.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._jobs: dict[bytes, FolderCache] = {}
-        self._over: set[bytes] = set()
-        self._removals: set[asyncio.Task[None]] = set()
+    #: Where they are; made when it is needed.
+    root: Path
+    _jobs: dict[bytes, FolderCache] = dataclasses.field(default_factory=dict, init=False)
+    _over: set[bytes] = dataclasses.field(default_factory=set, init=False)
+    _removals: set[asyncio.Task[None]] = dataclasses.field(default_factory=set, init=False)
 
     def of(self, job_id: bytes) -> FolderCache:
         """Return the folders of a job, which nothing but the job's end removes."""
         if job_id not in self._jobs:
-            self._jobs[job_id] = FolderCache(self._root / job_id.hex(), None)
+            self._jobs[job_id] = FolderCache(self.root / job_id.hex(), None)
         return self._jobs[job_id]
 
     def jobs(self) -> set[bytes]:
@@ -375,7 +372,7 @@ class JobFolders:
         """Remove the folders of jobs that are over and that nobody uses."""
         for job_id in [each for each in self._over if not self._jobs[each].in_use]:
             self._over.discard(job_id)
-            removal = asyncio.create_task(_end(self._jobs.pop(job_id), self._root / job_id.hex()))
+            removal = asyncio.create_task(_end(self._jobs.pop(job_id), self.root / job_id.hex()))
             self._removals.add(removal)
             removal.add_done_callback(self._removals.discard)
 

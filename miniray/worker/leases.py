@@ -9,6 +9,7 @@ could run them, or when the head wants the lease back.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
@@ -59,41 +60,31 @@ class Leases:
             self.take(number, work)
 
 
+@dataclasses.dataclass(eq=False)
 class Recall:
     """Hands tasks back that wait behind a long one."""
 
-    def __init__(
-        self,
-        runtime: ClusterRuntime,
-        queue: WorkQueue,
-        waiting: dict[tuple[bytes, int], Work],
-        running: Callable[[], Work | None],
-    ) -> None:
-        """Watch nothing yet.
-
-        Args:
-            runtime: of this process.
-            queue: what waits.
-            waiting: by call of a caller, what was received and has not ended.
-            running: the task that runs.
-        """
-        self._runtime = runtime
-        self._queue = queue
-        self._open = waiting
-        self._running = running
-        self._watches = False
+    #: Of this process.
+    runtime: ClusterRuntime
+    #: What waits.
+    queue: WorkQueue
+    #: By call of a caller, what was received and has not ended.
+    waiting: dict[tuple[bytes, int], Work]
+    #: The task that runs.
+    running: Callable[[], Work | None]
+    _watches: bool = dataclasses.field(default=False, init=False)
 
     def watch(self) -> None:
         """Look later whether the running task is long. In the I/O thread."""
         if not self._watches:
             self._watches = True
-            self._runtime.loop.call_later(config().recall_after, self._hand_back_if_long)
+            self.runtime.loop.call_later(config().recall_after, self._hand_back_if_long)
 
     def _hand_back_if_long(self) -> None:
         self._watches = False
-        if self._queue.empty():
+        if self.queue.empty():
             return
-        running = self._running()
+        running = self.running()
         if running is not None:
             ran = time.perf_counter() - running.started
             if ran >= config().recall_after:
@@ -106,14 +97,14 @@ class Recall:
         back: dict[Peer, list[int]] = {}
         while True:
             try:
-                work = self._queue.take()
+                work = self.queue.take()
             except IndexError:
                 break
             if work is None:
-                self._queue.put(None)
+                self.queue.put(None)
                 break
-            forget_arguments(self._runtime, work)
-            if self._open.pop(work.key, None) is not None:
+            forget_arguments(self.runtime, work)
+            if self.waiting.pop(work.key, None) is not None:
                 back.setdefault(work.caller, []).append(work.number)
         for peer, numbers in back.items():
             peer.send((p.PEER_RECALLED, numbers))

@@ -5,6 +5,7 @@ A reply also says which refs of the arguments the worker still holds.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
@@ -35,36 +36,26 @@ if TYPE_CHECKING:
 _QUICK = 0.001
 
 
+@dataclasses.dataclass(eq=False)
 class Replies:
-    """Answers calls, each once.
+    """Answers calls, each once."""
 
-    Args:
-        runtime: Of this process.
-        results: Makes values of what calls return.
-        unanswered: By call of a caller: what was received and has not ended.
-        queue: What is to run next.
-        leave: Called if a call has ended its actor.
-    """
-
-    def __init__(
-        self,
-        runtime: ClusterRuntime,
-        results: Results,
-        unanswered: dict[tuple[bytes, int], Work],
-        queue: WorkQueue,
-        leave: Callable[[BaseException], None],
-    ) -> None:
-        self._runtime = runtime
-        self._results = results
-        self._open = unanswered
-        self._queue = queue
-        self._leave = leave
-        #: Functions and methods that were quick when they ran last. Answers wait for others, to be
-        #: written together; before one that may take long, and hold the interpreter's lock for
-        #: all of that time, they are written.
-        self._quick: set[Any] = set()
-        #: User code forked: where this process would answer the parent's caller, it ends.
-        self._in_child = False
+    #: Of this process.
+    runtime: ClusterRuntime
+    #: Makes values of what calls return.
+    results: Results
+    #: By call of a caller: what was received and has not ended.
+    unanswered: dict[tuple[bytes, int], Work]
+    #: What is to run next.
+    queue: WorkQueue
+    #: Called if a call has ended its actor.
+    leave: Callable[[BaseException], None]
+    #: Functions and methods that were quick when they ran last. Answers wait for others, to be
+    #: written together; before one that may take long, and hold the interpreter's lock for
+    #: all of that time, they are written.
+    _quick: set[Any] = dataclasses.field(default_factory=set, init=False)
+    #: User code forked: where this process would answer the parent's caller, it ends.
+    _in_child: bool = dataclasses.field(default=False, init=False)
 
     def in_forked_child(self) -> None:
         """End this process where it would answer: the calls are its parent's."""
@@ -73,7 +64,7 @@ class Replies:
     def write_before(self, work: Work) -> None:
         """Write the answers that wait, unless what is begun is known to be quick."""
         if work.target not in self._quick:
-            self._runtime.loop.flush_posted()
+            self.runtime.loop.flush_posted()
 
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
@@ -82,12 +73,12 @@ class Replies:
         if self._exits(work):
             return
         if work.execution.cancelled:  # whatever it made of that
-            self._results.drop(result, work.caller)
+            self.results.drop(result, work.caller)
             self.answer_error(work, TaskCancelledError(work.name))
             self.cancel_children(work)
             return
         try:
-            values, pin = self._results.values(result, work) if work.stream is None else ((), 0)
+            values, pin = self.results.values(result, work) if work.stream is None else ((), 0)
         except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
             forget_traceback(error)
             self.answer_error(work, error)
@@ -110,7 +101,7 @@ class Replies:
             end_child(carried(error))
         if self._exits(work):
             return
-        forget_arguments(self._runtime, work)  # it may have failed before it loaded them
+        forget_arguments(self.runtime, work)  # it may have failed before it loaded them
         status, values = self._failure(work, error)
         forget_traceback(error)  # its frames hold the arguments
         forget_traceback(carried(error))
@@ -130,15 +121,15 @@ class Replies:
         execution = work.execution
         execution.answered = True  # before it is asked
         if execution.exits:
-            self._leave(ActorExit())
+            self.leave(ActorExit())
         return execution.exits
 
     def _reply(
         self, work: Work, status: int, values: Sequence[Any], seconds: float, pin: int
     ) -> None:
-        if self._queue.empty():  # a caller that has the answer may end this process
+        if self.queue.empty():  # a caller that has the answer may end this process
             stdio.flush_all()
-        self._open.pop(work.key, None)
+        self.unanswered.pop(work.key, None)
         held = self._still_held(work)
         message = (p.PEER_REPLY, work.number, status, values, held, seconds, pin)
         if held is None:
@@ -146,7 +137,7 @@ class Replies:
         else:
             # The call protected the refs of its arguments. Those of them that this process has
             # registered by itself must be counted before that ends.
-            self._runtime.borrowing.defer(lambda: work.caller.post(message))
+            self.runtime.borrowing.defer(lambda: work.caller.post(message))
 
     def _failure(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
         """Make status and values of an error."""
@@ -156,10 +147,10 @@ class Replies:
             ends = work.stream is None or isinstance(error, TaskCancelledError)
             # A KeyboardInterrupt that user code has raised by itself is a cancel too, as in Ray.
             if (work.execution.cancelled and ends) or isinstance(error, KeyboardInterrupt):
-                return p.STATUS_ERROR, (self._results.cancelled(error, work.name),)
+                return p.STATUS_ERROR, (self.results.cancelled(error, work.name),)
             if isinstance(error, ArgumentLostError) and not work.execution.cancelled:
                 return p.STATUS_LOST, ((error.id, error.payload),)
-            return p.STATUS_ERROR, (self._results.error(error, work.name),)
+            return p.STATUS_ERROR, (self.results.error(error, work.name),)
         except BaseException as problem:  # noqa: BLE001 - the error's class is user code
             return p.STATUS_ERROR, (error_value(TaskError.untold(work.name, error, problem)),)
 
@@ -167,8 +158,8 @@ class Replies:
         if work.held is None:
             return None
         if hooks.dropped:
-            self._runtime.refs.drain()
-        kept = self._runtime.borrowing.keep_of(work.held)
+            self.runtime.refs.drain()
+        kept = self.runtime.borrowing.keep_of(work.held)
         work.held = None
         return kept
 
@@ -177,27 +168,18 @@ class Replies:
 _UNREAD = 16 * 1024 * 1024
 
 
+@dataclasses.dataclass(eq=False)
 class Streams:
-    """Sends what the generators of calls yield, no further ahead than their callers read.
+    """Sends what the generators of calls yield, no further ahead than their callers read."""
 
-    Args:
-        results: Makes values of items.
-        interruption: Of the main thread, which may be the one that sends.
-        block: Waits as user code does that waits.
-        wake: Lets all streams to a caller look again whether they may go on.
-    """
-
-    def __init__(
-        self,
-        results: Results,
-        interruption: Interruption,
-        block: Callable[[Callable[[float | None], bool], float | None], bool],
-        wake: Callable[[Peer], None],
-    ) -> None:
-        self._results = results
-        self._interruption = interruption
-        self._block = block
-        self._wake = wake
+    #: Makes values of items.
+    results: Results
+    #: Of the main thread, which may be the one that sends.
+    interruption: Interruption
+    #: Waits as user code does that waits.
+    block: Callable[[Callable[[float | None], bool], float | None], bool]
+    #: Lets all streams to a caller look again whether they may go on.
+    wake: Callable[[Peer], None]
 
     def run(self, work: Work, result: Any) -> None:
         """Send what a call has returned, item by item."""
@@ -217,8 +199,8 @@ class Streams:
 
     def send(self, work: Work, index: int, item: Any) -> None:
         """Send one item, unless it cannot be pickled."""
-        with self._interruption.put_off(work):
-            value, pin = self._results.value(item, work)
+        with self.interruption.put_off(work):
+            value, pin = self.results.value(item, work)
             work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
 
     def may_go_on(self, work: Work, sent: int) -> bool:
@@ -230,7 +212,7 @@ class Streams:
         caller = work.caller
         if caller.backlog() <= _UNREAD:
             return True
-        caller.when_drained(functools.partial(self._wake, caller))
+        caller.when_drained(functools.partial(self.wake, caller))
         return False
 
     def _await_reader(self, work: Work, sent: int) -> None:
@@ -239,4 +221,4 @@ class Streams:
             work.consumed_changed.clear()
             if self.may_go_on(work, sent):
                 return
-            self._block(work.consumed_changed.wait, None)
+            self.block(work.consumed_changed.wait, None)

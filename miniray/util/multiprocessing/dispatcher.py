@@ -8,6 +8,7 @@ goes together, or ahead to a process that is busy, as far as such calls are know
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import math
@@ -40,31 +41,20 @@ _LINGER = 1.0
 _FUNCTIONS = 1000
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Unit:
-    """Calls that stay together: one ``apply``, or a chunk of a ``map``.
+    """Calls that stay together: one ``apply``, or a chunk of a ``map``."""
 
-    Args:
-        func: What is called.
-        how: With what of each element.
-        elements: One for each call.
-        deliver: Called with what came of it, in the dispatcher's thread.
-    """
-
-    __slots__ = ("alone", "deliver", "elements", "func", "how")
-
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        how: int,
-        elements: Sequence[Any],
-        deliver: Callable[[Outcome], None],
-    ) -> None:
-        self.func = func
-        self.how = how
-        self.elements = elements
-        self.deliver = deliver
-        #: It was in a batch that could not be pickled.
-        self.alone = False
+    #: What is called.
+    func: Callable[..., Any]
+    #: With what of each element.
+    how: int
+    #: One for each call.
+    elements: Sequence[Any]
+    #: Called with what came of it, in the dispatcher's thread.
+    deliver: Callable[[Outcome], None]
+    #: It was in a batch that could not be pickled.
+    alone: bool = dataclasses.field(default=False, init=False)
 
     @property
     def work(self) -> Work:
