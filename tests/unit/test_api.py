@@ -14,7 +14,6 @@ import pytest
 from fake_runtime import Call, FakeRuntime, fake_runtime
 
 import miniray
-from miniray.api import list_named_actors
 from miniray.client.init_options import InitOptions
 from miniray.common.runtime import set_runtime
 
@@ -77,22 +76,6 @@ def test_init_passes_on_plain_texts(asked: list[InitOptions]) -> None:
     assert marshal.loads(marshal.dumps(told)) == ("local", "n", {"zone": "a"})
 
 
-def test_a_second_init_is_refused_unless_it_is_to_be_ignored(asked: list[InitOptions]) -> None:
-    first = miniray.init()
-
-    with pytest.raises(RuntimeError, match="ignore_reinit_error=True"):
-        miniray.init()
-    assert miniray.init(ignore_reinit_error=True) is first
-    assert len(asked) == 1
-
-
-def test_the_context_shuts_down_at_its_end(asked: list[InitOptions]) -> None:
-    with miniray.init():
-        assert miniray.is_initialized()
-    assert not miniray.is_initialized()
-    miniray.init()
-
-
 def test_the_context_is_a_mapping_too(asked: list[InitOptions]) -> None:
     context = miniray.init()
 
@@ -100,11 +83,6 @@ def test_the_context_is_a_mapping_too(asked: list[InitOptions]) -> None:
     assert len(context) == len(context.address_info)
     assert context["node_id"] == "0a"
     assert context.get("webui_url") is None
-
-
-def test_the_first_call_starts_a_cluster(asked: list[InitOptions]) -> None:
-    assert miniray.get(miniray.put(1)) == 1
-    assert len(asked) == 1
 
 
 def test_a_forked_child_does_not_end_its_parent_s_cluster(
@@ -115,11 +93,6 @@ def test_a_forked_child_does_not_end_its_parent_s_cluster(
         child.setattr(os, "getpid", lambda: -1)
         miniray.shutdown()
     assert miniray.is_initialized()
-
-
-def test_shutdown_without_a_cluster_does_nothing() -> None:
-    miniray.shutdown()
-    assert not miniray.is_initialized()
 
 
 def test_the_address_may_come_from_the_environment(
@@ -171,23 +144,6 @@ def test_init_refuses(
     assert asked == []
 
 
-def test_arguments_of_ray_without_an_effect_give_one_warning(asked: list[InitOptions]) -> None:
-    with pytest.warns(UserWarning, match="dashboard_port, include_dashboard") as caught:
-        miniray.init(include_dashboard=True, dashboard_port=8265, local_mode=False)
-
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-
-
-def test_get_takes_a_ref_or_a_list(runtime: FakeRuntime) -> None:
-    refs = [miniray.put(1), miniray.put("x")]
-
-    assert miniray.get(refs[0]) == 1
-    assert miniray.get(refs, timeout=3) == [1, "x"]
-    assert runtime.last.options == 3
-    assert miniray.get([]) == []
-
-
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -222,11 +178,6 @@ def test_the_timeout_of_get_is_in_seconds(runtime: FakeRuntime) -> None:
     assert runtime.last.options is None
 
 
-def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
-    with pytest.raises(TypeError, match="is a ref already"):
-        miniray.put(miniray.put(1))
-
-
 def test_arguments_have_ray_s_names(runtime: FakeRuntime) -> None:
     ref = runtime.ref(1)
     assert miniray.get(object_refs=ref) == 1
@@ -234,14 +185,6 @@ def test_arguments_have_ray_s_names(runtime: FakeRuntime) -> None:
     miniray.cancel(ray_waitable=ref)
     assert runtime.last.kind == "cancel"
     miniray.shutdown(wait_for_processes=True)
-
-
-def test_wait_splits_the_refs(runtime: FakeRuntime) -> None:
-    first, second, third = runtime.ref(), runtime.ref(ready=False), runtime.ref()
-
-    assert miniray.wait([first, second, third]) == ([first], [second, third])
-    assert miniray.wait([first, second, third], num_returns=2) == ([first, third], [second])
-    assert miniray.wait([]) == ([], [])
 
 
 def test_wait_checks_its_arguments(runtime: FakeRuntime) -> None:
@@ -292,19 +235,3 @@ def test_get_actor_checks_its_arguments(runtime: FakeRuntime, name: Any, namespa
     wrong = TypeError if 3 in (name, namespace) else ValueError
     with pytest.raises(wrong, match=r"must be a string, not 3|must not be an empty string"):
         miniray.get_actor(name, namespace)
-
-
-def test_the_cluster_is_asked_for_its_nodes_and_resources(runtime: FakeRuntime) -> None:
-    assert miniray.nodes()[0]["Alive"]
-    assert miniray.cluster_resources() == {"CPU": 4.0}
-    assert miniray.available_resources() == {"CPU": 3.0}
-
-
-def test_named_actors_are_listed_by_name_or_with_their_namespaces(runtime: FakeRuntime) -> None:
-    @miniray.remote
-    class Actor: ...
-
-    Actor.options(name="it").remote()
-
-    assert list_named_actors() == ["it"]
-    assert list_named_actors(all_namespaces=True) == [{"name": "it", "namespace": "ns"}]

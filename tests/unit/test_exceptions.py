@@ -9,7 +9,6 @@ import logging
 import pickle
 import signal
 import sys
-import threading
 from typing import Any
 
 import cloudpickle
@@ -256,25 +255,6 @@ def test_an_exception_group_keeps_its_exceptions() -> None:
     assert [type(error) for error in arrived.exceptions] == [ValueError, KeyError]
 
 
-def test_the_message_holds_the_remote_traceback_and_the_place() -> None:
-    text = str(failed(ValueError("too small")).as_instanceof_cause())
-
-    assert "work() failed (pid=12, ip=10.0.0.1)" in text
-    assert "raise error" in text
-    assert text.endswith("ValueError: too small")
-
-
-def test_an_error_that_cannot_be_pickled_arrives_as_a_task_error_that_names_it() -> None:
-    error = ValueError("x")
-    error.lock = threading.Lock()  # type: ignore[attr-defined]
-
-    arrived = sent(failed(error))
-
-    assert type(arrived) is TaskError
-    assert "builtins.ValueError" in str(arrived.cause)
-    assert "ValueError: x" in str(arrived)
-
-
 def test_an_error_whose_class_is_missing_here_arrives_as_a_task_error_that_names_it() -> None:
     blob = cloudpickle.dumps(failed(WithTwoArguments(7, "x")))
     gone = blob.replace(b"WithTwoArguments", b"WithTwoArgumentz")
@@ -295,18 +275,6 @@ def test_an_error_of_a_final_class_is_raised_as_a_task_error(
 
     assert raised is error
     assert isinstance(raised.cause, Final)
-
-
-class Abort(BaseException):
-    """Of user code that lets nobody catch it by accident."""
-
-
-def test_an_error_that_is_no_exception_is_raised_as_its_class_too() -> None:
-    arrived = sent(failed(Abort("now"))).as_instanceof_cause()
-
-    assert isinstance(arrived, Abort)
-    assert isinstance(arrived, TaskError)
-    assert arrived.cause.args == ("now",)
 
 
 @pytest.mark.parametrize(
@@ -335,16 +303,6 @@ def test_attributes_of_the_error_win_over_equal_names_of_the_user() -> None:
 
     assert isinstance(raised.cause, WithOwnCause)
     assert raised.cause.cause == "the user's"
-
-
-def test_an_error_that_passes_through_a_second_task_keeps_its_first_cause() -> None:
-    first = failed(ValueError("deep")).as_instanceof_cause()
-
-    second = failed(first).as_instanceof_cause()
-
-    assert isinstance(second, ValueError)
-    assert type(second.cause) is ValueError
-    assert str(second).count("Traceback") == 2
 
 
 @pytest.mark.parametrize(
@@ -394,13 +352,6 @@ def test_a_killed_process_is_described_by_the_name_of_its_signal() -> None:
     error = ActorDiedError(DeathCause.EXITED, class_name="C", exit_code=-signal.SIGSEGV)
 
     assert "signal 11 (SIGSEGV)" in str(error)
-
-
-def test_the_death_of_an_actor_in_its_constructor_shows_the_traceback() -> None:
-    error = ActorDiedError(DeathCause.CREATION_FAILED, creation_error=failed(ValueError("in init")))
-
-    assert error.actor_init_failed
-    assert "ValueError: in init" in str(error)
 
 
 @pytest.mark.parametrize(

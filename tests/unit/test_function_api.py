@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -102,38 +101,10 @@ def test_a_required_keyword_is_checked_too(runtime: FakeRuntime) -> None:
     assert miniray.get(named.remote(1, b=2)) == 3
 
 
-def test_a_direct_call_says_what_to_do() -> None:
-    with pytest.raises(TypeError, match=r"use add\.remote"):
-        add(1)
-
-
 def test_the_plain_function_is_still_there() -> None:
     assert add.__wrapped__(1, 2) == 3
     assert add.__name__ == "add"
     assert add.__doc__ == "Add numbers."
-
-
-def test_an_error_is_raised_as_its_own_class(runtime: FakeRuntime) -> None:
-    @miniray.remote
-    def fails() -> None:
-        raise ValueError("too small")
-
-    with pytest.raises(ValueError, match="too small") as caught:
-        miniray.get(fails.remote())
-    assert isinstance(caught.value, miniray.exceptions.TaskError)
-
-
-def test_a_generator_function_streams(runtime: FakeRuntime) -> None:
-    @miniray.remote
-    def numbers() -> Iterator[int]:
-        yield from (1, 2)
-
-    assert [miniray.get(ref) for ref in numbers.remote()] == [1, 2]
-    assert runtime.asked[0].options.num_returns == "streaming"
-
-
-def test_no_returns_give_none(runtime: FakeRuntime) -> None:
-    assert add.options(num_returns=0).remote(1) is None
 
 
 def test_an_async_function_is_refused() -> None:
@@ -147,12 +118,6 @@ def test_an_async_function_is_refused() -> None:
             miniray.remote(function)
 
 
-@pytest.mark.parametrize("thing", [3, "x", functools.partial(print, 1), object()])
-def test_only_functions_and_classes_can_be_remote(thing: Any) -> None:
-    with pytest.raises(TypeError, match="a function or a class"):
-        miniray.remote(thing)
-
-
 def test_a_remote_function_cannot_be_made_remote_again() -> None:
     with pytest.raises(TypeError, match=r"use its \.options"):
         miniray.remote(add)  # type: ignore[type-var, call-overload]
@@ -161,22 +126,6 @@ def test_a_remote_function_cannot_be_made_remote_again() -> None:
 def test_options_by_position_are_refused() -> None:
     with pytest.raises(TypeError, match="options by name"):
         miniray.remote(add, 2)  # type: ignore[call-overload]
-
-
-def test_an_unknown_option_is_refused_at_the_decorator() -> None:
-    with pytest.raises(ValueError, match="'num_cpu' is not an option of a task"):
-
-        @miniray.remote(num_cpu=1)
-        def work() -> None: ...
-
-
-@miniray.remote
-def countdown(n: int) -> int:
-    return n if n == 0 else miniray.get(countdown.remote(n - 1))
-
-
-def test_a_function_can_start_itself(runtime: FakeRuntime) -> None:
-    assert miniray.get(countdown.remote(3)) == 0
 
 
 def test_a_remote_function_can_be_sent_with_its_options(runtime: FakeRuntime) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import marshal
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from miniray.util.placement_group import (
     get_current_placement_group,
     get_placement_group,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 
@@ -29,29 +27,6 @@ if TYPE_CHECKING:
 def runtime() -> Iterator[FakeRuntime]:
     with fake_runtime() as fake:
         yield fake
-
-
-def test_a_group_is_made_found_and_removed(runtime: FakeRuntime) -> None:
-    group = placement_group(
-        [{"CPU": 1, "GPU": 0}, {"GPU": 0.5}],
-        strategy="SPREAD",
-        name="it",
-        lifetime="detached",
-        bundle_label_selector=[{}, {"zone": "a"}],
-    )
-
-    assert runtime.last.options == ("SPREAD", "detached", [{}, {"zone": "a"}])
-    assert group.bundle_specs == [{"CPU": 1}, {"GPU": 0.5}]
-    assert group.wait(1)
-    assert miniray.get(group.ready()) == group
-    found = get_placement_group("it")
-    assert found == group
-    assert found.bundle_count == 2
-    assert placement_group_table(group)["name"] == "it"
-    assert list(placement_group_table()) == [group.id.hex()]
-    remove_placement_group(group)
-    with pytest.raises(ValueError, match="no placement group named 'it'"):
-        get_placement_group("it")
 
 
 def test_what_is_asked_for_is_plain_numbers_and_texts(
@@ -138,15 +113,6 @@ def test_a_handle_of_a_group_that_is_forgotten_says_so(
 def test_a_name_is_a_string(runtime: FakeRuntime) -> None:
     with pytest.raises(TypeError, match="placement_group_name must be a string, not 5"):
         get_placement_group(5)  # type: ignore[arg-type]
-
-
-def test_a_group_can_be_sent(runtime: FakeRuntime) -> None:
-    group = placement_group([{"CPU": 1}])
-    sent = pickle.loads(pickle.dumps(group))
-
-    assert sent == group
-    assert hash(sent) == hash(group)
-    assert sent.bundle_specs == [{"CPU": 1}]
 
 
 def test_the_function_has_its_name_whatever_was_imported() -> None:

@@ -65,21 +65,6 @@ def test_one_context_tells_of_each_task_anew(runtime: FakeRuntime) -> None:
     assert context.get_runtime_env_string() == '{"env_vars": {"A": "b"}}'
 
 
-def test_an_actor_gets_a_handle_to_itself(runtime: FakeRuntime) -> None:
-    @miniray.remote
-    class Actor: ...
-
-    handle = Actor.options(name="me").remote()
-    runtime.facts = dataclasses.replace(
-        runtime.facts, actor_id=handle._actor_id.hex(), was_restarted=True
-    )
-    context = miniray.get_runtime_context()
-
-    assert context.current_actor == handle
-    assert context.get_actor_name() == ""
-    assert context.was_current_actor_reconstructed
-
-
 @pytest.mark.parametrize(
     ("ids", "expected"), [(["0", "3"], [0, 3]), ([], []), (["GPU-1a"], ["GPU-1a"])]
 )

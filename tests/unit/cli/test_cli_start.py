@@ -44,19 +44,6 @@ def test_the_port_is_rays_with_head_and_any_free_one_without(
     assert [options.port for options in boot.asked] == [6379, 0]
 
 
-def test_start_tells_how_to_join_to_connect_and_to_stop(
-    miniray: Callable[..., Result], boot: Boot
-) -> None:
-    boot.address = "10.0.0.1:7000"
-    result = miniray("start", "--head", "--host", "0.0.0.0", "--port", "7000")
-    assert f"MINIRAY_TOKEN={TOKEN} miniray start --address 10.0.0.1:7000" in result.stdout
-    assert "--token" not in result.stdout
-    assert 'miniray.init(address="auto")' in result.stdout
-    assert "miniray stop" in result.stdout
-    assert "8 CPU, 2 GPU, 3 GiB memory" in result.stdout
-    assert "this machine only" not in result.stdout
-
-
 def test_what_is_wrong_with_a_node_that_runs_is_told(
     miniray: Callable[..., Result], boot: Boot
 ) -> None:
@@ -202,14 +189,3 @@ def test_a_program_with_a_cluster_of_its_own_does_not_hinder_a_head(
     result = miniray("start", "--head")
     assert result.exit_code == 0, result.output
     assert len(boot.asked) == 1
-
-
-def test_a_second_head_on_the_same_port_is_told_of_the_first(
-    miniray: Callable[..., Result], boot: Boot, record: Callable[..., ClusterRecord]
-) -> None:
-    record()
-    line = one_line(miniray("start", "--head"))
-    assert "already running at 127.0.0.1:6379" in line
-    assert "miniray stop" in line
-    assert boot.asked == []
-    assert miniray("start", "--head", "--port", "0").exit_code == 0

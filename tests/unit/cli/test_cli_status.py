@@ -141,33 +141,12 @@ def test_the_first_line_says_which_cluster_and_how_large() -> None:
     assert first == "Cluster at 10.0.0.1:6379: 1 node, up 16 min, miniray 0.1.0"
 
 
-def test_nodes_are_shown_with_what_is_used_of_them() -> None:
-    text = rendered(state())
-    assert "11111111 (head)" in text
-    assert "CPU 2/8, GPU 0.5/2" in text
-    assert "DEAD: no heartbeat for 15 s" in text
-    assert "node:10.0.0.1" not in text
-
-
-def test_resources_are_totals_in_units() -> None:
-    text = rendered(state())
-    assert row(text, "CPU") == ["CPU", "2", "8"]
-    assert row(text, "GPU") == ["GPU", "0.5", "2"]
-    assert row(text, "memory") == ["memory", "0", "B", "16", "GiB"]
-
-
 def test_the_object_store_shows_what_objects_take_not_what_is_granted() -> None:
     of = state()
     of["nodes"][0]["total"]["object_store_memory"] = of["total"]["object_store_memory"] = 2.0**30
     text = rendered(of, width=160)
     assert "object_store_memory 1 MiB/1 GiB" in text
     assert row(text, "object_store_memory") == ["object_store_memory", "1", "MiB", "1", "GiB"]
-
-
-def test_actors_are_shown_with_where_they_are_and_what_they_hold() -> None:
-    text = rendered(state(actors=[actor(name="the-one", restarts=2)]))
-    expected = ["aaaaaaaa-7", "Counter", "the-one", "ALIVE", "11111111", "4242", "2", "0.5", "GPU"]
-    assert row(text, "aaaaaaaa-7") == expected
 
 
 def test_a_waiting_demand_is_shown_in_full_however_narrow_the_output() -> None:
@@ -252,23 +231,6 @@ def test_names_cannot_steer_the_terminal_or_forge_lines() -> None:
         assert not any(line.startswith("Nodes: fake") for line in text.splitlines())
 
 
-def test_a_node_that_is_silent_is_told_at_once() -> None:
-    made = state()
-    made["nodes"][0]["silent"] = 9.3
-    assert "ALIVE, silent for 9 s" in rendered(made)
-
-
-def test_a_head_that_has_started_again_says_whom_it_waits_for() -> None:
-    awaited = {"node_id": "3" * 28, "address": "10.0.0.3", "hostname": "gamma"}
-    text = rendered(state(head_started=998.0, awaited=[awaited]))
-    first = text.splitlines()[0]
-    assert "1 node, up 16 min" in first
-    assert "Its head was lost, and started again 2 s ago; it waits for 1 node to come back" in first
-    [line] = [line for line in text.splitlines() if "gamma" in line]
-    assert line.split() == ["33333333", "10.0.0.3", "gamma", "AWAITED", "-"]
-    assert "started again" not in rendered(state())
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -318,13 +280,6 @@ def test_status_asks_the_cluster_that_is_meant_and_leaves_it(
     assert result.exit_code == 0, result.output
     assert "Cluster at 10.0.0.1:6379" in result.stdout
     assert asked == [("h:1", "-")]
-    assert connection.closed
-
-
-def test_a_head_that_does_not_answer_is_one_line(miniray: Callable[..., Result]) -> None:
-    connection = Connected(TimeoutError("The head at 127.0.0.1:6379 did not answer within 10 s."))
-    line = one_line(miniray("status", connect=lambda *_: connection))
-    assert "did not answer within 10 s" in line
     assert connection.closed
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process_doubles import NODE, Caller, packed
 
-from miniray.calls.call import Channel
 from miniray.client.object_reports import ObjectReports
 from miniray.client.ref_tracking import RefTracking
 from miniray.messages import protocol as p
@@ -36,11 +35,6 @@ def await_reports() -> None:
     for thread in threading.enumerate():
         if thread.name == "miniray-memory-report":
             thread.join(30)
-
-
-class Silent(Channel):
-    def submit(self, call: Any, ready: bool) -> None:
-        pass
 
 
 class Process(Caller):
@@ -99,58 +93,12 @@ def test_a_look_at_what_is_held_does_not_hold_it(own: Process, seconds: float) -
         gc.enable()
 
 
-def test_no_more_than_the_limit_are_told(own: Process) -> None:
-    refs = [own.put(1000 + number) for number in range(5000)]
-    report = own.report(3)
-    assert [row["size"] for row in report["objects"]] == [5999, 5998, 5997]
-    del refs
-
-
 def test_borrowers_are_named(own: Process) -> None:
     ref = own.put(200_000)
     own.table.borrow(ref.binary(), b"borrower")
     own.table.unborrow(ref.binary(), b"released")  # it overtook the borrow
     [row] = own.report()["objects"]
     assert row["borrowers"] == [b"borrower"]
-
-
-def test_what_was_borrowed_and_not_read_is_told_too(own: Process) -> None:
-    ref, _entry = own.table.adopt(FOREIGN + bytes(8), NODE)
-    [row] = own.report()["objects"]
-    assert (row["owner"], row["process"], row["size"]) == (FOREIGN, own.process_id, 0)
-    del ref
-
-
-def test_pending_results_are_told_with_their_call(own: Process) -> None:
-    call = own.call(Silent(), own.put(200_000))
-    own.calls.submit(call)
-    rows = {row["id"]: row for row in own.report(detail=True)["objects"]}
-    result = rows[call.return_ids[0]]
-    assert (result["call_site"], result["status"]) == ("Test.method", "PENDING_NODE_ASSIGNMENT")
-    [argument] = [row for row in rows.values() if row["segment"]]
-    assert argument["holds"] == [
-        {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": ["Test.method"]}
-    ]
-
-
-def test_large_arguments_are_told_and_what_constructors_hold(own: Process) -> None:
-    call = own.call(Silent(), bytes(200_000))
-    own.actors.made.append(call)  # as that of an actor that lives
-    report = own.report()
-    [row] = report["objects"]
-    assert (row["id"], row["call_site"]) == (b"", "arguments of Test.method")
-    assert row["owner"] == own.process_id
-    assert row["size"] > 200_000
-
-
-def test_handles_of_actors_are_no_objects(own: Process) -> None:
-    handle = own.table.create_actor(own.table.new_id())
-    found, _ = own.table.adopt(FOREIGN + bytes(8), NODE)
-    own.actors.known.add(found.binary())
-    assert own.report()["objects"] == []
-    kinds = [row["holds"][0]["kind"] for row in own.report(detail=True)["objects"]]
-    assert kinds == ["ACTOR_HANDLE", "ACTOR_HANDLE"]
-    del handle
 
 
 def test_a_worker_tells_what_its_running_calls_hold(own: Process) -> None:

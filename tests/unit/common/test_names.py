@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from miniray.calls.context import Execution
-from miniray.common.names import module_of, printable, without_passwords
+from miniray.common.names import call_site, describe, module_of, printable, without_passwords
 
 PROGRAM = """
 import functools
@@ -86,3 +86,13 @@ def test_what_could_steer_a_terminal_or_forge_a_line_is_escaped() -> None:
     )
     assert printable("\x9b2J\u202e\r") == r"\x9b2J\u202e\r"
     assert printable("Zähler 数 · 1") == "Zähler 数 · 1"
+
+
+def test_the_call_site_is_the_innermost_frame_of_user_code() -> None:
+    namespace: dict[str, Any] = {"__name__": "miniray.train.loop", "call_site": call_site}
+    exec("def inside():\n    return call_site()", namespace)
+    file, line, function = namespace["inside"]()
+    assert (file, line > 0) == (__file__, True)
+    assert function.endswith("test_the_call_site_is_the_innermost_frame_of_user_code")
+    assert describe(("a.py", 3, "main")) == "a.py:3 in main"
+    assert (describe("square"), describe(None)) == ("square", "")

@@ -109,17 +109,6 @@ def only(*nodes: NodeMemory, detail: bool = False) -> ObjectState:
     return found
 
 
-def test_what_the_owner_and_the_daemon_tell_is_one_record() -> None:
-    found = only(node([segment(mappers=[KEEPER])], [row(hold("LOCAL_REFERENCE", count=2))]))
-    assert found.object_id == ID.hex()
-    assert (found.object_size, found.allocated, found.state) == (1000, 4096, "HELD")
-    assert (found.type, found.pid, found.ip) == ("DRIVER", 10, "10.0.0.1")
-    assert (found.owner, found.node_id) == ("driver (pid 10)", NODE.hex())
-    assert found.reference_type == "LOCAL_REFERENCE"
-    assert found.why == "2 refs in driver (pid 10); mapped by Keeper (pid 11)"
-    assert [holder.pid for holder in found.holders] == [10, 11]
-
-
 def test_each_reason_is_told_in_words() -> None:
     inner = (KEEPER + bytes(7) + b"\x09").hex()
     found = only(
@@ -158,13 +147,6 @@ def test_many_holders_are_not_all_told_in_words() -> None:
     assert len(found.holders) == 20
 
 
-def test_what_is_freed_says_who_maps_it() -> None:
-    found = only(node([segment(state="FREED", mappers=[KEEPER])], []))
-    assert (found.state, found.reference_type) == ("FREED", "PINNED_IN_MEMORY")
-    assert found.why == "freed, but still mapped by Keeper (pid 11)"
-    assert found.call_site == "a.py:1 in main"
-
-
 def test_what_is_being_written_says_by_whom() -> None:
     found = only(node([segment(state="WRITING", writer=KEEPER)], []))
     assert found.why == "being written by Keeper (pid 11)"
@@ -187,60 +169,11 @@ def test_why_an_owner_says_nothing_is_told() -> None:
     assert told(GONE) == "its owner has ended, or is on a node that did not answer"
 
 
-def test_a_copy_is_a_record_of_its_own() -> None:
-    copy = segment(number=8, source_node=NODE, source=3, owner=NODE)
-    here = node([segment()], [row(hold("LOCAL_REFERENCE"))])
-    there = node([copy], [], [], FAR)
-    first, second = memory(here, there).objects
-    assert (first.is_copy, second.is_copy) == (False, True)
-    assert first.object_id == second.object_id == ID.hex()
-    assert (second.node_id, second.owner) == (FAR.hex(), "driver (pid 10)")
-    assert first.ip == second.ip == "10.0.0.1"
-
-
 def test_an_object_on_a_node_that_is_silent_is_listed_by_its_owner() -> None:
     found = only(
         node([], [row(hold("LOCAL_REFERENCE"), node=FAR)]), node([], [], [], FAR, "it is gone")
     )
     assert (found.node_id, found.allocated, found.state) == (FAR.hex(), 0, "HELD")
-
-
-def test_objects_of_owners_that_ended_are_the_daemons() -> None:
-    found = only(node([segment(owner=NODE)], [row(owner=GONE, process=NODE, borrowers=[KEEPER])]))
-    assert found.owner == f"the daemon of node {NODE.hex()[:8]}, for a process that has ended"
-    assert found.why == "borrowed by Keeper (pid 11)"
-
-
-def test_what_a_daemon_keeps_for_a_detached_actor_is_of_no_process_that_has_ended() -> None:
-    name = "Keeper.__init__, kept for the detached actor 'keeper' (1-2), to restart it,"
-    told = row(hold("USED_BY_PENDING_TASK", name), id=b"", owner=NODE, process=NODE)
-    found = only(node([segment(owner=NODE)], [told]))
-    daemon = f"the daemon of node {NODE.hex()[:8]}"
-    assert (found.object_id, found.type) == ("", "NODE")
-    assert found.owner == f"{daemon}, for a detached actor"
-    assert found.why == f"argument of {name} in {daemon}"
-
-
-def test_small_and_pending_objects_are_listed_with_detail_only() -> None:
-    small = row(hold("LOCAL_REFERENCE"), segment=0, node=b"", size=50)
-    pending = row(
-        hold("LOCAL_REFERENCE"),
-        id=DRIVER + bytes(8),
-        segment=0,
-        node=b"",
-        size=0,
-        status="SUBMITTED_TO_WORKER",
-    )
-    assert memory(node([], [small, pending])).objects == []
-    found = memory(node([], [small, pending]), detail=True).objects
-    assert [(each.object_size, each.state) for each in found] == [(50, "HELD"), (0, "PENDING")]
-    assert {each.node_id for each in found} == {NODE.hex()}
-
-
-def test_no_more_than_the_limit_are_listed_and_the_largest_first() -> None:
-    segments = [segment(number=number, size=number) for number in (4, 9, 7)]
-    found = memory(node(segments, []), limit=2).objects
-    assert [each.object_size for each in found] == [9, 7]
 
 
 def test_nodes_are_told_with_who_did_not_answer() -> None:
