@@ -34,8 +34,6 @@ def latest_return() -> float:
 
 @dataclasses.dataclass(frozen=True)
 class HeadIdentity:
-    """Which head of which cluster this is."""
-
     cluster_id: str
     #: Counts the starts of the cluster's head.
     epoch: int
@@ -82,7 +80,6 @@ class ClusterDirectories:
         self.quarantines = Quarantines(grants, clients, jobs)
 
     def silence_of(self, node: ClusterNode) -> float:
-        """Return how many seconds ago a node was last heard of."""
         return self._timers.time() - node.heard
 
     def driver_ended(self, process_id: bytes) -> None:

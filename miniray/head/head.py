@@ -138,19 +138,16 @@ class Head:
             self.lose(node, f"it was silent for {timeout:g} s")
 
     def stop(self, reason: str) -> None:
-        """Tell every daemon that the cluster ends."""
         self._stopping = True
         for node in self.cluster.nodes:
             node.send(stop=head_pb2.Stop(reason=reason))
 
     def warn_drivers(self, text: str) -> None:
-        """Tell every driver something that its user should know."""
         for job in self.cluster.jobs.all():
             self.cluster.clients.push(job.driver, "warning", text)
 
     # --- messages --------------------------------------------------------------------
     def on_message(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
-        """Handle a message of a daemon."""
         if not node.alive:
             return
         node.heard = self._timers.time()

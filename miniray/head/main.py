@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions:
-    """What a head is started with."""
-
     #: Socket for the daemons of this machine; its folder is 0700.
     unix_path: str
     #: The cluster's secret, from which the keys of its connections are derived.
@@ -148,7 +146,6 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
 
 
 def _identity(options: HeadOptions) -> certificates.Identity | None:
-    """Load or make the certificate that the head shows on the network."""
     if options.tcp_host is None:
         return None
     try:
@@ -168,8 +165,7 @@ async def _listen_tcp(
 ) -> str:
     """Listen on the network, if there is one; return the head's address.
 
-    Raises:
-        AddressInUseError: Another process has the port, and kept it for ``port_patience``.
+    Raises AddressInUseError if another process kept the port for ``port_patience`` seconds.
     """
     if identity is None or options.tcp_host is None:
         return f"unix:{options.unix_path}"

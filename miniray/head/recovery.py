@@ -105,9 +105,7 @@ class HeadRecovery:
         """Add a node with what runs there: known leases are taken over, others ended.
 
         ``lately`` are messages about ends that earlier heads may not have received or kept.
-
-        Raises:
-            ValueError: what it reports does not fit it.
+        Raises ValueError if what it reports does not fit it.
         """
         cluster = self._cluster
         running = {report.lease: (report, _held(node, report)) for report in reports}

@@ -88,7 +88,7 @@ class Requests:
 
 
 def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
-    """Return requests whose handlers are called with the asking process and the arguments."""
+    """Return requests whose handlers get the asking process, then the arguments."""
     actors, leases = cluster.actors, cluster.leases
     return {
         "create_actor": actors.create,
@@ -105,7 +105,7 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
 
 
 def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
-    """Return requests whose handlers are called with the arguments alone."""
+    """Return requests whose handlers get the arguments alone."""
     actors, groups, kv = cluster.actors, cluster.placement_groups, cluster.kv
     return {
         "start_actor": actors.start,
@@ -136,7 +136,7 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
 
 
 def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
-    """Requests whose handlers answer themselves: called with (process, number of the request)."""
+    """Return requests whose handlers answer themselves, and get (process, number) first."""
     return {
         "await_placement_group": cluster.placement_groups.wait,
         "await_drained": cluster.drains.wait,
@@ -145,10 +145,7 @@ def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
 
 
 def _on_refused_notice(cluster: ClusterDirectories) -> Handlers:
-    """Return what fails those who wait for the effect of a notice that is refused.
-
-    Called with the process that sent the notice, why it was refused, and its arguments.
-    """
+    """Return what fails those who wait for a refused notice; gets process, why and arguments."""
     return {
         "want_leases": cluster.leases.refuse,
         "create_actor": cluster.actors.refuse,

@@ -43,12 +43,10 @@ class SessionOutbox:
         self._wake.set()
 
     def close(self) -> None:
-        """Close the session once the queue is written."""
         self._closed = True
         self._wake.set()
 
     async def drain(self, context: SessionContext) -> None:
-        """Write until the outbox is closed and empty."""
         while True:
             if not self._waiting:
                 if self._closed:
@@ -82,15 +80,12 @@ def _in_batches(messages: list[head_pb2.ToNode]) -> list[head_pb2.ToNode]:
 
 
 class HeadServicer(head_pb2_grpc.HeadServicer):
-    """The Head service."""
-
     def __init__(self, head: Head) -> None:
         self._head = head
 
     async def Session(  # noqa: N802 - gRPC's name
         self, _incoming: Any, context: SessionContext
     ) -> None:
-        """Serve a daemon's stream."""
         first: Any = await context.read()
         if first is _EOF or first.WhichOneof("kind") != "hello":
             await context.abort(

@@ -72,8 +72,6 @@ _REMEMBERED = 10_000
 
 
 class _Change(NamedTuple):
-    """What is to be written of one thing."""
-
     #: None: it is removed.
     record: bytes | None
     #: What is to be remembered of one that has ended.
@@ -81,14 +79,9 @@ class _Change(NamedTuple):
 
 
 class SqliteStorage(Storage):
-    """A database file, made if there is none.
+    """A database file, made if there is none; sqlite3.Error if it is no such database.
 
-    Args:
-        path: Of the file.
-        warn: Called with what users should know: that nothing can be written.
-
-    Raises:
-        sqlite3.Error: the file cannot be opened, or is no such database.
+    ``warn`` is called with what users should know: that nothing can be written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], object] | None = None) -> None:
@@ -216,7 +209,6 @@ class SqliteStorage(Storage):
         return None
 
     async def _write(self, changes: dict[_What, _Change]) -> Exception | None:
-        """Write all or nothing; return what failed."""
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._writer, self._transact, changes)

@@ -122,7 +122,7 @@ class ClusterState:
         return [*living, *dead]
 
     def _lately_dead(self) -> list[DeadActorStatus]:
-        """Return actors that did not end as programs end theirs, the latest first."""
+        """Return the actors that ended unusually, the latest first."""
         dead = reversed(self._cluster.actors.dead())
         unusual = ((id, each) for id, each in dead if DeathCause[each.death.cause] not in ORDINARY)
         return [
@@ -196,7 +196,6 @@ class ClusterState:
 
     # --- the status --------------------------------------------------------------
     def status(self) -> ClusterStatus:
-        """Return everything that ``miniray status`` shows."""
         nodes = [self._node(node) for node in self._all_nodes()]
         total = self._cluster.scheduler.total_resources()
         # Not from what is available: nothing is on a draining node, though little may be used.

@@ -86,7 +86,6 @@ _GROUP_FIELDS = (
 
 
 def actor_record(actor: Actor) -> bytes:
-    """Encode an actor."""
     fields = {name: getattr(actor, name) for name in _ACTOR_FIELDS}
     fields["spec"] = actor.spec.to_wire()
     return marshal.dumps((fields, actor.node.id if actor.node is not None else b""))
@@ -100,19 +99,16 @@ def read_actor(record: bytes) -> tuple[Actor, bytes]:
 
 
 def dead_actor_record(actor: Actor) -> bytes:
-    """Encode what is remembered of an actor that died."""
     dead = remembered(actor)
     return marshal.dumps((actor.id, tuple(dead.death), *dead[1:]))
 
 
 def read_dead_actor(record: bytes) -> tuple[bytes, DeadActor]:
-    """Decode id and fate of a dead actor."""
     id, death, *others = marshal.loads(record)
     return id, DeadActor(Death(*death), *others)
 
 
 def group_record(group: PlacementGroupEntry) -> bytes:
-    """Encode a placement group with what its bundles hold."""
     fields = {name: getattr(group, name) for name in _GROUP_FIELDS}
     state = group.state
     # What this head still awaits the next one has to await too.
@@ -131,12 +127,10 @@ def read_group(record: bytes) -> PlacementGroupEntry:
 
 
 def job_record(job: Job) -> bytes:
-    """Encode a job."""
     fields = {name: getattr(job, name) for name in field_names(Job)}
     return marshal.dumps({**fields, "spec": job.spec.to_wire()})
 
 
 def read_job(record: bytes) -> Job:
-    """Decode a job."""
     fields = marshal.loads(record)
     return Job(**{**fields, "spec": JobSpec.from_wire(fields["spec"])})

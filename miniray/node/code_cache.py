@@ -29,11 +29,9 @@ _MUCH = 16 * 1024 * 1024
 
 
 class CodeCache:
-    """The code that this node has used lately.
+    """The code that this node has used lately: at most ``limit`` bytes.
 
-    Args:
-        ask_head: Asks the head for the code of a name; None if it does not know it.
-        limit: Bytes that all code may take: the least recently used goes first.
+    ``ask_head`` returns the code of a name; None if the head does not know it.
     """
 
     def __init__(self, ask_head: Callable[[bytes], Awaitable[bytes | None]], limit: int) -> None:
@@ -57,7 +55,6 @@ class CodeCache:
         return is_new
 
     def known(self, job_id: bytes, name: bytes) -> bytes | None:
-        """Return the code if it is here."""
         content = self._code.get(name)
         if content is not None:
             self._code.move_to_end(name)
@@ -80,7 +77,6 @@ class CodeCache:
         return self.known(job_id, name)
 
     def jobs(self) -> set[bytes]:
-        """Return the jobs whose code is here."""
         return set(self._names)
 
     def end_job(self, job_id: bytes) -> None:
@@ -121,11 +117,7 @@ class CodeRequests:
             self._head.notify("put_code", client.job_id, name, content)
 
     async def package(self, uri: str) -> bytes:
-        """Fetch a package of a runtime environment.
-
-        Raises:
-            RuntimeEnvSetupError: The cluster does not have it.
-        """
+        """Fetch a package of a runtime environment; RuntimeEnvSetupError if there is none."""
         name = uri.encode()
         part = await self._head.ask("get_code", name)
         if part is None:

@@ -42,15 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class NodeDaemon:
-    """One node.
-
-    Args:
-        node: Facts about it.
-        head: The channel to the head.
-        control: The socket of its template.
-        template_pid: Of the template.
-        pace: How the event loop waits.
-    """
+    """One node: ``control`` is the socket of its template, ``pace`` how the event loop waits."""
 
     def __init__(
         self,
@@ -97,7 +89,6 @@ class NodeDaemon:
 
     # --- the head ----------------------------------------------------------------
     def heartbeat(self) -> head_pb2.Heartbeat:
-        """Return the usage of this node."""
         self._memory_kills.look()
         return head_pb2.Heartbeat(
             object_store_used=self._objects.store.used,
@@ -106,15 +97,12 @@ class NodeDaemon:
         )
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
-        """Pass a request (number 0: a notice) on to the head."""
         self._head.request(client.process_id, number, method, body)
 
     def jobs(self) -> set[bytes]:
-        """Return the jobs of which this node keeps environments or code."""
         return self._environments.jobs() | self._code.cache.jobs()
 
     def end_job(self, job_id: bytes) -> None:
-        """Drop the environments and the code of a job that is over."""
         self._environments.end_job(job_id)
         self._code.cache.end_job(job_id)
 
@@ -134,7 +122,6 @@ class NodeDaemon:
         }
 
     def gone(self, client: Client, refused: str) -> None:
-        """Handle a process that hung up, or was refused."""
         if client.is_driver or client.is_command:
             if client.is_driver:
                 self._pool.end_job(client.job_id)
@@ -153,13 +140,9 @@ class NodeDaemon:
     def _process_ended(
         self, ended: head_pb2.ProcessEnded, work: str, *, gone: bool = True, why: str = ""
     ) -> None:
-        """Clean up after a process of this node that has ended, or is given up.
+        """Clean up after a process that ended, or was killed and is given up (not ``gone``).
 
-        Args:
-            ended: The report to the head.
-            work: What it ran.
-            gone: False: it was killed, and still runs.
-            why: Why this daemon has killed it; empty if it has not.
+        ``why`` says why this daemon has killed it; empty if it has not.
         """
         process_id = ended.process_id
         code = ended.exit_code if ended.exit_known else None
@@ -182,17 +165,14 @@ class NodeDaemon:
                 self._traffic.push(node, owner, "unclaimed", (process_id, self.node_id, segments))
 
     async def fetch_blob(self, uri: str) -> bytes:
-        """Fetch a package of a runtime environment."""
         return await self._code.package(uri)
 
     # --- workers -----------------------------------------------------------------
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
-        """Clean up after a worker that was given up and is gone now."""
         self._objects.process_gone(worker.process_id)
         self._tell_unclaimed(worker.process_id, exit_code)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
-        """Report the end of a worker that is gone, or given up (without an exit code)."""
         if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
             logger.warning("%s %s", what, describe_exit(exit_code, hint=False))
@@ -217,39 +197,31 @@ class NodeDaemon:
         return f"{why} {worker.where_log_is()}".strip()
 
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
-        """Pass lines that a worker printed on to the driver of its job."""
         self._outputs.send(worker, is_stderr, lines)
 
     def template_gone(self) -> None:
-        """End the node: its first template has died, and all workers with it."""
         self.stop("the template process of the node was killed", failed=True)
 
     # --- other nodes ---------------------------------------------------------------
     def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
-        """Send a client's messages to a process that it has no socket to."""
         self._traffic.send(client, node_id, process_id, bodies)
 
     def relayed(self, node_id: bytes, message: Relayed) -> None:
-        """Deliver messages from a process of another node."""
         self._traffic.relayed(node_id, message)
 
     def messages_lost(self, node_id: bytes) -> None:
-        """Handle the loss of messages to or from a node, whose processes may live."""
         self._traffic.messages_lost(node_id)
         self._objects.messages_lost(node_id)
 
     def node_died(self, node_id: bytes) -> None:
-        """Handle the death of another node."""
         self._relay.died(node_id)
         self._objects.node_died(node_id)
         self._traffic.node_died(node_id)
 
     def moves_values(self) -> bool:
-        """Return whether values are on their way to or from other nodes."""
         return self._objects.moves_values()
 
     def serve(self, server: grpc.aio.Server) -> None:
-        """Let a server answer other daemons."""
         self._relay.add_to(server)
 
     # --- the end -------------------------------------------------------------------

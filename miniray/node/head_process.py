@@ -40,12 +40,7 @@ class HeadEndedError(BootError):
 
 
 class HeadProcess:
-    """The head of this node's cluster.
-
-    Args:
-        options: Of the head, without ``ready`` and ``parent_pidfd``.
-        logs: The folder of its log, for errors.
-    """
+    """The head of this node's cluster; ``options`` lack ``ready`` and ``parent_pidfd``."""
 
     def __init__(self, options: dict[str, Any], logs: Path) -> None:
         self._options = options
@@ -72,8 +67,7 @@ class HeadProcess:
     async def ready(self) -> dict[str, Any]:
         """Wait until the head serves; return its ``address`` and ``fingerprint``.
 
-        Raises:
-            BootError: It cannot start, or has ended.
+        Raises BootError if it cannot start, or has ended.
         """
         fd, self._answer = self._answer, -1
         try:
@@ -91,11 +85,7 @@ class HeadProcess:
 
     # --- later starts ------------------------------------------------------------
     async def restart(self) -> None:
-        """Start a head in the place of one that ended.
-
-        Raises:
-            BootError: It cannot start, or heads end again and again.
-        """
+        """Start a head in the place of one that ended; BootError if heads end again and again."""
         while True:
             now = time.monotonic()
             if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
@@ -141,7 +131,6 @@ class HeadProcess:
 
     # --- the end -----------------------------------------------------------------
     async def ended(self) -> None:
-        """Wait until the process has ended."""
         over = asyncio.Event()
         stop_waiting = when_exits(self.pid, over.set)
         try:
@@ -162,7 +151,6 @@ class HeadProcess:
 
 
 def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
-    """Run the head in this process."""
     from miniray.head.main import HeadOptions, run_head
     from miniray.node.process_setup import return_freed_buffers
 
@@ -177,7 +165,6 @@ def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run a later head."""
     options, answer, parent = json.loads(sys.stdin.buffer.read())
     options["secret"] = bytes.fromhex(options["secret"])
     options["session_dir"] = Path(options["session_dir"])

@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
-    """Call ``stop`` with the reason when SIGTERM or SIGINT comes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, f"signal {signal.Signals(number).name}")
@@ -51,9 +50,7 @@ def when_exits(pid: int, callback: Callable[[], None]) -> Callable[[], None]:
 def end_children(spare: Collection[int], timeout: float) -> None:
     """Kill the children of this process, and theirs as they fall to it, if it is a subreaper.
 
-    Args:
-        spare: Pids of children that stay.
-        timeout: Seconds that one may take to end; one that takes longer is left, and logged.
+    Children in ``spare`` stay. One that takes longer than ``timeout`` seconds is left, and logged.
     """
     left: set[int] = set()
     while True:

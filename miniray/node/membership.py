@@ -46,17 +46,7 @@ class MemberEvents(Protocol):
 
 
 class Membership:
-    """Keeps the session with the head.
-
-    Args:
-        config: Facts about this node.
-        head: The way to the head.
-        clients: The processes of this node.
-        pool: Its workers.
-        relay: The way to other nodes.
-        adopted: The objects that this daemon owns for processes that have ended.
-        events: What the daemon does about what the head says.
-    """
+    """Keeps the session with the head."""
 
     def __init__(
         self,
@@ -78,12 +68,10 @@ class Membership:
 
     @property
     def session_ended(self) -> asyncio.Event:
-        """Set when the session with the head has broken."""
         return self._head.session.ended
 
     # --- joining -------------------------------------------------------------------
     async def join(self, timeout: float) -> None:
-        """Open the session with the head."""
         self._welcomed(await self._head.join(self, timeout))
 
     async def rejoin(self, timeout: float) -> None:
@@ -109,11 +97,9 @@ class Membership:
             self._only_these_live({node.node_id for node in welcome.nodes})
 
     def hello(self) -> head_pb2.NodeHello:
-        """Introduce this node."""
         return hello(self._config, self._pool, self._head.recent_reports())
 
     def heartbeat(self) -> head_pb2.Heartbeat:
-        """Return the usage of this node."""
         self._head.drop_stored()
         return self._events.heartbeat()
 
@@ -134,7 +120,6 @@ class Membership:
 
     # --- messages of the head --------------------------------------------------------
     def on_message(self, message: head_pb2.ToNode) -> None:
-        """Do what the head says."""
         kind = message.WhichOneof("kind")
         if kind == "reply":
             self._head.answered(message.reply)

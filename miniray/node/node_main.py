@@ -246,7 +246,6 @@ class NodeStart:
     def _scalars(
         self, machine: Machine, host: str, store: int, accelerators: NodeAccelerators
     ) -> dict[str, float]:
-        """Return the amounts of the resources that are no devices."""
         options = self.options
         scalars: dict[str, float] = {}
         if not options.drivers_only:
@@ -393,7 +392,6 @@ def _token(options: BootOptions, session: Session) -> JoinToken:
 
 
 def _process(pid: int | None) -> ProcessId | None:
-    """Return the id of a process; None if it has just ended."""
     try:
         return ProcessId.of(pid) if pid is not None else None
     except ProcessLookupError:
@@ -401,10 +399,7 @@ def _process(pid: int | None) -> ProcessId | None:
 
 
 def _machine() -> str:
-    """Return a name that is equal for nodes of one machine, container and user.
-
-    Such nodes can use each other's sockets.
-    """
+    """Return a name of this machine, container and user: its nodes can use each other's sockets."""
     if config().machine_id:
         return config().machine_id
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

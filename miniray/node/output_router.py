@@ -136,7 +136,6 @@ class OutputRouter:
         self._relay.send(node, Relayed(notice=_FLUSHED, items=(number,)))
 
     def _flushed(self, node: bytes, message: Relayed) -> None:
-        """Note that another daemon has sent its output."""
         (number,) = message.items
         if number in self._flushes:
             missing, done = self._flushes[number]

@@ -50,7 +50,7 @@ def _set(parameter: int, value: int) -> None:
 def set_up_core() -> None:
     """Have gRPC's core use only the threads that wait for it, and log nothing.
 
-    To be called before gRPC is imported. Variables that the user has set stay.
+    Before gRPC is imported. Variables that the user has set stay.
     """
     # Strangers could fill the disk with lines about their handshakes, which name no address. A
     # failure of this cluster's own connections is an exception where they are used.

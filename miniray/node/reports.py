@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) -> head_pb2.NodeHello:
-    """Make the first message of a session, which a restarted head takes its leases from.
-
-    Args:
-        node: This node.
-        pool: Its workers.
-        lately: Reports that may be lost.
-    """
+    """Make the first message of a session; ``lately`` are reports that may be lost."""
     devices = node.accelerators.devices
     return head_pb2.NodeHello(
         node_id=node.node_id,
@@ -66,7 +60,6 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
 
 
 def attached(client: Client, machine: str) -> head_pb2.FromNode:
-    """Report that a process of this node has connected."""
     message = head_pb2.ProcessAttached(
         process_id=client.process_id, pid=client.pid, job_id=client.job_id
     )
@@ -85,7 +78,6 @@ def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
 
 
 def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.FromNode:
-    """Report that an actor runs, has failed, or is about to end."""
     return head_pb2.FromNode(
         actor=head_pb2.ActorReported(
             actor_id=lease.actor_id,

@@ -34,13 +34,8 @@ _MOVER = "miniray.node.transfer.mover"
 class SharedObjects:
     """The parts that hold, move and answer for values.
 
-    Args:
-        node: Facts about this node.
-        clients: The processes of this node.
-        relay: The way to other nodes.
-        names: Knows which processes run, and what they are called.
-        fork_helper: Starts a process of the node's own: ``serve(control)`` of a module.
-        await_death: Has the head tell when an actor is dead.
+    ``fork_helper`` runs ``serve(control)`` of a module in a process of the node's own;
+    ``await_death`` has the head tell when an actor is dead.
     """
 
     def __init__(
@@ -92,16 +87,13 @@ class SharedObjects:
         )
 
     def moves_values(self) -> bool:
-        """Return whether values are on their way to or from other nodes."""
         return self._mover.is_busy()
 
     def process_ended(self, process_id: bytes, *, gone: bool, may_look: bool) -> None:
         """Free what a process of this node owned.
 
-        Args:
-            process_id: Of the process.
-            gone: Whether it is gone; else it was killed, and what it has mapped stays.
-            may_look: Whether it may live on and look at what it had mapped.
+        What it has mapped stays if it was killed and is not gone; ``may_look``: it may live on and
+        look at that.
         """
         if gone:
             self._objects.process_died(process_id, may_look=may_look)
@@ -124,14 +116,12 @@ class SharedObjects:
         self.adopted.process_died(process_id)
 
     def messages_lost(self, node_id: bytes) -> None:
-        """Reconcile with a node to or from which messages were lost."""
         self._transfers.node_unreachable(node_id)
         self._serving.node_unreachable(node_id)
         self._objects.node_unreachable(node_id)
         self._left.node_unreachable(node_id)
 
     def node_died(self, node_id: bytes) -> None:
-        """Handle the death of another node: its values, copies, owners and borrowers."""
         self._left.node_died(node_id)
         self.adopted.node_died(node_id)
         self._serving.node_died(node_id)
@@ -139,10 +129,8 @@ class SharedObjects:
         self._memory.ended(node_id)
 
     def stop_transfers(self) -> None:
-        """End all transfers."""
         self._mover.close()
 
     async def close(self) -> None:
-        """Give memory and disk back."""
         await self.spilling.close()
         self.store.close()

@@ -35,28 +35,22 @@ class Watches:
         self._there: dict[bytes, dict[bytes, set[bytes]]] = {}
 
     def add_here(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        """Add a watcher of a process of this node."""
         self._here.setdefault(process_id, set()).add((watcher_node, watcher))
 
     def add_there(self, node_id: bytes, process_id: bytes, watcher: bytes) -> None:
-        """Add a watcher on this node of a process of another node."""
         self._there.setdefault(node_id, {}).setdefault(process_id, set()).add(watcher)
 
     def ended_here(self, process_id: bytes) -> set[tuple[bytes, bytes]]:
-        """Remove a process of this node that has ended; return its watchers."""
         return self._here.pop(process_id, set())
 
     def ended_there(self, node_id: bytes, process_id: bytes) -> set[bytes]:
-        """Remove a process of another node that has ended; return its watchers here."""
         watched = self._there.get(node_id)
         return watched.pop(process_id, set()) if watched is not None else set()
 
     def out_of_reach(self, node_id: bytes) -> dict[bytes, set[bytes]]:
-        """Remove the watched processes of a node out of reach; return their watchers."""
         return self._there.pop(node_id, {})
 
     def node_ended(self, node_id: bytes) -> dict[bytes, set[bytes]]:
-        """Remove a dead node; return its watched processes with their watchers here."""
         for watchers in self._here.values():
             watchers.difference_update({w for w in watchers if w[0] == node_id})
         return self._there.pop(node_id, {})
@@ -65,13 +59,8 @@ class Watches:
 class Traffic:
     """Routes all messages for processes.
 
-    Args:
-        node_id: Of this node.
-        clients: The connected processes of this node.
-        relay: The way to other daemons.
-        objects: The values of this node; speaks for owners that have exited as planned.
-        names: Knows which processes run, and what ended ones were.
-        pace: The event loop's; bulk makes it rest.
+    ``objects`` speaks for owners that have exited as planned; ``pace`` is the event loop's: bulk
+    makes it rest.
     """
 
     def __init__(
@@ -111,7 +100,6 @@ class Traffic:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def relayed(self, node_id: bytes, message: Relayed) -> None:
-        """Deliver messages from a process of another node."""
         if message.bodies:
             self._deliver(node_id, message.sender, message.to, message.bodies)
 
@@ -130,7 +118,6 @@ class Traffic:
             self._tell_gone(to, from_node, sender)
 
     def push(self, node_id: bytes, to: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        """Send a push to a process of any node."""
         if node_id == self._node_id:
             self._clients.push(to, topic, body)
         else:
@@ -138,7 +125,6 @@ class Traffic:
 
     # --- ends --------------------------------------------------------------------
     def _watch(self, client: Client, process_id: bytes, node_id: bytes) -> None:
-        """Have a client told when a process ends."""
         if node_id == self._node_id:
             self._add_watch(process_id, node_id, client.process_id)
             return
@@ -166,7 +152,6 @@ class Traffic:
             self._relay.send(watcher_node, gone)
 
     def ended_here(self, process_id: bytes) -> None:
-        """Tell the watchers of a process of this node that it has ended."""
         for node, watcher in self._watches.ended_here(process_id):
             self._tell_gone(process_id, node, watcher)
 
@@ -177,7 +162,6 @@ class Traffic:
             self._clients.push(watcher, "process_died", (message.sender, *message.items))
 
     def node_died(self, node_id: bytes) -> None:
-        """Tell the watchers of a dead node's processes."""
         self._tell_watchers("process_died", self._watches.node_ended(node_id))
 
     def messages_lost(self, node_id: bytes) -> None:

@@ -67,13 +67,12 @@ class Actor:
 
     @property
     def name(self) -> tuple[str, str] | None:
-        """(namespace, name), or None."""
         name = self.spec.name
         return None if name is None else (self.spec.namespace, name)
 
     @property
     def location(self) -> tuple[bytes, bytes, bool, bytes]:
-        """What a process needs to make a handle of this actor."""
+        """Return what a process needs to make a handle of this actor."""
         spec = self.spec
         return self.id, spec.owner_node, spec.detached, spec.info
 
@@ -117,14 +116,12 @@ class Actor:
         )
 
     def begin_restart(self) -> None:
-        """Count a restart."""
         self.state, self.killed = RESTARTING, False
         self.restarts += 1
         if self.restarts_left > 0:
             self.restarts_left -= 1
 
     def die(self, death: Death) -> None:
-        """Note when the actor died and why."""
         self.state, self.death, self.died = DEAD, death, time.time()
 
 

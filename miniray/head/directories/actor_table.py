@@ -51,16 +51,13 @@ class ActorTable:
         return self._by_lease.get(number)
 
     def owners(self) -> list[bytes]:
-        """Return the processes with which actors end."""
         return list(self._owned)
 
     def take_owned(self, owner: bytes) -> list[Actor]:
-        """Forget an owner and return the actors that end with it."""
         ids = self._owned.pop(owner, {})
         return [self._actors[id] for id in ids if id in self._actors]
 
     def names(self) -> Iterable[tuple[str, str]]:
-        """Return every (namespace, name)."""
         return self._names.keys()
 
     def all(self) -> list[Actor]:
@@ -81,24 +78,21 @@ class ActorTable:
             self._owned.setdefault(actor.owner, {})[actor.id] = None
 
     def leased(self, actor: Actor, number: int) -> None:
-        """Note the lease that an actor has, or asks for."""
         actor.lease = number
         self._by_lease[number] = actor
 
     def lives_in(self, actor: Actor, process_id: bytes, pid: int = 0) -> None:
-        """Note the process in which an actor runs, and its pid if that is known."""
+        """Note an actor's process, and its pid if that is known."""
         self._by_process.pop(actor.process_id, None)
         actor.process_id, actor.pid = process_id, pid or actor.pid
         self._by_process[process_id] = actor
 
     def leave_place(self, actor: Actor) -> None:
-        """Forget the lease and process of an actor."""
         self._by_lease.pop(actor.lease, None)
         self._by_process.pop(actor.process_id, None)
         actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
 
     def died(self, actor: Actor) -> None:
-        """Move an actor to the dead, and free its name."""
         del self._actors[actor.id]
         if actor.name is not None:
             del self._names[actor.name]
@@ -106,7 +100,6 @@ class ActorTable:
         self.enter_dead(actor.id, remembered(actor))
 
     def enter_dead(self, id: bytes, dead: DeadActor) -> None:
-        """Remember a dead actor; it need not have been known alive."""
         self._dead[id] = dead
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
@@ -155,7 +148,6 @@ class ActorSubscribers:
             self._of_actor.pop(actor_id, None)
 
     def process_ended(self, process_id: bytes) -> None:
-        """Drop the subscriptions of a process."""
         for actor_id in self._of_process.pop(process_id, set()):
             self._leave(process_id, actor_id)
 
@@ -166,7 +158,6 @@ class ActorSubscribers:
             self._timers.call_later(_EARLY_WAIT, lambda: self._stop_waiting(actor_id))
 
     def came(self, actor_id: bytes) -> None:
-        """Stop waiting for an actor that was registered."""
         self._awaited.discard(actor_id)
 
     def _stop_waiting(self, actor_id: bytes) -> None:
@@ -176,7 +167,6 @@ class ActorSubscribers:
 
     # --- telling -----------------------------------------------------------------
     def tell(self, process_id: bytes, actor: Actor) -> None:
-        """Tell one process where an actor is."""
         node_id = actor.node.id if actor.node is not None else b""
         self._clients.push(
             process_id,
@@ -190,12 +180,10 @@ class ActorSubscribers:
         )
 
     def tell_all(self, actor: Actor) -> None:
-        """Tell all subscribers where an actor is."""
         for process_id in self._of_actor.get(actor.id, ()):
             self.tell(process_id, actor)
 
     def tell_dead(self, process_id: bytes, actor_id: bytes, death: Death) -> None:
-        """Tell one process why an actor is dead."""
         self._clients.push(process_id, "actor", actor_id, DEAD, b"", b"", 0, tuple(death))
 
     def tell_death(self, actor_id: bytes, death: Death) -> None:

@@ -76,8 +76,7 @@ class ActorRegistry:
     ) -> tuple[bytes, bytes, bool, bytes] | None:
         """Register an actor; its arguments follow with ``start``.
 
-        Returns:
-            How to make a handle of the one that exists already, for ``get_if_exists``.
+        Returns how to make a handle of the one that exists already, for ``get_if_exists``.
 
         Raises:
             ActorAlreadyExistsError: the name is taken.
@@ -174,7 +173,6 @@ class ActorRegistry:
             self._end(actor, kill=True)
 
     def out_of_scope(self, process_id: bytes, id: bytes) -> None:
-        """End an actor whose owner dropped the last handle."""
         actor = self._table.get(id)
         if actor is not None and actor.owner == process_id and not actor.spec.detached:
             self._die(actor, DeathCause.OUT_OF_SCOPE)
@@ -209,7 +207,6 @@ class ActorRegistry:
         self._grants.submit(number, self, actor, actor.demand, actor.near)
 
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
-        """Have the node's daemon start the actor."""
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         token.node = node
@@ -232,24 +229,20 @@ class ActorRegistry:
         )
 
     def refused(self, token: Actor, number: int, reason: Reason) -> None:
-        """Let an actor that can never be placed be dead."""
         if reason.kind is ReasonKind.GROUP_GONE:
             self._die(token, DeathCause.GROUP_REMOVED, ended=True)
         else:
             self._die_unschedulable(token, reason.sentence())
 
     def lost(self, token: Actor, number: int) -> None:
-        """Restart an actor whose node is gone, or mark it dead."""
         if token.lease == number:  # else it was dead already, and only its process was left
             self._ended(token, ProcessExit(pid=token.pid, with_node=True))
 
     def must_end(self, token: Actor, number: int) -> None:
-        """End an actor whose placement group was removed."""
         if token.lease == number and token.state != DEAD:
             self._die(token, DeathCause.GROUP_REMOVED)
 
     def waits(self, token: Actor, number: int, reason: Reason) -> None:
-        """Tell the driver why its actor waits."""
         if token.job is not None:
             self._notices.tell(
                 token.job.driver,
@@ -288,7 +281,7 @@ class ActorRegistry:
             self._subscribers.tell_all(actor)
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
-        """Note the process of a lease, which a daemon may name nowhere else."""
+        """Note the process of a lease, which a daemon may report nowhere else."""
         actor = self._table.of_lease(number)
         if actor is not None and process_id:
             self._table.lives_in(actor, process_id)
@@ -309,7 +302,6 @@ class ActorRegistry:
         return True
 
     def lease_over(self, number: int) -> None:
-        """Note the end of a lease, and so of its actor, if that was not reported."""
         actor = self._table.of_lease(number)
         if actor is not None:
             self._ended(actor, ProcessExit(pid=actor.pid))
@@ -354,14 +346,10 @@ class ActorRegistry:
         how: ProcessExit | None = None,
         ended: bool = False,
     ) -> None:
-        """Let an actor be dead for all who ask; its process may still be ending.
+        """Mark an actor dead for all who ask; its process may still be ending.
 
-        Args:
-            actor: which one.
-            cause: why.
-            creation: pickled error of its creation.
-            how: how its process ended, if that is known.
-            ended: its process ends without being asked, or never was.
+        ``creation`` is the pickled error of its creation. ``ended``: its process ends without being
+        asked, or never was.
         """
         death = actor.describe_death(cause, how or ProcessExit(), creation)
         if actor.node is None and actor.lease:
@@ -400,10 +388,7 @@ class ActorRegistry:
     def node_reports(
         self, node: ClusterNode, processes: Mapping[int, bytes], without_bundle: Container[int]
     ) -> None:
-        """Take over the actors that a node reports; those that it lacks have ended.
-
-        ``without_bundle`` are the leases whose bundle is gone.
-        """
+        """Take over the actors that a node reports; those that it lacks have ended."""
         for actor, lease in self._awaited.pop(node.id, ()):
             if actor.lease != lease:  # it has ended
                 continue
@@ -424,7 +409,6 @@ class ActorRegistry:
                 self._subscribers.tell_all(actor)
 
     def _not_there(self, actor: Actor) -> None:
-        """Restart or mark dead an actor that is not on the node that was to report it."""
         if actor.state == ALIVE:
             self._ended(actor, ProcessExit(pid=actor.pid))
             return
@@ -447,12 +431,10 @@ class ActorRegistry:
                 self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
 
     def end_orphans(self) -> None:
-        """End the actors whose owner did not come back."""
         for owner in [owner for owner in self._table.owners() if self._clients.get(owner) is None]:
             self._end_owned(owner)
 
     def has_lease(self, number: int) -> bool:
-        """Return whether a lease is that of a living actor."""
         return self._table.of_lease(number) is not None
 
     # --- listings ------------------------------------------------------------------------
@@ -465,7 +447,6 @@ class ActorRegistry:
 
 
 def _unschedulable(actor: str, why: str) -> bytes:
-    """Return the pickled error of an actor that cannot be placed."""
     return pickle.dumps(
         ActorUnschedulableError(f"The actor {actor} cannot be scheduled: {why}."), 5
     )

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class ProcessExit(NamedTuple):
-    """How a process ended."""
-
     #: Exit code, negative for a signal; None: not known.
     code: int | None = None
     pid: int = 0
@@ -82,7 +80,6 @@ class ClientDirectory:
             hook(process_id, how)
 
     def node_lost(self, node: ClusterNode) -> None:
-        """Remove the processes of a node, and tell the observers of them and of its daemon."""
         why = f"Node {node.name} is gone: {node.reason}."
         for client in self._on_node.pop(node.id, {}).values():
             if self._clients.get(client.id) is client:
@@ -118,7 +115,6 @@ class ClientDirectory:
         self._reply(process_id, request, b"", body)
 
     def refuse(self, process_id: bytes, request: int, error: BaseException) -> None:
-        """Answer a request with the error that its caller is to raise."""
         self._reply(process_id, request, encode_error(error), b"")
 
     def _reply(self, process_id: bytes, request: int, error: bytes, body: bytes) -> None:

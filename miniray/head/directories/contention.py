@@ -77,7 +77,6 @@ class Revocations:
         leases.on_changed.append(self._changed)
 
     def arm(self) -> None:
-        """Look for leases after a quantum."""
         if not self._armed:
             self._armed = True
             self._timers.call_later(QUANTUM, self._look)
@@ -131,7 +130,6 @@ class Revocations:
         return list(itertools.islice(self._grants.waiting.values(), _MAX_SCANNED))
 
     def _forget_done(self) -> None:
-        """Forget leases that are over, and actors that do not wait any more."""
         living = self._leases.leases
         for waiter, asked in list(self._asked.items()):
             for numbers in asked:
@@ -195,7 +193,7 @@ class Revocations:
         return asked, young
 
     def _gather(self, request: Request, offers: list[int], found: list[int]) -> list[int]:
-        """Choose several leases for one request, once it has waited for a while.
+        """Choose several leases for one request, once it has waited ``GATHER_AFTER`` seconds.
 
         What the first of them frees is set aside, as others would take it.
         """
@@ -272,12 +270,10 @@ def _group_of(request: Request) -> TaskLeaseGroup | None:
 
 
 def _is_held(lease: TaskLease) -> bool:
-    """Return whether a client has the lease and was not asked for it yet."""
     return bool(lease.process_id) and lease.may_be_asked_for
 
 
 def _held_by(request: Request) -> int:
-    """Return how many leases the requester has; an actor has none."""
     group = _group_of(request)
     return 0 if group is None else len(group.leases)
 

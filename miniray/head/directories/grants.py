@@ -161,15 +161,10 @@ class GrantTable:
         *,
         fill: bool = False,
     ) -> None:
-        """Ask for a lease; the answer comes to the requester, maybe before this returns.
+        """Ask for a lease; the requester may be called, with the token, before this returns.
 
-        Args:
-            number: from ``reserve_number``; of the request, and of its lease.
-            requester: who asks.
-            token: what the requester is called with.
-            demand: what the lease has to hold, and where.
-            near: node that the default policy prefers.
-            fill: whether it does so as long as there is room.
+        The number, from ``reserve_number``, names the request and its lease. The default policy
+        prefers the node ``near``; with ``fill``, as long as there is room.
         """
         now = self.timers.time()
         request = Request(number, requester, token, demand, now, time.time())
@@ -202,10 +197,7 @@ class GrantTable:
     def set_blocked(self, number: int, blocked: bool, leaving: bytes = b"") -> None:
         """Note that a lease's task waits for others, or continues.
 
-        Args:
-            number: of the lease.
-            blocked: whether it waits.
-            leaving: the process, if it has done its work and waits before it exits.
+        ``leaving`` is the process if it has done its work and waits before it exits.
         """
         request = self._requests.get(number)
         if request is not None:
@@ -222,7 +214,6 @@ class GrantTable:
         return self._requests.get(number)
 
     def lease(self, number: int) -> ResourceLease | None:
-        """Return what a lease holds, for reading only; None if there is no such lease."""
         return self.scheduler.lease(number)
 
     # --- nodes and groups ----------------------------------------------------------
@@ -233,22 +224,17 @@ class GrantTable:
         leases: Iterable[tuple[int, Allocation]] = (),
         actors: Collection[int] = (),
     ) -> None:
-        """Add a node with what runs there; ValueError if that does not fit it.
-
-        ``actors`` are those of the leases that are of actors.
-        """
+        """Add a node with what runs there; ValueError if that does not fit it."""
         now = self.timers.time()
         self.apply(self.scheduler.add_node(pool, now, bundles, leases, actors))
 
     def await_no_more(self) -> None:
-        """Give up the nodes of before a restart that have not reported."""
         self.apply(self.scheduler.await_no_more(self.timers.time()))
 
     def remove_node(self, name: str) -> None:
         self.apply(self.scheduler.remove_node(name, self.timers.time()))
 
     def drain(self, name: str, draining: bool) -> None:
-        """Stop granting on a node, or grant there again."""
         self.apply(self.scheduler.drain_node(name, self.timers.time(), draining))
 
     def set_in_service(self, name: str, resource: str, device: str, why: str) -> None:

@@ -24,11 +24,7 @@ Key = str | bytes
 
 
 class KeyValues:
-    """Values by namespace and key.
-
-    Args:
-        on_change: Called with each new value, or None for a removed one.
-    """
+    """Values by namespace and key; ``on_change`` gets each new value, or None for a removed one."""
 
     def __init__(self, on_change: Callable[[str, Key, bytes | None], None]) -> None:
         self._values: dict[str, dict[Key, bytes]] = {}
@@ -50,7 +46,6 @@ class KeyValues:
         return self._values.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: Key) -> bool:
-        """Remove a value; return whether there was one."""
         if self._values.get(namespace, {}).pop(key, None) is None:
             return False
         self._on_change(namespace, key, None)
@@ -95,10 +90,6 @@ class JobDirectory:
 
     A job *ends* with its driver, and is *over* when nothing holds it any more either: a process of
     it that still runs, or a detached actor that does or may start again.
-
-    Args:
-        on_over: Called with the id of a job that is over.
-        on_forgotten: Called with the id of one that is not remembered any more.
     """
 
     def __init__(
@@ -204,11 +195,7 @@ class JobCode:
         self._refused: dict[bytes, None] = {}
 
     def put(self, job_id: bytes, name: bytes, content: bytes) -> None:
-        """Keep a content for a job.
-
-        Raises:
-            CodeStoreFullError: There is no room.
-        """
+        """Keep a content for a job; CodeStoreFullError if there is no room."""
         if self._jobs.is_over(job_id):
             return  # a process that is ending sent it; it will not be asked for
         if name not in self._users:
@@ -230,11 +217,7 @@ class JobCode:
         return True
 
     def get(self, name: bytes) -> bytes | None:
-        """Return a content, or None.
-
-        Raises:
-            CodeStoreFullError: It was brought, and there was no room.
-        """
+        """Return a content, or None; CodeStoreFullError if it was brought and did not fit."""
         content = self._kv.get(_CODE, name)
         if content is None and name in self._refused:
             raise self._full("What is asked for did not fit.")
@@ -250,7 +233,6 @@ class JobCode:
                 self._drop(name)
 
     def restored(self) -> None:
-        """Take over what an earlier head kept."""
         for key in self._kv.keys(_USERS, b""):
             assert isinstance(key, bytes)
             job_id, name = key[:_JOB_ID], key[_JOB_ID:]

@@ -76,26 +76,22 @@ class TaskLeaseGroup:
 
     @property
     def in_use(self) -> bool:
-        """Whether the group must be remembered."""
         kept_from = self.told or self.start_failures or self.pausing
         return bool(self.total or self.leases or self.waiting or kept_from)
 
     def want(self, name: str, total: int, near: str) -> None:
-        """Note what the client wants now."""
         self.name, self.total = name, total
         if self.near != near:
             self.near, self.told_full = near, -math.inf
 
     def remove(self, number: int) -> None:
-        """Forget a lease that is over."""
         self.leases.pop(number, None)
         self.starting.discard(number)
 
     def max_calls(self, allocation: Allocation) -> int:
         """Return after how many tasks the worker of a lease ends; 0: no limit.
 
-        One that had devices ends after a task unless it is told otherwise, so that their memory
-        is released.
+        One that had devices ends after a task by default, so that their memory is released.
         """
         given = self.spec.max_calls
         return int(bool(allocation.devices)) if given is None else given
@@ -103,8 +99,6 @@ class TaskLeaseGroup:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class TaskLease:
-    """A granted lease on a worker."""
-
     number: int
     group: TaskLeaseGroup
     node_id: bytes
@@ -185,15 +179,13 @@ class TaskLeases:
         self._forget_unused(group)
 
     def refuse(self, client_id: bytes, why: str, group_id: int, *_: object) -> None:
-        """Fail a client's tasks: its request was refused before it was looked at."""
         error = TaskUnschedulableError(f"A task cannot be scheduled: {why}.")
         self._fail(client_id, group_id, error)
 
     def _tell_full(self, group: TaskLeaseGroup) -> None:
         """Tell a client not to wait for a further lease on the node that it named.
 
-        Not told while the worker of one starts there: the client does not know that it may wait
-        for that one.
+        Not while a worker of it starts there: it does not know that it may wait for that one.
         """
         now = self._timers.time()
         if not group.near or now - group.told_full < FULL_FOR:
@@ -207,11 +199,7 @@ class TaskLeases:
     def give_back(
         self, client_id: bytes, number: int, broken: bool = False, calls_left: int = 0
     ) -> None:
-        """Take a lease back from its client.
-
-        ``broken``: its worker is out of reach. ``calls_left``: how many of the tasks after which
-        its worker ends were not used.
-        """
+        """Take a lease back from its client; ``broken``: its worker is out of reach."""
         lease = self.leases.get(number)
         if lease is None:
             self._held.get(client_id, set()).discard(number)  # its node has yet to report it
@@ -288,7 +276,6 @@ class TaskLeases:
 
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: TaskLeaseGroup, number: int, allocation: Allocation) -> None:
-        """Have the node's daemon give the lease a worker."""
         token.waiting.pop(number, None)
         token.told = 0
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
@@ -321,7 +308,6 @@ class TaskLeases:
         self._give_up(token, self._error(token, reason))
 
     def lost(self, token: TaskLeaseGroup, number: int) -> None:
-        """Drop a lease whose node is gone."""
         self._over(number)
 
     def must_end(self, token: TaskLeaseGroup, number: int) -> None:
@@ -363,10 +349,7 @@ class TaskLeases:
     def started(self, number: int, process_id: bytes, calls_left: int = 0) -> None:
         """Hand a lease to its client: its worker runs.
 
-        Args:
-            number: of the lease.
-            process_id: of the worker.
-            calls_left: after how many tasks it ends, if it has run some already; else 0.
+        ``calls_left`` is after how many tasks it ends, if it has run some already; else 0.
         """
         lease = self.leases.get(number)
         if lease is None or lease.returned or lease.ended or lease.process_id:
@@ -389,10 +372,7 @@ class TaskLeases:
         self._tell_changed()
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
-        """Drop a lease whose daemon could not start a worker for it.
-
-        Another one is tried until ``tries`` of the group have failed so in a row.
-        """
+        """Drop a lease whose worker did not start; ``tries`` such failures in a row are final."""
         lease = self.leases.pop(number, None)
         if lease is not None and not lease.returned:
             self._start_failed(lease, error, tries)
@@ -421,7 +401,6 @@ class TaskLeases:
         self._balance(group)
 
     def over(self, number: int) -> None:
-        """Free what a lease held: its worker is gone or idle."""
         self._over(number)
         self._grants.release(number)
         self._tell_changed()
@@ -473,13 +452,11 @@ class TaskLeases:
                 self.give_back(client_id, number)
 
     def end_orphans(self) -> None:
-        """End the leases whose client did not come back."""
         for client_id in [c for c in self._groups if self._clients.get(c) is None]:
             self._client_ended(client_id, ProcessExit())
 
     # --- ending ------------------------------------------------------------------------
     def _drop(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
-        """End a lease for its client."""
         lease.returned = True
         lease.group.remove(lease.number)
         if lease.ended:

@@ -41,8 +41,6 @@ class NodeOutbox(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class ClusterNode:
-    """A node, living or lost."""
-
     id: bytes
     #: Its id in hex, which is its name in the scheduler.
     name: str
@@ -102,7 +100,6 @@ class ClusterNode:
         )
 
     def beat(self, heartbeat: head_pb2.Heartbeat) -> None:
-        """Note the figures of a heartbeat."""
         self.object_store_used = heartbeat.object_store_used
         self.object_store_capacity = heartbeat.object_store_capacity
         self.object_store_spilled = heartbeat.object_store_spilled
@@ -113,7 +110,6 @@ class ClusterNode:
             self.outbox.put(head_pb2.ToNode(**kind))
 
     def start(self, lease: GrantedLease) -> None:
-        """Have its daemon give a lease a worker."""
         self.send(start_lease=head_pb2.StartLease(granted=plain.dumps(lease.to_wire())))
 
 
@@ -133,7 +129,6 @@ class NodeDirectory:
         return iter(tuple(self._living.values()))
 
     def get(self, node_id: bytes) -> ClusterNode | None:
-        """Return a living node, or None."""
         return self._living.get(node_id)
 
     def lost(self) -> list[ClusterNode]:
@@ -141,7 +136,6 @@ class NodeDirectory:
         return list(self._lost.values())
 
     def add(self, node: ClusterNode) -> None:
-        """Add a node and tell the others."""
         self._lost.pop(node.id, None)
         for other in self._living.values():
             other.send(node_joined=self.introduction(node))
@@ -149,7 +143,6 @@ class NodeDirectory:
         self._count_cpus()
 
     def remove(self, node: ClusterNode, reason: str) -> None:
-        """Mark a node as lost and tell the others."""
         if self._living.get(node.id) is not node:
             return
         del self._living[node.id]
@@ -173,17 +166,12 @@ class NodeDirectory:
             node.send(living=living)
 
     def silent(self, now: float, timeout: float, every: float) -> list[ClusterNode]:
-        """Return the nodes that were silent for ``timeout`` while others were heard.
+        """Return the nodes that were silent for ``timeout`` seconds while others were heard.
 
         The head's own node is not judged by what it says: the head ends with that process. If not
         even that node was heard, over a Unix socket, and no other either, the head is at fault.
-
-        Args:
-            now: by the loop's clock.
-            timeout: seconds.
-            every: seconds between two of these questions. One that comes much later shows that the
-                head stood still (it was stopped, or its machine was), and what nodes have said
-                since is not read yet.
+        A call much later than ``every`` seconds after the last one shows that the head stood still,
+        and what nodes have said since is not read yet.
         """
         late = now - self._asked - every
         self._asked = now
@@ -206,5 +194,4 @@ class NodeDirectory:
 
     @staticmethod
     def introduction(node: ClusterNode) -> head_pb2.NodeJoined:
-        """Describe a node for other daemons."""
         return head_pb2.NodeJoined(node_id=node.id, address=node.address)

@@ -43,10 +43,7 @@ class Drains:
         clients.on_ended.append(self._forget)
 
     def drain(self, prefix: str) -> str:
-        """Place nothing new on a node; returns its id.
-
-        Args:
-            prefix: the first hex digits of its id, as many as tell it from others.
+        """Place nothing new on the node whose id begins with this; return its id.
 
         Raises:
             ValueError: no living node, or more than one, has such an id.
@@ -66,23 +63,16 @@ class Drains:
         return node.name
 
     def wait(self, waiter: Waiter, node_id: str) -> None:
-        """Answer a request with True once nothing runs on a draining node any more.
-
-        The answer is False if the node is not drained (any more).
-        """
+        """Answer a request once nothing runs on a draining node; False if it is not drained."""
         self._waiting.setdefault(node_id, []).append(waiter)
         self._look()
 
     def joins(self, node: ClusterNode) -> None:
-        """Drain a node that joins if it was drained before; before anything is placed there.
-
-        To be called before anything is placed there.
-        """
+        """Drain a node that joins if it was drained before; before anything is placed there."""
         if self._kv.exists(_NAMESPACE, node.name):
             node.draining = node.pool.closed = True
 
     def left(self) -> None:
-        """Answer those who wait for a node that is gone; it is still drained if it comes back."""
         self._look()
 
     def _set(self, node: ClusterNode, *, draining: bool) -> None:
@@ -128,7 +118,6 @@ _MAX_NAMED = 3
 
 
 def why_quarantined(quarantine: head_pb2.Quarantine) -> str:
-    """Say why the devices of a quarantine are out of service."""
     processes = quarantine.processes
     named = [f"pid {process.pid} ({process.name})" for process in processes[:_MAX_NAMED]]
     more = len(processes) - len(named)
@@ -167,7 +156,6 @@ class Quarantines:
                 self._warn(node, quarantine)
 
     def _warn(self, node: ClusterNode, quarantine: head_pb2.Quarantine) -> None:
-        """Tell the driver of the job whose process it was."""
         job = self._jobs.get(quarantine.job_id)
         if job is None:
             return

@@ -62,12 +62,7 @@ class PendingNotices:
     ) -> None:
         """Notify a driver soon that something waits, unless it does not by then.
 
-        Args:
-            driver: Whose it is.
-            name: What waits.
-            reason: Why.
-            waits: Whether it still waits.
-            kind: What several of them are called; default: the name.
+        ``kind`` is what several of them are called; default: the name.
         """
         lines = self._lines.setdefault(driver, {})
         line = _Line(kind or name, reason.sentence(), reason.infeasible)

@@ -61,17 +61,12 @@ class PlacementGroupEntry:
 
     @property
     def status(self) -> str:
-        """The state in the words of Ray's table."""
         if self.removed or self.state is None:
             return GroupStatus.REMOVED.value
         return self.state.status.value
 
     def table(self, waits: Reason | None = None) -> dict[str, Any]:
-        """Return what users see, in the form of Ray's ``placement_group_table``.
-
-        Args:
-            waits: why it is not placed, if that was looked at.
-        """
+        """Return Ray's ``placement_group_table``; ``waits`` says why it is not placed."""
         placed = self.state.allocations if self.state is not None and not self.removed else {}
         created = self.status == GroupStatus.CREATED.value
         took = 1000 * ((self.placed or time.time()) - self.asked)
@@ -95,7 +90,6 @@ class PlacementGroupEntry:
         }
 
     def _progress(self, waits: Reason | None) -> str:
-        """Return the scheduling state in the words of Ray's table."""
         if self.status == GroupStatus.CREATED.value:
             return "FINISHED"
         if self.status == GroupStatus.REMOVED.value:
@@ -191,12 +185,10 @@ class PlacementGroups:
             self._settle(group)
 
     def pin(self, id: bytes, label: str) -> list[str]:
-        """Keep a group on nodes with the values of a label that its nodes have now.
+        """Keep a group on nodes with the values of a label that its nodes have now; return these.
 
-        Should a node of it be lost, the bundles of that one wait for another node with its value.
-
-        Returns:
-            The value for each bundle; none if not all bundles are placed, and nothing is changed.
+        Bundles of a lost node then wait for another with its value. Not all bundles are placed: no
+        values, and nothing is changed.
 
         Raises:
             ValueError: a node of it has no such label.
@@ -281,7 +273,6 @@ class PlacementGroups:
         return None if group is None else group.id
 
     def all(self) -> list[PlacementGroupEntry]:
-        """Return every group that is not removed."""
         return list(self._groups.values())
 
     def restore(self, group: PlacementGroupEntry) -> None:
@@ -302,14 +293,12 @@ class PlacementGroups:
             self._settle(group)
 
     def end_orphans(self) -> None:
-        """Remove the groups whose creator did not come back."""
         for creator in [c for c in self._owned if self._clients.get(c) is None]:
             for id in self._owned.pop(creator):
                 self.remove(id)
 
     # --- what happens to them --------------------------------------------------------
     def placed(self, group_id: bytes) -> None:
-        """Answer those who wait for a group."""
         group = self._groups.get(group_id)
         if group is not None:
             if group.placed is None:
@@ -330,7 +319,6 @@ class PlacementGroups:
         )
 
     def _settle(self, group: PlacementGroupEntry) -> None:
-        """Answer those who wait, if there is an answer."""
         error = group.error
         if group.removed:
             error = PlacementGroupRemovedError(group.id.hex())

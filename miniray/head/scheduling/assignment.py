@@ -181,7 +181,6 @@ class _Search:
         self._hopeless: set[Hashable] = set()
 
     def run(self) -> bool:
-        """Place all, or none; return whether all are placed."""
         levels: list[_Level] = []
         while len(self._placed) < len(self._order):
             if len(levels) == len(self._placed):

@@ -72,13 +72,7 @@ class GroupPlacement:
         strategy: str = "PACK",
         bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
     ) -> GroupPlacement:
-        """Make the state of a new group.
-
-        Args:
-            group_id: id of the group.
-            bundles: amount per resource, in units, for each bundle.
-            strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-            bundle_label_selector: for each bundle, conditions on its node's labels.
+        """Make the state of a new group; amounts are in units.
 
         Raises:
             ValueError: no bundles, an empty or malformed bundle, an unknown strategy, or
@@ -107,7 +101,6 @@ class GroupPlacement:
         return cls(group_id, strategy, tuple(specs))
 
     def place(self, index: int, allocation: Allocation) -> None:
-        """Note what a bundle has reserved."""
         self.allocations[index] = allocation
         self.awaited.pop(index, None)
         if len(self.allocations) == len(self.bundles):
@@ -120,15 +113,10 @@ class GroupPlacement:
         self.status = GroupStatus.RESCHEDULING
 
     def remove(self) -> None:
-        """Note that nothing more is placed."""
         self.status = GroupStatus.REMOVED
 
     def choose_nodes(self, selectors: Sequence[Mapping[str, str]]) -> None:
-        """Require these labels of the nodes for bundles that are still to be placed.
-
-        Args:
-            selectors: conditions for each bundle; those that are placed meet them.
-        """
+        """Require these labels, a selector per bundle, of nodes for bundles still to be placed."""
         self.bundles = tuple(
             spec._replace(selector=parse_selector(selector, of_bundle=True))
             for spec, selector in zip(self.bundles, selectors, strict=True)
@@ -145,10 +133,7 @@ class GroupPlacement:
 
     @property
     def missing_sets(self) -> dict[str, dict[int, BundleSpec]]:
-        """The missing bundles by the set that has to share the value of a label.
-
-        In a group without sets all are in one, without a name.
-        """
+        """Return the missing bundles by the set that shares a label's value; "" without sets."""
         sets: dict[str, dict[int, BundleSpec]] = {}
         for index, spec in self.missing.items():
             sets.setdefault(set_name(spec.selector), {})[index] = spec
@@ -183,11 +168,8 @@ def candidates(
     """Return, for each set with missing bundles, the values whose nodes have room for all of them.
 
     A set keeps the value that the nodes of its placed bundles have, and no other set gets it.
-
-    Args:
-        group: The group.
-        values: The label's value of each node; empty where it has none.
-        has_room: Whether the missing bundles of a set fit on the nodes with a value.
+    ``values`` has the label's value of each node, empty where it has none; ``has_room`` tells
+    whether the missing bundles of a set fit on the nodes with a value.
     """
     names = {set_name(spec.selector) for spec in group.bundles}
     fixed = {
@@ -211,14 +193,7 @@ def candidates(
 
 
 def match(candidates: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
-    """Give each set a value of its own, by augmenting paths.
-
-    Args:
-        candidates: For each set, the values whose nodes have room for it, best first.
-
-    Returns:
-        The value of each set; None if they can't all have one.
-    """
+    """Give each set one of its values for itself, by augmenting paths; None if that cannot be."""
     set_with: dict[str, str] = {}  # value -> set
     for start in candidates:
         reached: dict[str, str] = {}  # value -> set that it was reached from

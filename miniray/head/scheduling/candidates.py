@@ -62,7 +62,6 @@ class PoolSet:
         self._orders = 0
 
     def add(self, key: Hashable, pool: ResourcePool) -> None:
-        """Add a pool under its key, last in the stable order."""
         self._orders += 1
         pool.order = self._orders
         self.pools[key] = pool
@@ -106,7 +105,6 @@ class CandidateIndex:
         self._rebuild()
 
     def best(self) -> ResourcePool | None:
-        """Return the best pool that fits, or None."""
         self._catch_up()
         heap = self._heap
         while heap:
@@ -128,9 +126,7 @@ class CandidateIndex:
     def is_as_good(self, pool: ResourcePool, *, however_used: bool) -> bool:
         """Return whether a pool fits and ranks no worse than the best one.
 
-        Args:
-            pool: the pool.
-            however_used: its use, for which the last ranker stands, does not count.
+        ``however_used``: its use, for which the last ranker stands, does not count.
         """
         entry = self._entry(pool)
         if entry is None:

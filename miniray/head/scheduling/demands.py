@@ -63,18 +63,10 @@ class Demand:
         *,
         lasting: bool = False,
     ) -> Demand:
-        """Make a demand from checked options.
+        """Make a demand from checked options; ValueError if an amount or a condition is malformed.
 
-        Args:
-            resources: what the lease holds, in units.
-            placement_resources: what must be free to place it; None: what it holds.
-            placement: the strategy; None is the default policy.
-            label_selector: conditions on the node's labels.
-            fallback_selectors: others, for when no node that meets the former has room.
-            lasting: whether it is an actor's, which may hold it for ever.
-
-        Raises:
-            ValueError: an amount or a condition is malformed.
+        The lease holds ``resources``, in units; ``placement_resources``, or the same, must be free
+        to place it. ``fallback_selectors`` serve when no node that meets the selector has room.
         """
         needs = parse_needs(resources)
         placing = needs if placement_resources is None else parse_needs(placement_resources)
@@ -85,8 +77,6 @@ class Demand:
 
 
 class LeaseRequest(NamedTuple):
-    """A request for one lease."""
-
     #: Names the request while it waits and the lease once it is granted.
     lease_id: int
     demand: Demand
@@ -110,8 +100,6 @@ class Refusal(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Decisions:
-    """What a call to the scheduler decided."""
-
     grants: list[Grant] = dataclasses.field(default_factory=list)
     #: Requests that can never be granted: the caller fails them.
     failures: list[Refusal] = dataclasses.field(default_factory=list)

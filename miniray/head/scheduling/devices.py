@@ -23,20 +23,11 @@ class Patience:
 
 
 def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) -> list[int] | None:
-    """Find a device for every share, if there is a way.
+    """Find a device for every share; None if no way was found before the patience ended.
 
     A share that fills a device exactly goes there, as any other way can be changed into one where
     it does. Otherwise the fullest device is tried first. Of devices with the same room one is
     tried, and a state that failed is not tried again.
-
-    Args:
-        free: what each device has.
-        shares: what is needed, each of one device; above 0.
-        patience: its steps are used up.
-
-    Returns:
-        For each share the position of its device; None if there is no way, or none was found
-        before the patience ended.
     """
     order = sorted(range(len(shares)), key=lambda index: -shares[index])
     sizes = [shares[index] for index in order]
@@ -134,12 +125,7 @@ class Devices:
         return self.takes(units) and self.most_of(self.capacity, units) >= units
 
     def most_of(self, amounts: Sequence[int], units: int) -> int:
-        """Return how much of these amounts could serve a demand for so much.
-
-        Args:
-            amounts: what there is of each device.
-            units: what is wanted: below 1 it is one device's, above it whole devices'.
-        """
+        """Return how much of these amounts could serve ``units``: one device's if below 1."""
         if units < UNIT:
             return max(amounts, default=0)
         return amounts.count(UNIT) * UNIT
@@ -250,7 +236,6 @@ class Devices:
             self.free[self._positions[id]] -= units
 
     def put(self, shares: DeviceShares) -> None:
-        """Give back shares taken before."""
         for id, units in shares:
             self.free[self._positions[id]] += units
 
@@ -270,7 +255,6 @@ class Devices:
         return True
 
     def available(self) -> int:
-        """Return the free amount over the devices in service."""
         return sum(free for free in self.free if free > 0)
 
     def copy(self) -> Devices:
@@ -290,11 +274,8 @@ def aligned_blocks(ids: Sequence[str], size: int) -> tuple[Block, ...]:
     The chips of a TPU host are numbered row by row, two in a row, so that such a run is a
     rectangle of the grid: 0,1 and 2,3 are its rows, 0 to 3 and 4 to 7 its squares. libtpu is
     given the numbers of a part and its shape, and serves rectangles only; JAX divides a host
-    among processes in the same way (``jax/_src/test_multiprocess.py``).
-
-    Args:
-        ids: Device ids. One that is no number has no neighbours.
-        size: Devices in a block; there is none of a size that is no power of two.
+    among processes in the same way (``jax/_src/test_multiprocess.py``). An id that is no number
+    has no neighbours; there is no block of a size that is no power of two.
     """
     if size < 1 or size & (size - 1):
         return ()

@@ -222,7 +222,6 @@ class GroupTable:
         return list(self._on_node.get(node_id, {}).values())
 
     def pool_of(self, key: BundleKey) -> ResourcePool | None:
-        """Return the pool of a placed bundle."""
         group = self.groups.get(key[0])
         return None if group is None else group.domain.pools.pools.get(key)
 
@@ -245,7 +244,6 @@ class GroupTable:
         return list(lost.values())
 
     def awaited_on(self, node_id: str) -> dict[BundleKey, Allocation]:
-        """Return the bundles that a node is to report after a restart of the head."""
         ids = self._awaiting.get(node_id, ())
         return {
             (id, index): held

@@ -38,18 +38,10 @@ def plan(
     owner: object,
     threshold: float = 0.5,
 ) -> Placed | None:
-    """Place every missing bundle of a group, or none.
+    """Place every missing bundle of a group, or none; those that have a node keep it.
 
-    Args:
-        group: bundles that already have a node keep it, and the others are placed with regard
-            to them.
-        pools: the nodes.
-        owner: whose reservations may be used.
-        threshold: use up to which nodes are filled in their stable order.
-
-    Returns:
-        For each missing bundle its pool and what was allocated there; None, with nothing
-        allocated, if there is no place for all.
+    Reservations of ``owner`` may be used. Nodes are filled in their stable order up to a use of
+    ``threshold``. None, with nothing allocated, if there is no place for all.
     """
     every = list(pools)
     nodes = [pool for pool in every if not pool.closed]
@@ -90,8 +82,6 @@ def plan(
 
 
 class _Planner:
-    """One attempt to place some bundles."""
-
     def __init__(
         self,
         specs: dict[int, BundleSpec],
@@ -112,7 +102,6 @@ class _Planner:
         self._without_devices = not any(self._names & node.devices.keys() for node in nodes)
 
     def place(self, strategy: str) -> Placed | None:
-        """Return each bundle's pool and allocation; None if they do not all fit."""
         if not may_have_room(collections.Counter(self.specs.values()), self.nodes, self._owner):
             return None
         match strategy:

@@ -58,7 +58,6 @@ def pack_then_spread(names: Collection[str], threshold: float) -> Ranker:
 
 
 def least_used(names: Collection[str]) -> Ranker:
-    """Rank pools by their use."""
     return lambda pool: pool.utilisation(names)
 
 
@@ -103,7 +102,6 @@ def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, i
 def rankers_for(
     demand: Demand, device_names: Collection[str], threshold: float
 ) -> tuple[Ranker, ...]:
-    """Return the policy of a demand."""
     wishes: tuple[Ranker, ...] = ()
     if demand.fallbacks:
         wishes = (preferred_labels((demand.selector, *demand.fallbacks)),)

@@ -78,7 +78,6 @@ class ShapeQueue:
 
     @property
     def head(self) -> Pending:
-        """The request that waits longest."""
         return next(iter(self.waiting.values()))
 
     def append(self, pending: Pending) -> None:
@@ -144,7 +143,6 @@ class ShapeQueue:
         return self.domain.pools.pools.values() if self.bound is None else ()
 
     def explain(self) -> Reason:
-        """Say why the head of the queue is not placed."""
         demand = self.demand
         return explain(demand.placing, demand.selector, self.reach(), self, demand.fallbacks)
 
@@ -208,7 +206,7 @@ class Domain:
     def that_may_use(self, key: Hashable, pool: ResourcePool) -> dict[int, ShapeQueue]:
         """Return the queues that a pool may have room for, by the number of their heads.
 
-        The test is quick and refuses none that has a place: ``ShapeQueue.admits`` decides.
+        A quick test that refuses none that has a place: ``ShapeQueue.admits`` decides.
         """
         if pool.closed:
             return {}
@@ -230,7 +228,6 @@ class Domain:
         return {queue.number: queue for queue in found}
 
     def bound_to(self, key: Hashable) -> list[ShapeQueue]:
-        """Return the waiting queues that may use this pool only."""
         return [queue for queue in self.waiting if queue.bound == key]
 
     def preferring(self, key: Hashable) -> list[ShapeQueue]:
@@ -239,5 +236,4 @@ class Domain:
 
 
 def _apart(needs: Needs) -> tuple[tuple[str, ...], Units]:
-    """Return names and amounts separately."""
     return tuple([name for name, _ in needs]), tuple([units for _, units in needs])

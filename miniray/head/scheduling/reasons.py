@@ -22,8 +22,6 @@ _BYTES = ("memory", "object_store_memory")
 
 
 class ReasonKind(str, enum.Enum):
-    """What stands in the way."""
-
     NO_NODES = "no_nodes"  # the cluster is empty
     NO_LABELS = "no_labels"  # no node has the wanted labels
     ABSENT = "absent"  # no node has the resource
@@ -89,7 +87,6 @@ class Reason:
         return self.kind in INFEASIBLE
 
     def sentence(self) -> str:
-        """Return the reason in words, with the numbers."""
         node = f"node {self.node_id[:8]}"
         if self.bundle_index >= 0:
             node = f"bundle {self.bundle_index} on {node}"
@@ -203,14 +200,7 @@ def too_small(needs: Needs, node: ResourcePool) -> Reason:
 
 
 def no_bundle(group: str, bundles: Sequence[Needs], needs: Needs, index: int) -> Reason:
-    """Say why a demand can never be held by a bundle of its group.
-
-    Args:
-        group: what it is called.
-        bundles: what each of its bundles reserves.
-        needs: of the demand.
-        index: of the bundle that it names, or -1.
-    """
+    """Say why a demand can never be held by a bundle of its group; ``index`` -1 is any bundle."""
     if index >= len(bundles):
         count = _count(len(bundles), "bundle")
         return Reason(ReasonKind.NO_BUNDLE, detail=f"{group} has {count}, and none {index}")

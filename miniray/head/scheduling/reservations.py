@@ -33,10 +33,7 @@ _MAX_LEASES = 256  # leases looked at per pool
 
 
 def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
-    """Set aside, for the head of a queue, room on the pool that lacks least; False if none can.
-
-    ``only`` is the pool to use, if any is given.
-    """
+    """Set room aside for a queue's head where least is missing, or on ``only``; False if not."""
     demand = queue.demand
     open_pools = [
         pool
@@ -87,7 +84,6 @@ def reserve_for_group(
 def _reservation(
     group: Group, node: ResourcePool, allocations: Iterable[Allocation]
 ) -> Reservation:
-    """Return the reservation of all of these together."""
     scalars: collections.Counter[str] = collections.Counter()
     shares: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
     for allocation in allocations:

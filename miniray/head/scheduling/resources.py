@@ -158,9 +158,7 @@ class ResourcePool:
     def outline(self, most: Needs, owner: object) -> tuple[int, ...]:
         """Return what an owner could take, in such an order that comparing it compares what fits.
 
-        Args:
-            most: of which resources, and how much of each matters at most.
-            owner: whose reservation may be used.
+        ``most`` names the resources, and how much of each matters at most.
         """
         if self.closed:
             return ()
@@ -251,11 +249,7 @@ class ResourcePool:
     def allocate_together(
         self, needs: Sequence[Needs], owner: object, patience: Patience
     ) -> list[Allocation] | None:
-        """Take all of these at once, however their shares have to lie on devices.
-
-        Returns:
-            What each has got; None, and nothing is taken, if no way was found.
-        """
+        """Take all of these at once, however their shares have to lie on devices; or nothing."""
         reservation = self.reservation
         if reservation is not None and reservation.owner is owner:
             reservation = None
@@ -318,19 +312,16 @@ class ResourcePool:
         self.version += 1
 
     def add_lease(self, lease_id: int, load: int = 0, placement: int = 0) -> None:
-        """Note a lease on this pool.
+        """Note a lease whose allocation is counted already.
 
-        Args:
-            lease_id: of the lease, whose allocation is counted already.
-            load: CPU that it needed to be placed and does not hold.
-            placement: its number among all placements; 0 if it was not placed here just now.
+        ``load`` is CPU that it needed to be placed and does not hold; ``placement`` its number
+        among all placements, 0 if it was not placed here just now.
         """
         self.leases[lease_id] = None
         self.load += load
         self.last_placed = placement or self.last_placed
 
     def remove_lease(self, lease_id: int, load: int) -> None:
-        """Undo ``add_lease``."""
         del self.leases[lease_id]
         self.load -= load
 
@@ -387,17 +378,10 @@ def node_pool(
     labels: Mapping[str, str] | None = None,
     whole: Container[str] = (),
 ) -> ResourcePool:
-    """Make the pool of a node from what its daemon declares.
+    """Make the pool of a node from what its daemon declares; ValueError if that is malformed.
 
-    Args:
-        node_id: hex id of the node.
-        resources: amount per scalar resource, in units; names in ``devices`` are left out.
-        devices: device ids per device resource, in the order in which they are to be used.
-        labels: the node's labels.
-        whole: device resources of which a device can't be shared.
-
-    Raises:
-        ValueError: an amount is malformed or a device id is named twice.
+    Amounts are in units; names in ``devices``, ids in the order of use, are left out of
+    ``resources``. ``whole`` are the device resources of which a device can't be shared.
     """
     devices = devices or {}
     return ResourcePool(

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class ClusterScheduler:
-    """The scheduler of a cluster."""
-
     def __init__(self, reserve_after: float = 10.0, hybrid_threshold: float = 0.5) -> None:
         """Start with no nodes.
 
@@ -52,15 +50,8 @@ class ClusterScheduler:
     ) -> Decisions:
         """Add a node, which may come back after a restart of the head with what runs there.
 
-        Nothing is granted on it before all that it reports is counted.
-
-        Args:
-            node: made by ``node_pool``.
-            now: the time.
-            bundles: ((group id, index), allocation) held there; others that were awaited there
-                are placed again.
-            leases: (lease id, allocation) held there, in bundles or not.
-            lasting: those of them that are of actors.
+        Nothing is granted on it before all that it reports is counted. Bundles ((group id, index),
+        allocation) that were awaited there and are not reported are placed again.
 
         Raises:
             ValueError: the id is taken, or a report does not fit the node or the groups known;
@@ -85,10 +76,7 @@ class ClusterScheduler:
         return table.settle(Decisions(), now)
 
     def await_nodes(self) -> None:
-        """Let hard affinity to missing nodes wait: nodes of before a restart may still report.
-
-        Until ``await_no_more``.
-        """
+        """Let hard affinity to missing nodes wait until ``await_no_more``: they may come back."""
         self._awaits_nodes = True
 
     def await_no_more(self, now: float) -> Decisions:
@@ -119,11 +107,7 @@ class ClusterScheduler:
         return table.settle(out, now)
 
     def drain_node(self, node_id: str, now: float, draining: bool = True) -> Decisions:
-        """Stop granting on a node, bundles there included; or grant again, with False.
-
-        Raises:
-            KeyError: there is no such node.
-        """
+        """Stop granting on a node and in its bundles, or grant again; KeyError if it is unknown."""
         table = self._table
         for pool in (table.nodes[node_id], *table.groups.on_node(node_id)):
             pool.closed = draining
@@ -145,12 +129,9 @@ class ClusterScheduler:
         now: float,
         why: str = "",
     ) -> Decisions:
-        """Take a device out of service (what is held there stays held), or back into it.
+        """Take a device out of service, or back into it; what is held there stays held.
 
-        What is held there stays held. Unknown devices change nothing.
-
-        Raises:
-            KeyError: there is no such node.
+        Unknown devices change nothing; KeyError if there is no such node.
         """
         table = self._table
         out = Decisions()
@@ -239,9 +220,7 @@ class ClusterScheduler:
         """Ask for a placement group: all its bundles are placed, or it waits.
 
         After a restart of the head, ``state.awaited`` names the nodes that are to report them.
-
-        Raises:
-            ValueError: the id is taken.
+        Raises ValueError if the id is taken.
         """
         table = self._table
         out = Decisions()
@@ -288,7 +267,6 @@ class ClusterScheduler:
         return self._table.nodes
 
     def group(self, group_id: bytes) -> GroupPlacement | None:
-        """Return a group's state, for reading only; None if it does not exist or was removed."""
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.state
 
@@ -297,11 +275,9 @@ class ClusterScheduler:
         return self._table.groups.awaited_on(node_id)
 
     def lease(self, lease_id: int) -> ResourceLease | None:
-        """Return a granted lease, for reading only, or None."""
         return self._table.leases.get(lease_id)
 
     def leases_on(self, node_id: str) -> set[int]:
-        """Return the leases on a node, those in bundles there included."""
         table = self._table
         node = table.nodes.get(node_id)
         pools = () if node is None else (node, *table.groups.on_node(node_id))
@@ -316,7 +292,6 @@ class ClusterScheduler:
         return sum_amounts(node.available() for node in self.nodes.values())
 
     def waiting(self) -> list[int]:
-        """Return the ids of the waiting requests, in order of arrival."""
         queues = self._table.waiting_queues()
         pending = [pending for queue in queues for pending in queue.waiting.values()]
         return [each.request.lease_id for each in sorted(pending, key=lambda each: each.number)]
@@ -343,11 +318,9 @@ class ClusterScheduler:
         return None if group is None else group.explain(self.nodes.values())
 
     def explain_groups(self, looks: int) -> dict[bytes, Reason | None]:
-        """Say why groups are not placed, by id.
+        """Say why groups are not placed, by id; None for those that came too late.
 
-        Args:
-            looks: how many nodes to look at, for all bundles together. Groups that lack the same
-                are looked at once; None for those that came later than these looks reach.
+        ``looks`` is how many nodes to look at, for all bundles together: like groups need one look.
         """
         groups = self._table.groups
         nodes = self.nodes.values()
@@ -360,15 +333,9 @@ class ClusterScheduler:
         return {id: reasons.get(group.like) for id, group in groups.unplaced.items()}
 
     def revocation_candidates(self, lease_id: int, idle: Iterable[int]) -> list[int]:
-        """Choose leases to ask back so that a waiting request fits.
+        """Choose the fewest leases of one pool whose release lets a waiting request fit.
 
-        Args:
-            lease_id: the waiting request.
-            idle: leases whose owners could return them.
-
-        Returns:
-            The fewest found on one node (or bundle) whose release makes room there; empty if
-            there is no such set, or the request does not wait.
+        ``idle`` are the leases whose owners could return them.
         """
         queue = self._table.queue_of.get(lease_id)
         if queue is None:
@@ -384,10 +351,9 @@ class ClusterScheduler:
         )
 
     def set_aside(self, lease_id: int, ending: int) -> bool:
-        """Set room aside for a waiting request now, on the pool of a lease that is to end for it.
+        """Set room aside for a waiting request on the pool of a lease that is to end for it.
 
-        Returns:
-            Whether room is set aside for it: only if it has waited longest of its shape.
+        Returns whether it is: only for the request that has waited longest of its shape.
         """
         queue = self._table.queue_of.get(lease_id)
         if queue is None or queue.head.request.lease_id != lease_id:

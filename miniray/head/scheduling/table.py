@@ -75,7 +75,6 @@ class ResourceTable:
         return self.domain
 
     def waiting_queues(self) -> Iterator[ShapeQueue]:
-        """Return the queues in which something waits."""
         for domain in tuple(self._busy):
             if domain.waiting:
                 yield from domain.waiting
@@ -88,7 +87,6 @@ class ResourceTable:
 
     # --- leases --------------------------------------------------------------------
     def next_arrival(self) -> int:
-        """Return the number of the next request or group, in order of arrival."""
         self._arrivals += 1
         return self._arrivals
 
@@ -118,7 +116,6 @@ class ResourceTable:
         self.leases[lease_id] = ResourceLease(pool, allocation, lasting=lasting)
 
     def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
-        """Let a request wait."""
         pending = Pending(request, self.next_arrival(), now)
         queue.domain.add(queue, pending)
         self.queue_of[request.lease_id] = queue
@@ -127,7 +124,6 @@ class ResourceTable:
             self._note_wait(now)
 
     def dequeue(self, lease_id: int) -> ShapeQueue:
-        """Take a request out of its queue."""
         queue = self.queue_of.pop(lease_id)
         taken = queue.domain.take(queue, lease_id)
         if queue.waiting and queue.number > taken.number:
@@ -181,12 +177,7 @@ class ResourceTable:
         return True
 
     def place_groups(self, out: Decisions, node: ResourcePool | None = None) -> None:
-        """Place what can be placed of the waiting groups, the oldest first.
-
-        Args:
-            out: where decisions go.
-            node: only this node has got room; None: any may have.
-        """
+        """Place what can be placed of the waiting groups, oldest first; ``node`` has got room."""
         if node is None:
             firsts = self.groups.first_unplaced()
         else:
@@ -208,7 +199,6 @@ class ResourceTable:
 
     # --- filling room --------------------------------------------------------------
     def grow(self, pool: ResourcePool) -> None:
-        """Note that a pool has more room."""
         domain = self._domain_of(pool)
         if domain is not None:
             domain.pools.note_growth(pool)
@@ -223,7 +213,6 @@ class ResourceTable:
             self.lift(owner)
 
     def lift(self, owner: ShapeQueue | Group) -> None:
-        """Drop what is set aside for an owner."""
         pools = lift(owner)
         if not pools:
             return
@@ -291,10 +280,7 @@ class ResourceTable:
             self._look_at = due
 
     def _due(self) -> list[ShapeQueue | Group]:
-        """Return the first to arrive of those that have waited long and have no room set aside.
-
-        Those that no pool could serve are left out.
-        """
+        """Return the first that have waited long, could be served, and have no room set aside."""
         long_ago = self.time - self._reserve_after
         queues = [
             queue

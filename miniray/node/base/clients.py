@@ -44,12 +44,10 @@ class Client:
 
     @property
     def is_driver(self) -> bool:
-        """Whether it runs a user's program."""
         return self.role == "driver"
 
     @property
     def is_command(self) -> bool:
-        """Whether it is a command such as `miniray status`."""
         return self.role == "command"
 
     def __str__(self) -> str:
@@ -70,11 +68,9 @@ class ClientEvents(Protocol):
         """Take in a process that has introduced itself; return the facts that it needs."""
 
     def gone(self, client: Client, refused: str) -> None:
-        """Handle the end of a connection: the process has ended, or its socket broke.
+        """Handle the end of a connection: the process ended, or its socket broke.
 
-        Args:
-            client: The process.
-            refused: Why this daemon has closed the connection; empty if it has not.
+        ``refused`` says why this daemon has closed the connection; empty if it has not.
         """
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
@@ -246,7 +242,6 @@ class ClientServer:
         return True
 
     def close(self) -> None:
-        """Close all connections."""
         self._listener.close()
         for client in list(self.clients.values()):
             client.conn.close()
@@ -262,31 +257,25 @@ class AsyncPoller:
         self.buffer = memoryview(bytearray(READ_SIZE))
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Watch a descriptor for input."""
         self._loop.add_reader(fd, on_readable)
 
     def watch_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
-        """Watch, or stop watching, a descriptor for room to write."""
         if callback is None:
             self._loop.remove_writer(fd)
         else:
             self._loop.add_writer(fd, callback)
 
     def remove(self, fd: int) -> None:
-        """Forget a descriptor."""
         self._loop.remove_reader(fd)
         self._loop.remove_writer(fd)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run a callback in the next turn of the loop."""
         self._loop.call_soon(callback)
 
     def flush_soon(self, connection: Posted) -> None:
-        """Write what a connection keeps, in the next turn of the loop."""
         self._loop.call_soon(connection.flush_posted)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run a callback after a delay; returns a cancel."""
         return self._loop.call_later(delay, callback).cancel
 
 

@@ -88,7 +88,6 @@ class ControlSender:
         self._loop.remove_writer(self._control.fileno())
 
     def close(self) -> None:
-        """Drop the messages that wait."""
         self._loop.remove_writer(self._control.fileno())
         for _, fds, _ in self._queue:
             close_all(fds)
@@ -96,6 +95,5 @@ class ControlSender:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors."""
     for fd in fds:
         os.close(fd)

@@ -59,9 +59,7 @@ _LASTING = frozenset(
 class Unconfirmed:
     """Messages that the next head has to see if this one ends now.
 
-    Args:
-        clock: Gives seconds; stands still while there is no session, as no head can have stored
-            anything meanwhile.
+    The clock stands still while there is no session, as no head can have stored anything meanwhile.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -97,20 +95,17 @@ class Unconfirmed:
         return found
 
     def answered(self, process_id: bytes, number: int) -> None:
-        """Forget a request that the head has answered."""
         self._open.pop((process_id, number), None)
         self.drop_stored()
 
     def process_ended(self, process_id: bytes) -> None:
-        """Forget the requests of a process that is gone."""
         for key in [key for key in self._open if key[0] == process_id]:
             del self._open[key]
 
     def to_repeat(self, waiting: Iterable[head_pb2.FromNode]) -> list[head_pb2.FromNode]:
         """Return what was sent and may be lost, in the order of sending, open requests last.
 
-        Args:
-            waiting: Messages still to be sent, which are not repeated.
+        Messages that still wait to be sent are not repeated.
         """
         now = self._clock()
         # This head may end too before it has stored them.
@@ -144,22 +139,17 @@ class HeadClient:
         self._numbers = 0
 
     async def join(self, member: SessionEvents, timeout: float) -> head_pb2.Welcome:
-        """Open the session. Errors are those of ``HeadSession.open``."""
         return await self.session.open(member, timeout)
 
     async def rejoin(
         self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
     ) -> head_pb2.Welcome:
-        """Open it again; the head gets ``news`` and what may have been lost.
-
-        Errors are those of ``HeadSession.reopen``.
-        """
+        """Open the session again; the head gets ``news`` and what may have been lost."""
         return await self.session.reopen(
             member, timeout, lambda waiting: [*news(), *self._unconfirmed.to_repeat(waiting)]
         )
 
     def send(self, message: head_pb2.FromNode) -> None:
-        """Send a message."""
         self.session.send(message)
 
     def report(self, message: head_pb2.FromNode) -> None:
@@ -168,11 +158,9 @@ class HeadClient:
         self.session.send(message)
 
     def recent_reports(self) -> head_pb2.FromNodeBatch:
-        """Return the reports that may be lost."""
         return head_pb2.FromNodeBatch(messages=self._unconfirmed.reports())
 
     def drop_stored(self) -> None:
-        """Forget what the head has certainly stored."""
         self._unconfirmed.drop_stored()
 
     def request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
@@ -198,7 +186,6 @@ class HeadClient:
             )
 
     def notify(self, method: str, *args: Any) -> None:
-        """Send a notice of the daemon itself."""
         self.request(self._node_id, 0, method, plain.dumps(args))
 
     async def ask(self, method: str, *args: Any) -> Any:
@@ -211,7 +198,6 @@ class HeadClient:
         return marshal.loads(await future)
 
     def answered(self, reply: common_pb2.ClientReply) -> None:
-        """Pass an answer of the head on."""
         error = reply.error or None
         self._unconfirmed.answered(reply.process_id, reply.request)
         if reply.process_id == self._node_id:
@@ -227,5 +213,4 @@ class HeadClient:
             client.conn.send((p.HEAD_REPLY, reply.request, error, reply.body))
 
     def process_ended(self, process_id: bytes) -> None:
-        """Forget the requests of a process that is gone."""
         self._unconfirmed.process_ended(process_id)

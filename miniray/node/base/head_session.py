@@ -74,7 +74,6 @@ class HeadSession:
         return None if self._lost_at is None else time.monotonic() - self._lost_at
 
     def send(self, message: head_pb2.FromNode) -> None:
-        """Queue a message for the head."""
         self._queue.put_nowait(message)
 
     async def open(self, member: SessionEvents, timeout: float) -> head_pb2.Welcome:
@@ -94,17 +93,10 @@ class HeadSession:
         timeout: float,
         first: Callable[[list[head_pb2.FromNode]], list[head_pb2.FromNode]],
     ) -> head_pb2.Welcome:
-        """Introduce this node again after the session has ended; retry until the time is over.
+        """Introduce this node again, with retries for ``timeout`` seconds; raise as ``open`` does.
 
-        Args:
-            member: The node.
-            timeout: Seconds for all attempts.
-            first: Called when the head has accepted, with the messages that wait to be sent;
-                returns those that are to be sent before them.
-
-        Raises:
-            MinirayError: The head refuses.
-            ConnectionError: There is no head within the time.
+        ``first`` gets the messages that wait when the head has accepted, and returns what is to be
+        sent before them.
         """
         await self._end_tasks()
         loop = asyncio.get_running_loop()

@@ -18,9 +18,7 @@ def _all_are_wanted(_who: bytes, _answer: Any) -> bool:
 class Question:
     """A question to several; it is over when each has answered or is gone.
 
-    Args:
-        whom: Those who were asked.
-        enough: Whether what one of them answers will do; then the others need not answer.
+    ``enough`` tells whether one answer will do; then the others need not answer.
     """
 
     def __init__(
@@ -35,7 +33,6 @@ class Question:
         self._check()
 
     def answered(self, who: bytes, answer: Any) -> None:
-        """Record an answer."""
         if who in self._missing:
             self.answers[who] = answer
             self._missing.discard(who)
@@ -51,7 +48,6 @@ class Question:
             self._check()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until it is over, or the time has run out."""
         await set_within(self._over, seconds)
 
     def _check(self) -> None:

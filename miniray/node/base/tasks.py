@@ -36,10 +36,8 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
 async def within(work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
     """Run a coroutine; it has ended, maybe by cancellation, when this returns or raises.
 
-    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the coroutine ends.
-
-    Raises:
-        asyncio.TimeoutError: It has not ended within ``seconds``.
+    Raises TimeoutError after ``seconds``. ``asyncio.wait_for`` before Python 3.12 loses a
+    cancellation that comes as the coroutine ends.
     """
     task = asyncio.ensure_future(work)
     try:

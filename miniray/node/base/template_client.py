@@ -39,11 +39,10 @@ class TemplateClient:
     Args:
         control: The daemon's end of its socket.
         pid: Of the template; 0: it will report it.
-        on_exited: Called with the pid and wait status of a worker that is gone with all its
-            children.
+        on_exited: Gets pid and wait status of a worker that is gone with all its children.
         on_gone: Called when the template is gone.
-        on_lingers: Called with the pid of a worker that has ended, and those of its children that
-            were killed and are not gone; again whenever these change.
+        on_lingers: Gets the pid of a worker that has ended and those of its children that were
+            killed and are not gone; again whenever these change.
     """
 
     def __init__(
@@ -72,11 +71,6 @@ class TemplateClient:
     async def fork(self, file: int, stdout: int, stderr: int) -> int:
         """Start a worker; return its pid. The descriptors are closed here in any case.
 
-        Args:
-            file: With the worker's spec (``worker_file``).
-            stdout: Of the worker.
-            stderr: Of the worker.
-
         Raises:
             TemplateGoneError: The template is gone.
             OSError: The machine cannot run another process.
@@ -92,23 +86,14 @@ class TemplateClient:
         return await future
 
     def fork_template(self, preload: list[str], *, beside: bool = False) -> socket.socket:
-        """Start a template with more modules; return its control socket.
+        """Start a template with more modules, imported at a lower priority if ``beside``.
 
-        Args:
-            preload: The modules.
-            beside: Whether to import them at a lower priority than that of other processes.
-
-        Raises:
-            TemplateGoneError: This template is gone.
+        Returns its control socket; TemplateGoneError if this template is gone.
         """
         return self._start("template", (preload, beside), self._numbers())
 
     def fork_helper(self, module: str) -> Helper:
-        """Start a process of the node's own: ``serve(control)`` of a module.
-
-        Raises:
-            TemplateGoneError: This template is gone.
-        """
+        """Run ``serve(control)`` of a module in a new process of the node's own."""
         number = self._numbers()
         control = self._start("helper", module, number)
         return Helper(control, functools.partial(self._kill_helper, number))
@@ -130,15 +115,10 @@ class TemplateClient:
             self._sender.send(marshal.dumps(("kill", pid, int(number))))
 
     async def settled(self, template: int) -> None:
-        """Wait until no process is left of a template that was forked from this one and is gone.
+        """Wait until no process is left of a dead template that was forked from this one.
 
-        Its workers fall to this one, which kills them with all their children.
-
-        Args:
-            template: Its pid.
-
-        Raises:
-            TemplateGoneError: This template is gone.
+        Its workers fall to this one, which kills them with all their children. Raises
+        TemplateGoneError if this template is gone too.
         """
         if self._gone:
             raise TemplateGoneError("the template process is gone")

@@ -50,14 +50,7 @@ class RelayEvents(Protocol):
 
 
 class RelayHub:
-    """All other nodes.
-
-    Args:
-        node_id: Of this node.
-        dial: Makes a channel to an address.
-        events: What the daemon does about other nodes.
-        only_dials: Whether nodes of other machines cannot dial this one.
-    """
+    """All other nodes; ``only_dials``: those of other machines cannot dial this one."""
 
     def __init__(
         self,
@@ -86,15 +79,12 @@ class RelayHub:
         self._given_up: collections.OrderedDict[bytes, Inbox] = collections.OrderedDict()
 
     def connected(self) -> set[bytes]:
-        """Return the nodes to which or from which there is a stream."""
         return self._incoming.keys() | self._outboxes.keys()
 
     def nodes(self) -> list[bytes]:
-        """Return the other living nodes."""
         return list(self._addresses)
 
     def announced(self) -> list[bytes]:
-        """Return the other living nodes that the head has announced."""
         return [node_id for node_id in self._addresses if node_id not in self._unannounced]
 
     def knows(self, node_id: bytes) -> bool:
@@ -102,7 +92,6 @@ class RelayHub:
         return node_id in self._addresses
 
     def joined(self, node_id: bytes, address: str) -> None:
-        """Add a node that the head has announced."""
         if node_id == self._node_id:
             return
         self._addresses[node_id] = address
@@ -114,7 +103,6 @@ class RelayHub:
             self.send(node_id, Relayed())
 
     def died(self, node_id: bytes) -> None:
-        """Give up a node that the head has declared dead."""
         self._addresses.pop(node_id, None)
         self._unannounced.discard(node_id)
         outbox = self._outboxes.pop(node_id, None)
@@ -153,7 +141,6 @@ class RelayHub:
         return 0 if outbox is None else outbox.waiting
 
     def can_dial(self, node_id: bytes) -> bool:
-        """Return whether there is such a node, and it can be dialled."""
         return bool(self._addresses.get(node_id))
 
     # --- streams that this node opens --------------------------------------------------
@@ -277,7 +264,6 @@ class RelayHub:
 
     # --- streams that others open --------------------------------------------------------
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Let a server answer other daemons."""
         from miniray._proto import node_pb2_grpc
 
         service = types.SimpleNamespace(Relay=self.serve)
@@ -323,7 +309,6 @@ class RelayHub:
                 self._events.messages_lost(node_id)
 
     async def close(self) -> None:
-        """End all streams."""
         self._addresses.clear()  # from here on, nothing is sent
         self._outboxes.clear()
         tasks = list(self._tasks.values())

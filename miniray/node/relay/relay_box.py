@@ -57,7 +57,6 @@ class Outbox:
         self._stream = 0
 
     def put(self, message: Relayed) -> None:
-        """Queue a message."""
         size = size_of(message)
         if message.notice == ANSWER and message.bodies:
             self._values.append((size, message))
@@ -70,7 +69,6 @@ class Outbox:
         self._filled.set()
 
     def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
-        """Forget the messages that the other node has received."""
         if batch.received_of != self.id:
             return  # it is about an earlier numbering
         number = batch.received
@@ -101,7 +99,6 @@ class Outbox:
         self.put(Relayed())
 
     def take(self) -> node_pb2.RelayBatch:
-        """Take as many of the waiting messages as one gRPC message holds."""
         first = self._oldest + len(self._sent)
         batch: list[Relayed] = []
         size = 0
@@ -122,12 +119,7 @@ class Outbox:
     async def drain_to(
         self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox
     ) -> None:
-        """Write batches until another stream takes over.
-
-        Args:
-            write: Writes a batch.
-            inbox: Of that node; batches acknowledge its messages.
-        """
+        """Write batches, which acknowledge the inbox, until another stream takes over."""
         self._stream += 1
         own = self._stream
         self.rewind()
@@ -163,7 +155,6 @@ class Inbox:
         self._pieces: list[bytes] = []
 
     def acknowledge(self, batch: node_pb2.RelayBatch | None = None) -> node_pb2.RelayBatch:
-        """Add the acknowledgement to a batch, or to a new one."""
         if batch is None:
             batch = node_pb2.RelayBatch()
         batch.received, batch.received_of = self.received, self._outbox
@@ -188,7 +179,6 @@ class Inbox:
         return list(self._whole(itertools.islice(messages, known, None)))
 
     def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
-        """Put the messages together that came in pieces."""
         for message in messages:
             was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
             if self._in_gap:

@@ -117,7 +117,6 @@ def split(message: Relayed, size: int) -> list[Relayed]:
 
 
 def pack(messages: Iterable[Relayed]) -> bytes:
-    """Encode messages."""
     return plain.dumps([tuple(message) for message in messages])
 
 

@@ -39,23 +39,13 @@ class Evictions(Protocol):
         """How often a value could not be written to disk."""
 
     def make_room(self, target: int, *, writes: bool) -> int:
-        """Begin to move values out until ``target`` bytes are in use.
+        """Begin to move values out until ``target`` bytes are in use; return what it falls short.
 
-        Args:
-            target: Bytes.
-            writes: Whether values may be written to disk.
-
-        Returns:
-            Bytes that it falls short.
+        ``writes``: values may be written to disk.
         """
 
     def move_out(self, count: int, *, writes: bool) -> bool:
-        """Begin to move some values out, whatever their size; return whether there are any.
-
-        Args:
-            count: How many.
-            writes: Whether values may be written to disk.
-        """
+        """Begin to move some values out, whatever their size; return whether there are any."""
 
     def trouble(self) -> str:
         """Say why the last value could not be written to disk."""
@@ -97,11 +87,9 @@ class Claim:
             self.join(asker)
 
     def join(self, process: bytes) -> None:
-        """Add one request of a process."""
         self.askers[process] += 1
 
     def leave(self, process: bytes) -> None:
-        """Remove one request of a process, if it has any."""
         if self.askers[process] > 1:
             self.askers[process] -= 1
         else:
@@ -111,11 +99,7 @@ class Claim:
 class AdmissionQueue:
     """The claims that cannot be served at once.
 
-    Args:
-        store: Of this node.
-        evictions: Make memory come free in it.
-        describe_holders: Says which processes hold how much of the store, for the error.
-        node_id: Of the node, for the error.
+    ``describe_holders`` says which processes hold how much of the store, for the error.
     """
 
     def __init__(

@@ -52,12 +52,10 @@ class Memory:
 
 
 class Memories:
-    """All memory of a node.
+    """All memory of a node: at most ``capacity`` bytes.
 
-    Args:
-        capacity: Bytes that all of it may take.
-        push: Tells a process to unmap memory (``give_up_memory``).
-        changed: Is set when memory has gone back to the kernel.
+    ``push`` tells a process to unmap memory (``give_up_memory``); ``changed`` is set when memory
+    has gone back to the kernel.
     """
 
     def __init__(self, capacity: int, push: Push, changed: asyncio.Event) -> None:
@@ -83,12 +81,9 @@ class Memories:
 
     # --- taking and giving back ------------------------------------------------------------
     def take(self, capacity: int, process: bytes, others: int) -> Memory:
-        """Return memory of at least so many bytes for a process that is going to write.
+        """Return memory of at least so many bytes, whole pages, for a process that will write.
 
-        Args:
-            capacity: Bytes, whole pages.
-            process: The writer.
-            others: How many values are in the store, for the message of an error.
+        ``others`` is how many values are in the store, for the error.
 
         Raises:
             ObjectStoreFullError: It does not fit, or not before memory of the pool that gives way
@@ -152,12 +147,7 @@ class Memories:
             raise ObjectStoreFullError(needed=needed, used=self.taken, capacity=self.capacity)
 
     def give_back(self, memory: Memory, *, again: bool = True) -> None:
-        """Return memory to the pool, or give it up.
-
-        Args:
-            memory: Taken before.
-            again: Whether it may be used again. Not if a process may still read or write it.
-        """
+        """Return memory to the pool, or give it up if a process may still read or write it."""
         self.used -= memory.capacity
         if not again:
             self._close(memory, empty=False)
@@ -174,12 +164,9 @@ class Memories:
             self._close(self._unpool(0))
 
     def _close(self, memory: Memory, *, empty: bool = True, at_once: bool = False) -> None:
-        """Give up memory.
+        """Give up memory that nothing uses, in a thread if it is large and not ``at_once``.
 
-        Args:
-            memory: Nothing uses it.
-            empty: Whether its pages go even if it is mapped. Not if a process may look at them.
-            at_once: Whether to close it here, however large it is.
+        Its pages go even if it is mapped, unless ``empty`` is False: a process may look at them.
         """
         del self._all[memory.number]
         for process in memory.writers:
@@ -205,7 +192,6 @@ class Memories:
         self._changed.set()
 
     def descriptor(self, number: int) -> int:
-        """Return the descriptor of memory that is in use."""
         return self._all[number].fd
 
     # --- what writers have mapped -------------------------------------------------------------
@@ -219,7 +205,6 @@ class Memories:
         self._mapped_by.setdefault(process, set()).add(number)
 
     def unmapped(self, numbers: Iterable[int], process: bytes) -> None:
-        """Note that a process has unmapped memory."""
         for number in numbers:
             memory = self._all.get(number)
             if memory is not None:
@@ -234,7 +219,6 @@ class Memories:
                 del self._mapped_by[process]
 
     def process_died(self, process: bytes) -> None:
-        """Forget the mappings of a process that is gone."""
         self.unmapped(tuple(self._mapped_by.get(process, ())), process)
 
     def close(self) -> None:

@@ -42,12 +42,10 @@ _NAMED = 3
 
 
 def is_spilled(segment: Segment) -> bool:
-    """Return whether a segment is on disk, and not in memory."""
     return not segment.in_memory
 
 
 def state_of(segment: Segment) -> SegmentState:
-    """Return the state of a segment in reports."""
     if segment.freed:
         return "FREED"
     return "HELD" if segment.sealed else "WRITING"
@@ -109,7 +107,6 @@ def _row(segment: Segment, source_of: SourceOf) -> SegmentRow:
 
 
 def silent(node_id: bytes, reason: str) -> NodeMemory:
-    """Return what stands for a node that did not answer."""
     nothing: StoreTotals = {
         "capacity": 0,
         "used": 0,
@@ -140,12 +137,8 @@ def adopted_report(
 ) -> ObjectsHeld:
     """Report, as a process does, the objects that a daemon answers for.
 
-    Args:
-        node_id: Of its node.
-        adopted: Objects whose owners have ended, and what is kept for detached actors.
-        kept: For which actors, and with which objects inside.
-        limit: How many objects have rows: the largest.
-        detail: Whether small ones are among them.
+    ``adopted`` are objects whose owners have ended, ``kept`` the arguments of detached actors. The
+    ``limit`` largest have rows, small ones among them with ``detail``.
     """
     keepers = keepers_by_object(node_id, kept)
     inline = inline_bytes = 0
@@ -207,15 +200,10 @@ def chosen(rows: Iterable[ObjectRow], limit: int) -> list[ObjectRow]:
 def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str]) -> str:
     """Say which processes own how much of a store, and have how much of it mapped.
 
-    Args:
-        segments: All of a store.
-        name_of: Names a process: its actor or task, and its pid or node.
-
-    Returns:
-        ``600 MiB by driver (pid 7), 200 MiB by Keeper (pid 8); mapped, so that it cannot leave
-        memory: 100 MiB by driver (pid 7); freed but still mapped: 100 MiB by Reader (pid 9); on
-        disk: 2 GiB by driver (pid 7)``; empty if nothing is held. What several processes have
-        mapped counts for each of them, what is in memory and on disk counts twice.
+    ``600 MiB by driver (pid 7), 200 MiB by Keeper (pid 8); mapped, so that it cannot leave
+    memory: 100 MiB by driver (pid 7); freed but still mapped: 100 MiB by Reader (pid 9); on
+    disk: 2 GiB by driver (pid 7)``; empty if nothing is held. What several processes have
+    mapped counts for each of them, what is in memory and on disk counts twice.
     """
     owned: dict[bytes, int] = {}
     mapped: dict[bytes, int] = {}

@@ -61,7 +61,6 @@ class Segment:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it is in memory; else it is on disk only."""
         return self.memory is not None
 
     @property
@@ -82,19 +81,15 @@ class Segment:
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory that it takes."""
         return 0 if self.memory is None else self.memory.capacity
 
 
 class SegmentStore:
-    """All segments of a node.
+    """All segments of a node, and memory that waits for the next one: at most ``capacity`` bytes.
 
-    Args:
-        capacity: Bytes that segments, and memory that waits for the next one, may take.
-        files: Where values are that are on disk.
-        push: Tells a process to unmap memory (``give_up_memory``), that a segment was freed that
-            it has mapped (``segment_freed``), or that memory is short and what it keeps mapped
-            without use is in the way (``store_short``).
+    ``push`` tells a process to unmap memory (``give_up_memory``), that a segment was freed that it
+    has mapped (``segment_freed``), or that memory is short and what it keeps mapped without use is
+    in the way (``store_short``).
     """
 
     def __init__(self, capacity: int, files: SpillFiles, push: Push) -> None:
@@ -121,31 +116,22 @@ class SegmentStore:
         return len(self._segments)
 
     def __iter__(self) -> Iterator[Segment]:
-        """Iterate over the segments of this moment."""
         return iter(list(self._segments.values()))
 
     # --- writing -----------------------------------------------------------------
     def create(
         self, size: int, form: int, owner: bytes, writer: bytes, memory: Memory | None = None
     ) -> Segment:
-        """Make a segment in memory; hand its descriptor to the writer.
+        """Make a segment, in memory taken already or now, and hand its descriptor to the writer.
 
-        Args:
-            size: Bytes.
-            form: How it is written.
-            owner: The process that frees it.
-            writer: The process that writes it.
-            memory: For it, if that was taken already.
-
-        Raises:
-            ObjectStoreFullError: There is no memory for it.
+        Raises ObjectStoreFullError if there is no memory for it.
         """
         if memory is None:
             memory = self.take(size, writer)
         return self._add(Segment(self._next, memory, size, form, owner, writer))
 
     def create_on_disk(self, place: DiskPlace, form: int, owner: bytes, writer: bytes) -> Segment:
-        """Make a segment on disk, because there is no memory for it; the rest is as in `create`."""
+        """Make a segment on disk, because there is no memory for it."""
         return self._add(Segment(self._next, None, place.size, form, owner, writer, place))
 
     def _add(self, segment: Segment) -> Segment:
@@ -199,11 +185,9 @@ class SegmentStore:
         return segment
 
     def has_number(self, number: int) -> bool:
-        """Return whether there is a segment of this number."""
         return number in self._segments
 
     def has(self, segment: Segment) -> bool:
-        """Return whether a segment is still here."""
         return self._segments.get(segment.number) is segment
 
     def map(self, number: int, mapper: bytes) -> Segment:
@@ -218,10 +202,7 @@ class SegmentStore:
     def unmap(self, numbers: Iterable[int], mapper: bytes, *, left_open: bool = False) -> None:
         """Count off one mapping of each segment by a process, or a node that reads it.
 
-        Args:
-            numbers: The segments.
-            mapper: The process, or the node.
-            left_open: Whether it may still look at their memory.
+        ``left_open``: it may still look at their memory.
         """
         for number in numbers:
             segment = self._segments.get(number)
@@ -239,17 +220,13 @@ class SegmentStore:
                     self.changed.set()  # a claim may wait for nobody but its own processes now
 
     def leave_open(self, mapper: bytes) -> None:
-        """Never reuse the memory that a process has mapped now: it forks.
-
-        Its child has the same mappings, and reports nothing.
-        """
+        """Never reuse the memory that a process has mapped now: its child reports nothing."""
         for number in self._by_mapper.get(mapper, ()):
             self._segments[number].left_open = True
 
     # --- freeing -----------------------------------------------------------------
     @property
     def used(self) -> int:
-        """Bytes of memory that segments are in."""
         return self.memories.used
 
     def free(self, number: int) -> None:
@@ -268,14 +245,9 @@ class SegmentStore:
             self._push(process, "store_short", ())
 
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> list[int]:
-        """Free what a process owned, and count off what it had mapped.
+        """Free what a process owned, and return the numbers; count off what it had mapped.
 
-        Args:
-            process_id: The process.
-            may_look: Whether it may live on and look at what it had mapped.
-
-        Returns:
-            The numbers of the segments that it owned.
+        ``may_look``: it may live on and look at that.
         """
         self.memories.process_died(process_id)
         for number in self._unsealed.pop(process_id, set()):
@@ -296,7 +268,6 @@ class SegmentStore:
         return owned
 
     def owned_by(self, process_id: bytes) -> list[int]:
-        """Return the numbers of the segments that a process owns."""
         return list(self._by_owner.get(process_id, ()))
 
     def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
@@ -324,7 +295,6 @@ class SegmentStore:
         return bool(segment.mappers) or not segment.sealed or segment.moves
 
     def is_idle(self, segment: Segment) -> bool:
-        """Return whether a segment is in memory, sealed, wanted and not mapped."""
         return segment.number in self._idle
 
     def holds(self, process: bytes) -> bool:
@@ -354,7 +324,6 @@ class SegmentStore:
         self._idle.pop(segment.number, None)
 
     def end_move(self, segment: Segment) -> None:
-        """End what `begin_move` began, whatever came of it."""
         segment.moves = False
         self._look_at(segment)
 
@@ -396,7 +365,6 @@ class SegmentStore:
                 del index[key]
 
     def close(self) -> None:
-        """Close every descriptor."""
         self._segments.clear()
         self._idle.clear()
         self.memories.close()

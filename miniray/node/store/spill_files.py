@@ -69,16 +69,11 @@ class DiskPlace:
 
     @property
     def fd(self) -> int:
-        """Descriptor of the file."""
         return self.file.fd
 
 
 class SpillFiles:
-    """The spilled values of a node.
-
-    Args:
-        folder: Where files are made; it is made too if it does not exist.
-    """
+    """The spilled values of a node, in files of a folder that is made if need be."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,11 +92,7 @@ class SpillFiles:
 
     # --- places -----------------------------------------------------------------------------
     def reserve(self, size: int) -> DiskPlace:
-        """Return a place for a value that the daemon writes.
-
-        Raises:
-            OSError: No file can be made.
-        """
+        """Return a place for a value that the daemon writes."""
         if size > _SHARES:
             return self._add(self._made(open_file(self.folder)), size)
         if self._shared is None or self._shared.end + size > _FILE_SIZE:
@@ -111,8 +102,7 @@ class SpillFiles:
     def reserve_file(self, size: int) -> DiskPlace:
         """Return a place that a process may write to: a file with no other value in it.
 
-        Raises:
-            OSError: No file can be made; EMFILE if only reserved descriptors are left.
+        Raises OSError if no file can be made; EMFILE if only reserved descriptors are left.
         """
         fd = open_file(self.folder)
         # The kernel gives the lowest free number: this one says how many are open.
@@ -159,7 +149,6 @@ class SpillFiles:
         self._closer.shutdown(wait=False)
 
     def close(self) -> None:
-        """Close all files."""
         self.stop()
         for file in self._files:
             os.close(file.fd)
@@ -169,31 +158,18 @@ class SpillFiles:
 
     # --- in threads -------------------------------------------------------------------------
     async def write(self, place: DiskPlace, memory: int) -> None:
-        """Copy a value from the memory of this descriptor to its place.
-
-        Raises:
-            OSError: The disk is full, or broken.
-        """
+        """Copy a value from the memory of this descriptor to its place."""
         await self._in_thread(write, place, memory, self._stopped.is_set)
 
     async def read(self, place: DiskPlace, memory: int) -> None:
-        """Copy a value from its place to the memory of this descriptor, which is large enough.
-
-        Raises:
-            OSError: The disk is broken.
-        """
+        """Copy a value from its place to the memory of this descriptor, which is large enough."""
         await self._in_thread(read, place, memory, self._stopped.is_set)
 
     async def read_piece(self, place: DiskPlace, offset: int, length: int) -> bytes:
-        """Return some bytes of a value."""
         return await self._in_thread(read_piece, place, offset, length)
 
     async def allocate(self, place: DiskPlace) -> None:
-        """Have the disk set blocks aside for a value.
-
-        Raises:
-            OSError: The disk is full, or broken.
-        """
+        """Have the disk set blocks aside for a value."""
         await self._in_thread(allocate, place)
 
     async def describe_disk(self) -> str:
@@ -211,11 +187,7 @@ def _blocks(size: int) -> int:
 
 
 def open_file(folder: Path) -> int:
-    """Return the descriptor of a new file without a name; makes its folder if need be.
-
-    Raises:
-        OSError: No file can be made there.
-    """
+    """Return the descriptor of a new file without a name; makes its folder if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -230,7 +202,6 @@ def open_file(folder: Path) -> int:
 
 # --- run in threads -----------------------------------------------------------------------------
 def allocate(place: DiskPlace) -> None:
-    """See ``SpillFiles.allocate``."""
     os.posix_fallocate(place.fd, place.offset, place.size)
 
 
@@ -256,7 +227,6 @@ def read(place: DiskPlace, memory: int, stopped: Callable[[], bool]) -> None:
 
 
 def read_piece(place: DiskPlace, offset: int, length: int) -> bytes:
-    """See ``SpillFiles.read_piece``."""
     return os.pread(place.fd, min(length, place.size - offset), place.offset + offset)
 
 
@@ -278,12 +248,7 @@ def look_at(folder: Path) -> Disk | None:
 
 
 def describe_disk(disk: Disk, values: int) -> str:
-    """Say who has taken how much of a disk.
-
-    Args:
-        disk: As it is.
-        values: Bytes of it that values of this node take, those that are being written included.
-    """
+    """Say who has taken how much of a disk; ``values`` are bytes of this node's values."""
     taken = disk.size - disk.free
     values = min(values, taken)
     return (
@@ -295,18 +260,11 @@ def describe_disk(disk: Disk, values: int) -> str:
 
 # --- the folder ---------------------------------------------------------------------------------
 def spill_folder(wanted: str, session: Path, large_files: Path = _LARGE_FILES) -> tuple[Path, str]:
-    """Choose the folder for spilled values, and make it if need be.
+    """Choose the folder for spilled values, and make it if need be; return a warning too, or "".
 
     On many machines ``/tmp`` is memory: what went there would leave the object store and take as
-    much memory as before, until the kernel kills a process.
-
-    Args:
-        wanted: The configured one; empty: none.
-        session: The session's folder.
-        large_files: Serves instead if that is in memory.
-
-    Returns:
-        The folder, and a warning for whoever starts the node if it cannot be used now, else empty.
+    much memory as before, until the kernel kills a process. If the session's folder is in memory,
+    ``large_files`` serves instead.
 
     Raises:
         BootError: The configured folder cannot be used. A full disk is only a warning.

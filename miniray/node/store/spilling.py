@@ -44,12 +44,9 @@ class _Restore:
 
 
 class Spilling:
-    """Makes memory come free in a store.
+    """Makes memory come free in the store that the copies are in.
 
-    Args:
-        copies: Of other nodes' values, and the store of this node, which they are in.
-        describe_holders: Says which processes hold how much of the store, for the error.
-        node_id: Of the node, for the error.
+    ``describe_holders`` says which processes hold how much of it, for the error.
     """
 
     def __init__(self, copies: Copies, describe_holders: Callable[[], str], node_id: bytes) -> None:
@@ -72,7 +69,6 @@ class Spilling:
 
     @property
     def spilled(self) -> int:
-        """Bytes of disk that values take."""
         return self._files.used
 
     # --- out ---------------------------------------------------------------------------------
@@ -96,15 +92,7 @@ class Spilling:
                 self._store.tell_short()
 
     def make_room(self, target: int, *, writes: bool) -> int:
-        """Begin to move values out until ``target`` bytes are in use.
-
-        Args:
-            target: Bytes.
-            writes: Whether values may be written to disk.
-
-        Returns:
-            Bytes that it falls short.
-        """
+        """Begin to move values out until ``target`` bytes are in use; return the bytes missing."""
         excess = self._store.used - self._leaving - target
         victims = []
         for segment in self._removable(writes=writes):
@@ -116,7 +104,6 @@ class Spilling:
         return excess
 
     def move_out(self, count: int, *, writes: bool) -> bool:
-        """Begin to move some values out, whatever their size; return whether there are any."""
         victims = list(itertools.islice(self._removable(writes=writes), count))
         self._remove(victims)
         return bool(victims)
@@ -151,7 +138,6 @@ class Spilling:
             self._store.changed.set()  # whatever came of it
 
     async def _written(self, segment: Segment) -> DiskPlace:
-        """Write a value to disk, and return where it is."""
         while True:
             place = self._files.reserve(segment.size)
             try:
@@ -164,11 +150,7 @@ class Spilling:
                 return place
 
     async def _evict_copies(self, error: OSError, place: DiskPlace) -> bool:
-        """Evict copies on disk that no process maps, if room for a place on disk is missing.
-
-        Returns:
-            Whether it is worth another try.
-        """
+        """Evict unmapped copies on disk if room is missing there; return whether to try again."""
         if error.errno not in DISK_IS_FULL:
             return False
         needed = place.size
@@ -260,9 +242,8 @@ class Spilling:
 
         Raises:
             ObjectLostError: The disk cannot be read, or the value was freed.
-            ObjectStoreFullError: Only what processes have mapped is in the way; the value can be
-                mapped on disk.
-            OSError: No descriptor is left; the value can be mapped on disk.
+            ObjectStoreFullError: Only what processes have mapped is in the way.
+            OSError: No descriptor is left. In both cases the value can be mapped on disk.
         """
         number = segment.number
         while not segment.in_memory:
@@ -306,7 +287,6 @@ class Spilling:
             self._store.end_move(segment)
 
     async def read(self, segment: Segment, offset: int, length: int) -> bytes:
-        """Read bytes of a value that is on disk without bringing it back."""
         assert segment.place is not None
         return await self._files.read_piece(segment.place, offset, length)
 

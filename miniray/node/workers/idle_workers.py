@@ -29,9 +29,8 @@ def surplus(workers: Iterable[Worker], soft_limit: int) -> int:
 class IdleWorkers:
     """The idle workers of a node, by kind.
 
-    Args:
-        surplus: Returns how many workers the node has above its soft limit.
-        end: Ends a worker that was idle for long while there is a surplus.
+    ``surplus`` returns how many workers the node has above its soft limit; ``end`` gets one that
+    was idle for long meanwhile.
     """
 
     def __init__(self, surplus: Callable[[], int], end: Callable[[Worker], None]) -> None:
@@ -51,14 +50,12 @@ class IdleWorkers:
         return worker
 
     def add(self, worker: Worker) -> None:
-        """Add a worker that is idle from now on."""
         worker.idle_since = time.monotonic()
         self._by_key.setdefault(worker.pool_key, []).append(worker)
         if self._timer is None:
             self._set_timer()
 
     def remove(self, worker: Worker) -> None:
-        """Remove a worker, if it is idle."""
         idle = self._by_key.get(worker.pool_key, [])
         if worker in idle:
             idle.remove(worker)
@@ -66,11 +63,10 @@ class IdleWorkers:
                 del self._by_key[worker.pool_key]
 
     def all(self) -> list[Worker]:
-        """Return every idle worker."""
         return [worker for workers in self._by_key.values() for worker in workers]
 
     def end_job(self, job_id: bytes) -> list[Worker]:
-        """Remove the workers of a job whose driver is gone, and return them.
+        """Remove and return the workers of a job whose driver is gone.
 
         Later workers of the job, for its detached actors, stay idle for ``worker_idle`` only.
         """

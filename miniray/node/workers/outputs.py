@@ -22,9 +22,8 @@ _SETTLE_AFTER = 0.2
 class OutputPipe:
     """One stream of one worker.
 
-    Args:
-        running: Returns the number and the name under which the worker writes now.
-        on_lines: Called with the lines that a read completed.
+    ``running`` returns the number and the name under which the worker writes now; ``on_lines`` gets
+    the lines that a read completed.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class OutputPipe:
         return max(self._running(), self._splitter.named)
 
     def begin(self, path: Path) -> None:
-        """Begin to read, into this log file."""
         self.log = LogFile(path)
         self._loop.add_reader(self._read, self._on_readable)
 
@@ -105,7 +103,6 @@ class OutputPipe:
         self.close()
 
     def close(self) -> None:
-        """Stop reading."""
         if self._closed:
             return
         self._closed = True

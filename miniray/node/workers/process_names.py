@@ -36,7 +36,6 @@ class ProcessNames:
         self._ended: dict[bytes, str] = {}
 
     def runs(self, process_id: bytes) -> bool:
-        """Return whether a process of this node has not ended."""
         return process_id in self._clients.clients or process_id in self._pool.workers
 
     def ended(
@@ -44,12 +43,7 @@ class ProcessNames:
     ) -> None:
         """Remember what an ended process was, for errors about its objects.
 
-        Args:
-            process_id: Of the process.
-            work: What it ran.
-            pid: Of the process.
-            code: Its exit code; None if that is not known.
-            why: Why this daemon has killed it; empty if it has not.
+        ``why`` says why this daemon has killed it; empty if it has not.
         """
         self._ended[process_id] = self._was(work, pid, code, why)
         if len(self._ended) > _REMEMBERED:
@@ -94,12 +88,9 @@ class ProcessNames:
 class MemoryKills:
     """Tells a process that the kernel killed for lack of memory from others that were killed.
 
-    The kernel does not say which process it killed. It counts these kills for the whole machine,
-    so a process that SIGKILL ended right after the count rose was most likely the one.
-
-    Args:
-        root: The folder with ``/proc`` and ``/sys``.
-        clock: Gives seconds.
+    The kernel does not say which process it killed. It counts these kills for the whole machine, so
+    a process that SIGKILL ended right after the count rose was most likely the one. ``root`` has
+    ``/proc`` and ``/sys``.
     """
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,11 +107,7 @@ class MemoryKills:
         self._count = count
 
     def explain(self, code: int | None) -> str:
-        """Return a sentence on the end of a process if it was most likely such a kill, else empty.
-
-        Args:
-            code: How it ended; a negative code is a signal's number.
-        """
+        """Return a sentence on the end of a process if it was most likely such a kill, else ""."""
         if code != -signal.SIGKILL:
             return ""
         self.look()
@@ -133,7 +120,6 @@ class MemoryKills:
         )
 
     def _read(self) -> int:
-        """Return how many processes the kernel has killed; 0 if it does not say."""
         try:
             found = _COUNT.search((self._root / "proc/vmstat").read_text())
         except OSError:

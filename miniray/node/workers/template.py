@@ -187,10 +187,7 @@ class Template:
     def _fork_helper(
         self, run: Callable[[socket.socket], NoReturn], number: int, fds: list[int]
     ) -> Callable[[], NoReturn] | None:
-        """Fork a template with more modules, or another process of the node's own.
-
-        It serves the daemon on a socket of its own.
-        """
+        """Fork a template with more modules, or another process of the node's own."""
         pid = -1
         try:
             if fds:
@@ -402,11 +399,10 @@ def _kill(pid: int, number: int) -> None:
 
 
 def worker_of(pid: int) -> str | None:
-    """Return the id of the worker that a process descends from.
+    """Return the id of the worker that a process descends from; "" if the process hides it.
 
-    Returns:
-        "" if the process hides it; None if it cannot be read now: the process waits in the kernel,
-        and so might the reader of its environment, or it is between two programs.
+    None if it cannot be read now: the process waits in the kernel, and so might the reader of its
+    environment, or it is between two programs.
     """
     if may_hang_readers(pid):
         return None
@@ -457,10 +453,7 @@ def run_template(
     *,
     beside: bool = False,
 ) -> NoReturn:
-    """Serve in this process, and never return to the code of its parent.
-
-    The arguments are those of ``Template``.
-    """
+    """Serve in this process, and never return to the code of its parent."""
     try:
         worker = Template(control, preload, clean_up, beside=beside).serve()
         worker()

@@ -34,14 +34,10 @@ class Templates:
         on_lingers: Callable[[int, list[int]], None],
         on_killed: Callable[[Worker], object],
     ) -> None:
-        """Start with the first one.
+        """Start with the first one, which the daemon has forked, and with which the node ends.
 
-        Args:
-            first: Forked by the daemon; the node ends with it.
-            workers: Returns the workers that have a process.
-            on_exited: For workers of the others, as for ``TemplateClient``.
-            on_lingers: For workers of the others, as for ``TemplateClient``.
-            on_killed: Called with workers that are killed because their template died.
+        ``on_exited`` and ``on_lingers`` are as for ``TemplateClient``; ``on_killed`` gets workers
+        that are killed because their template died.
         """
         self._first = first
         self._workers = workers
@@ -56,13 +52,9 @@ class Templates:
     def get(self, modules: tuple[str, ...], later: tuple[str, ...] = ()) -> TemplateClient:
         """Return the template that has imported these modules too; make it on first use.
 
-        Args:
-            modules: The modules that it must have.
-            later: The modules that it has as well if a template has them by now. The first call
-                has one load them, beside whatever is forked meanwhile.
-
-        Raises:
-            TemplateGoneError: The first one is gone.
+        It has the ``later`` modules as well if a template has them by now. The first call has one
+        load them, beside whatever is forked meanwhile. Raises TemplateGoneError if the first one is
+        gone.
         """
         template = self._with(self._first, modules, beside=False)
         larger = self._with(template, later, beside=True)
@@ -114,7 +106,6 @@ class Templates:
                 self._on_exited(worker.pid, signal.SIGKILL)
 
     def fork_helper(self, module: str) -> Helper:
-        """Start a process of the node's own. See ``TemplateClient.fork_helper``."""
         return self._first.fork_helper(module)
 
     def is_first(self, template: TemplateClient | None) -> bool:
@@ -128,6 +119,5 @@ class Templates:
             await asyncio.wait((task,))
 
     def close(self) -> None:
-        """Hang up on all: they end their workers."""
         for template in (self._first, *self._larger.values()):
             template.close()

@@ -90,7 +90,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The class of its actor, or the task that it runs or ran last; empty if it has begun none.
+        """Return its actor's class, or the task that it runs or ran last; empty if there is none.
 
         A lease is named after the task that it was asked for, and serves others of the same shape.
         """
@@ -98,7 +98,6 @@ class Worker:
         return name or (self.lease.name if self.lease is not None else "")
 
     def log_path(self, is_stderr: bool) -> str:
-        """Return the path of the log of its stdout or stderr."""
         log = self.outputs[is_stderr].log
         return "" if log is None else str(log.path)
 
@@ -110,12 +109,10 @@ class Worker:
 
     @property
     def work(self) -> str:
-        """What it is, for errors."""
         return f"a worker of {self.name}" if self.name else "a worker"
 
     @property
     def job_id(self) -> bytes:
-        """The job that it works for."""
         job_id: bytes = self.pool_key[0]
         return job_id
 
@@ -144,12 +141,8 @@ def process_spec(
 ) -> dict[str, Any]:
     """Make the spec of a worker's process, as plain data.
 
-    Args:
-        lease: Its first lease.
-        worker: The worker.
-        python: Its interpreter, from ``interpreter``.
-        base: The part that all processes of the node have in common.
-        accelerators: Those that the node announced.
+    ``python`` is its interpreter, from ``interpreter``; ``base`` what all processes of the node
+    share.
     """
     environment = worker.environment
     variables = {WORKER_VARIABLE: worker.process_id.hex()}
@@ -175,10 +168,7 @@ def process_spec(
 
 
 def preload(lease: NodeLease, python: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the modules that a worker's template must have, and those that it should have.
-
-    A new interpreter needs none: it imports its own.
-    """
+    """Return the modules that a worker's template must have, and those that it should have."""
     if python is not None:
         return (), ()
     actor = lease.actor

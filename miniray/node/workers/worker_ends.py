@@ -35,13 +35,8 @@ class WorkerEnds:
 
     A process that exits by itself (``os._exit``), or that a user kills, may hang in a driver with
     its sockets open. The kernel reports that to no process, so each worker is looked at once in
-    ``quarantine_after`` seconds, which takes some 20 microseconds.
-
-    Args:
-        workers: Returns the workers with a process that is not gone.
-        ask: Asks a worker to end.
-        give_up: Called once with a worker that was killed, or has ended, and is not gone with all
-            its children within ``quarantine_after`` seconds.
+    ``quarantine_after`` seconds, which takes some 20 microseconds. ``give_up`` gets once each
+    worker that was killed, or has ended, and is not gone with all its children within that time.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class WorkerEnds:
         self._look_again()
 
     def close(self) -> None:
-        """Stop looking at workers."""
         self._timer.cancel()
 
     def ask(self, worker: Worker) -> None:
@@ -84,9 +78,7 @@ class WorkerEnds:
         """Wait until a worker that was asked to end is gone, as its devices are granted to another.
 
         It may wait for calls that need these devices: it is killed after ``reserve_after`` seconds.
-
-        Raises:
-            DeviceKeptError: It could not be killed.
+        Raises DeviceKeptError if it could not be killed.
         """
         waiting = [asyncio.ensure_future(each.wait()) for each in (worker.gone, worker.given_up)]
         patience = config().reserve_after
@@ -153,11 +145,9 @@ class WorkerEnds:
 
 
 def quarantine_of(worker: Worker, since: float | None = None) -> head_pb2.Quarantine:
-    """Describe a worker that could not be killed, and the devices that it keeps out of service.
+    """Describe a worker that, or whose children, could not be killed, with its devices.
 
-    Args:
-        worker: Itself, or children of it (``left``), are not gone.
-        since: When it was given up, in seconds since the epoch; now if not given.
+    It was given up at ``since``, in seconds since the epoch; now if not given.
     """
     devices: dict[str, list[str]] = {}
     for resource, id in sorted(worker.devices):

@@ -85,17 +85,7 @@ class WorkerEvents(Protocol):
 
 
 class WorkerPool:
-    """All workers of the node.
-
-    Args:
-        node: Facts about it.
-        control: The daemon's end of the first template's socket.
-        template_pid: Of that template.
-        environments: The runtime environments of the node.
-        clients: The processes of the node, workers among them.
-        head: The way to the head.
-        events: What the daemon does for the pool.
-    """
+    """All workers of the node; ``control`` is the daemon's end of the first template's socket."""
 
     def __init__(
         self,
@@ -166,13 +156,8 @@ class WorkerPool:
         """End a lease for the head.
 
         Its worker is reused for leases of the same kind, unless it is an actor, or has run all of
-        its ``max_calls``.
-
-        Args:
-            number: Of the lease.
-            kill: Whether to kill its worker.
-            calls_left: How many of its ``max_calls`` are left, as the client has counted.
-            why: Why it is killed, for the errors of those who lose its objects.
+        its ``max_calls``: ``calls_left`` are left, as the client has counted. ``why`` it is killed
+        is for the errors of those who lose its objects.
         """
         lease = self.leases.get(number)
         if lease is None:
@@ -259,7 +244,6 @@ class WorkerPool:
             self._ends.kill(worker)
 
     async def _fork(self, lease: NodeLease, worker: Worker) -> None:
-        """Have a template start a worker's process."""
         require_room(self._descriptors_to_start(), "another worker")
         python = interpreter(lease, worker, self._accelerators)
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
@@ -284,7 +268,6 @@ class WorkerPool:
         self._lease_failed(lease, error, tries)
 
     def _descriptors_to_start(self) -> int:
-        """Return the descriptors that this start and those under way take, and a reserve."""
         starting = sum(not worker.ready for worker in self.workers.values())
         return _TO_START + starting + _RESERVE
 
@@ -302,14 +285,12 @@ class WorkerPool:
         return pipe
 
     def read_output(self, job_id: bytes) -> None:
-        """Pass on all that the workers of a job have written, unfinished lines too."""
         for worker in list(self.workers.values()):
             if worker.job_id == job_id:
                 for output in worker.outputs:
                     output.flush()
 
     def ready(self, process_id: bytes) -> None:
-        """Note that a worker is connected and takes work."""
         worker = self.workers.get(process_id)
         if worker is None:
             return
@@ -319,7 +300,6 @@ class WorkerPool:
             self._lease_started(lease, worker)
 
     def actor_ready(self, process_id: bytes, pid: int) -> Worker | None:
-        """Note that an actor's constructor has returned; return its worker."""
         worker = self.workers.get(process_id)
         if worker is not None:
             worker.pid = pid  # the template's answer may be read later
@@ -328,7 +308,6 @@ class WorkerPool:
         return worker
 
     def fork_helper(self, module: str) -> Helper:
-        """Start a process of the node's own. See ``TemplateClient.fork_helper``."""
         return self._templates.fork_helper(module)
 
     # --- planned exits -----------------------------------------------------------------
@@ -339,11 +318,9 @@ class WorkerPool:
             self._ends.kill(worker)
 
     def jobs(self) -> set[bytes]:
-        """Return the jobs that have workers here."""
         return {worker.job_id for worker in self.workers.values()}
 
     def exiting(self, process_id: bytes, why: str) -> None:
-        """Note that a worker announces its planned exit."""
         worker = self.workers.get(process_id)
         if worker is not None:
             worker.exiting = why
@@ -364,7 +341,6 @@ class WorkerPool:
             self._ends.kill_later(worker)
 
     def kill(self, worker: Worker) -> None:
-        """End a worker's process at once."""
         self._ends.kill(worker)
 
     # --- ends ------------------------------------------------------------------------
@@ -407,7 +383,6 @@ class WorkerPool:
             self._report_quarantines()
 
     def quarantines(self) -> head_pb2.Quarantines:
-        """Return the workers that are given up and not gone, with the devices that they keep."""
         found = (worker.quarantine for worker in self._by_pid.values())
         return head_pb2.Quarantines(all=[each for each in found if each is not None])
 
@@ -458,7 +433,6 @@ class WorkerPool:
 
 
 def _worker_for(lease: NodeLease) -> Worker:
-    """Make a worker without a process yet."""
     return Worker(
         new_id(),
         pool_key(lease),
