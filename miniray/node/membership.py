@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import marshal
 from typing import TYPE_CHECKING, Protocol
@@ -45,34 +46,25 @@ class MemberEvents(Protocol):
         """End this node."""
 
 
+@dataclasses.dataclass(eq=False)
 class Membership:
     """Keeps the session with the head."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        head: HeadClient,
-        clients: ClientServer,
-        pool: WorkerPool,
-        relay: RelayHub,
-        adopted: AdoptedService,
-        events: MemberEvents,
-    ) -> None:
-        self._config = config
-        self._head = head
-        self._clients = clients
-        self._pool = pool
-        self._relay = relay
-        self._adopted = adopted
-        self._events = events
+    config: NodeConfig
+    head: HeadClient
+    clients: ClientServer
+    pool: WorkerPool
+    relay: RelayHub
+    adopted: AdoptedService
+    events: MemberEvents
 
     @property
     def session_ended(self) -> asyncio.Event:
-        return self._head.session.ended
+        return self.head.session.ended
 
     # --- joining -------------------------------------------------------------------
     async def join(self, timeout: float) -> None:
-        self._welcomed(await self._head.join(self, timeout))
+        self._welcomed(await self.head.join(self, timeout))
 
     async def rejoin(self, timeout: float) -> None:
         """Open a session with the head again, or with its successor.
@@ -81,13 +73,13 @@ class Membership:
             MinirayError: The head refuses this node.
             ConnectionError: There is no head within ``timeout`` seconds.
         """
-        self._welcomed(await self._head.rejoin(self, timeout, self._news))
-        for process_id in self._clients.clients:
-            self._clients.push(process_id, "head_back", ())
-        for actor_id in self._adopted.actors():
-            self._head.notify("subscribe_actor", actor_id)
-        jobs = self._pool.jobs() | self._events.jobs()
-        self._head.notify("ended_jobs", sorted(jobs))
+        self._welcomed(await self.head.rejoin(self, timeout, self._news))
+        for process_id in self.clients.clients:
+            self.clients.push(process_id, "head_back", ())
+        for actor_id in self.adopted.actors():
+            self.head.notify("subscribe_actor", actor_id)
+        jobs = self.pool.jobs() | self.events.jobs()
+        self.head.notify("ended_jobs", sorted(jobs))
         logger.info("the session with the head is open again")
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
@@ -97,23 +89,23 @@ class Membership:
             self._only_these_live({node.node_id for node in welcome.nodes})
 
     def hello(self) -> head_pb2.NodeHello:
-        return hello(self._config, self._pool, self._head.recent_reports())
+        return hello(self.config, self.pool, self.head.recent_reports())
 
     def heartbeat(self) -> head_pb2.Heartbeat:
-        self._head.drop_stored()
-        return self._events.heartbeat()
+        self.head.drop_stored()
+        return self.events.heartbeat()
 
     def _news(self) -> list[head_pb2.FromNode]:
         """Return what a new head must know beyond the hello of this node."""
-        processes = [attached(c, self._config.machine) for c in self._clients.clients.values()]
+        processes = [attached(c, self.config.machine) for c in self.clients.clients.values()]
         living = [
             actor_report(lease.worker, lease)
-            for lease in self._pool.leases.values()
+            for lease in self.pool.leases.values()
             if lease.alive and lease.worker is not None
         ]
         waiting = [
             blocked_report(lease.worker, lease)
-            for lease in self._pool.leases.values()
+            for lease in self.pool.leases.values()
             if lease.blocked and lease.worker is not None
         ]
         return [*living, *processes, *waiting]
@@ -122,46 +114,46 @@ class Membership:
     def on_message(self, message: head_pb2.ToNode) -> None:
         kind = message.WhichOneof("kind")
         if kind == "reply":
-            self._head.answered(message.reply)
+            self.head.answered(message.reply)
         elif kind == "push":
             self._push(message.push)
         elif kind == "start_lease":
-            self._pool.start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
+            self.pool.start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
         elif kind == "end_lease":
             end = message.end_lease
-            self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left, why=end.why)
+            self.pool.end(end.lease, kill=end.kill, calls_left=end.calls_left, why=end.why)
         elif kind == "job_ended":
             self._job_ended(message.job_ended)
         elif kind == "node_joined":
             self._joined(message.node_joined)
         elif kind == "node_died":
-            self._events.node_died(message.node_died.node_id)
+            self.events.node_died(message.node_died.node_id)
         elif kind == "living":
-            self._only_these_live({self._config.node_id, *message.living.ids})
+            self._only_these_live({self.config.node_id, *message.living.ids})
         elif kind == "stop":
-            self._events.stop(message.stop.reason)
+            self.events.stop(message.stop.reason)
 
     def _job_ended(self, ended: head_pb2.JobEnded) -> None:
-        self._pool.end_job(ended.job_id)
+        self.pool.end_job(ended.job_id)
         if ended.over:
-            self._events.end_job(ended.job_id)
+            self.events.end_job(ended.job_id)
 
     def _push(self, push: common_pb2.ClientPush) -> None:
         """Pass a push of the head on to a process, or handle it if it is for this daemon."""
         body = marshal.loads(push.body)
-        if push.process_id != self._config.node_id:
-            self._clients.push(push.process_id, push.topic, body)
+        if push.process_id != self.config.node_id:
+            self.clients.push(push.process_id, push.topic, body)
         elif push.topic == "actor":
             actor_id, state, *_ = body
             if state == DEAD:
-                self._adopted.actor_died(actor_id)
+                self.adopted.actor_died(actor_id)
 
     def _joined(self, node: head_pb2.NodeJoined) -> None:
         address = DaemonAddress.parse(node.address)
-        self._relay.joined(node.node_id, address.target_from(self._config.machine))
+        self.relay.joined(node.node_id, address.target_from(self.config.machine))
 
     def _only_these_live(self, node_ids: Container[bytes]) -> None:
         """Handle the deaths of nodes that the head does not list, which this node has missed."""
-        for node_id in self._relay.announced():
+        for node_id in self.relay.announced():
             if node_id not in node_ids:
-                self._events.node_died(node_id)
+                self.events.node_died(node_id)

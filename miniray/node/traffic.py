@@ -6,6 +6,7 @@ exited as planned, or to another daemon. The stream to another daemon is ``relay
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.messages import protocol as p
@@ -56,6 +57,7 @@ class Watches:
         return self._there.pop(node_id, {})
 
 
+@dataclasses.dataclass(eq=False)
 class Traffic:
     """Routes all messages for processes.
 
@@ -63,40 +65,35 @@ class Traffic:
     makes it rest.
     """
 
-    def __init__(
-        self,
-        node_id: bytes,
-        clients: ClientServer,
-        relay: RelayHub,
-        objects: SharedObjects,
-        names: ProcessNames,
-        pace: Pace,
-    ) -> None:
-        self._node_id = node_id
-        self._clients = clients
-        self._relay = relay
-        self._objects = objects
-        self._adopted = objects.adopted
-        self._names = names
-        self._pace = pace
+    node_id: bytes
+    clients: ClientServer
+    relay: RelayHub
+    objects: SharedObjects
+    names: ProcessNames
+    pace: Pace
+
+    def __post_init__(self) -> None:
+        self._adopted = self.objects.adopted
         self._watches = Watches()
-        clients.notices["watch"] = self._watch
-        relay.notices[r.WATCH] = lambda node, message: self._add_watch(
+        self.clients.notices["watch"] = self._watch
+        self.relay.notices[r.WATCH] = lambda node, message: self._add_watch(
             message.to, node, message.sender
         )
-        relay.notices[r.GONE] = self._ended_there
-        relay.notices[r.PUSH] = lambda _, message: clients.push(message.to, *message.items)
+        self.relay.notices[r.GONE] = self._ended_there
+        self.relay.notices[r.PUSH] = lambda _, message: self.clients.push(
+            message.to, *message.items
+        )
 
     # --- messages ----------------------------------------------------------------
     def send(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
         """Send a client's messages to a process that it has no socket to."""
-        if node_id == self._node_id:
+        if node_id == self.node_id:
             self._deliver(node_id, client.process_id, process_id, bodies)
             return
         if len(bodies) > _FEW:
-            self._pace.rest()
+            self.pace.rest()
         message = Relayed(to=process_id, sender=client.process_id, bodies=bodies)
-        if not self._relay.send(node_id, message):
+        if not self.relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def relayed(self, node_id: bytes, message: Relayed) -> None:
@@ -105,31 +102,31 @@ class Traffic:
 
     def _deliver(self, from_node: bytes, sender: bytes, to: bytes, bodies: Sequence[bytes]) -> None:
         if len(bodies) > _FEW:
-            self._pace.rest()
-        client = self._clients.clients.get(to)
+            self.pace.rest()
+        client = self.clients.clients.get(to)
         if self._adopted.speaks_for(to):  # though the process may still run, on its way out
             self._adopted.answer(from_node, sender, to, bodies)
-            left = self._adopted.speaks_for(to) or self._names.runs(to) or to == self._node_id
+            left = self._adopted.speaks_for(to) or self.names.runs(to) or to == self.node_id
             if not left:  # nobody holds anything of it any more
                 self.ended_here(to)
         elif client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
-        elif to != self._node_id:  # else they answer messages of this daemon itself
+        elif to != self.node_id:  # else they answer messages of this daemon itself
             self._tell_gone(to, from_node, sender)
 
     def push(self, node_id: bytes, to: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        if node_id == self._node_id:
-            self._clients.push(to, topic, body)
+        if node_id == self.node_id:
+            self.clients.push(to, topic, body)
         else:
-            self._relay.send(node_id, Relayed(to=to, notice=r.PUSH, items=(topic, body)))
+            self.relay.send(node_id, Relayed(to=to, notice=r.PUSH, items=(topic, body)))
 
     # --- ends --------------------------------------------------------------------
     def _watch(self, client: Client, process_id: bytes, node_id: bytes) -> None:
-        if node_id == self._node_id:
+        if node_id == self.node_id:
             self._add_watch(process_id, node_id, client.process_id)
             return
         message = Relayed(to=process_id, sender=client.process_id, notice=r.WATCH)
-        if self._relay.send(node_id, message):
+        if self.relay.send(node_id, message):
             self._watches.add_there(node_id, process_id, client.process_id)
         else:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
@@ -137,29 +134,29 @@ class Traffic:
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
         # Daemons watch processes; processes watch whatever answers under a process's id.
         by_daemon = watcher == watcher_node
-        answered = process_id == self._node_id or self._adopted.speaks_for(process_id)
-        if self._names.runs(process_id) or (answered and not by_daemon):
+        answered = process_id == self.node_id or self._adopted.speaks_for(process_id)
+        if self.names.runs(process_id) or (answered and not by_daemon):
             self._watches.add_here(process_id, watcher_node, watcher)
         else:
             self._tell_gone(process_id, watcher_node, watcher)
 
     def _tell_gone(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        what = self._names.of_ended(process_id)
-        if watcher_node == self._node_id:
-            self._clients.push(watcher, "process_died", (process_id, what))
+        what = self.names.of_ended(process_id)
+        if watcher_node == self.node_id:
+            self.clients.push(watcher, "process_died", (process_id, what))
         else:
             gone = Relayed(to=watcher, sender=process_id, notice=r.GONE, items=(what,))
-            self._relay.send(watcher_node, gone)
+            self.relay.send(watcher_node, gone)
 
     def ended_here(self, process_id: bytes) -> None:
         for node, watcher in self._watches.ended_here(process_id):
             self._tell_gone(process_id, node, watcher)
 
     def _ended_there(self, node_id: bytes, message: Relayed) -> None:
-        if message.to == self._node_id:
-            self._objects.remote_process_died(message.sender)
+        if message.to == self.node_id:
+            self.objects.remote_process_died(message.sender)
         for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
-            self._clients.push(watcher, "process_died", (message.sender, *message.items))
+            self.clients.push(watcher, "process_died", (message.sender, *message.items))
 
     def node_died(self, node_id: bytes) -> None:
         self._tell_watchers("process_died", self._watches.node_ended(node_id))
@@ -171,4 +168,4 @@ class Traffic:
     def _tell_watchers(self, topic: str, watched: dict[bytes, set[bytes]]) -> None:
         for process_id, watchers in watched.items():
             for watcher in watchers:
-                self._clients.push(watcher, topic, (process_id,))
+                self.clients.push(watcher, topic, (process_id,))

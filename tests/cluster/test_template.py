@@ -206,7 +206,7 @@ async def test_nothing_is_left_when_the_daemon_is_gone(node: Node) -> None:
     workers = [await node.fork(code) for _ in range(3)]
     children = [int(await node.line(read)) for _, read in workers]
     (node.cleanup / "p-socket").touch()
-    node.client._control.shutdown(2)  # as the kernel does for a daemon under SIGKILL
+    node.client.control.shutdown(2)  # as the kernel does for a daemon under SIGKILL
     await until(lambda: node.process.poll() is not None)
     assert not any(alive(pid) for pid in [*children, *(pid for pid, _ in workers)])
     assert not node.cleanup.exists()
@@ -246,8 +246,8 @@ async def test_a_template_without_descriptors_refuses_and_goes_on(node: Node) ->
 @with_node
 async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -> None:
     before = open_files()
-    control = os.fstat(node.client._control.fileno()).st_ino
-    node.client._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    control = os.fstat(node.client.control.fileno()).st_ino
+    node.client.control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     os.kill(node.process.pid, signal.SIGSTOP)
     try:
         starts = [asyncio.ensure_future(node.fork("")) for _ in range(100)]

@@ -6,6 +6,7 @@ the scheduler's work, and running it a daemon's.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import marshal
 import pickle
@@ -45,30 +46,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class ActorRegistry:
     """All actors by id, name and process. Implements ``grants.Requester`` for actors."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        nodes: NodeDirectory,
-        clients: ClientDirectory,
-        jobs: JobDirectory,
-        notices: PendingNotices,
-        on_change: Callable[[Actor], None],
-    ) -> None:
-        self._grants = grants
-        self._nodes = nodes
-        self._clients = clients
-        self._jobs = jobs
-        self._notices = notices
-        #: Called when what must survive a restart has changed.
-        self._on_change = on_change
+    grants: GrantTable
+    nodes: NodeDirectory
+    clients: ClientDirectory
+    jobs: JobDirectory
+    notices: PendingNotices
+    #: Called when what must survive a restart has changed.
+    on_change: Callable[[Actor], None]
+
+    def __post_init__(self) -> None:
         self._table = ActorTable()
-        self._subscribers = ActorSubscribers(clients, grants.timers)
+        self._subscribers = ActorSubscribers(self.clients, self.grants.timers)
         #: After a restart of the head: actors and their leases by the node that is to report them.
         self._awaited: dict[bytes, list[tuple[Actor, int]]] = {}
-        clients.on_ended.append(self._process_ended)
+        self.clients.on_ended.append(self._process_ended)
 
     # --- what clients ask ------------------------------------------------------------
     def create(
@@ -87,13 +82,13 @@ class ActorRegistry:
         if dead is not None:  # the same; or its end was asked for on another way, which was quicker
             self._subscribers.tell_dead(requester, id, dead.death)
             return None
-        client = self._clients.get(requester)
+        client = self.clients.get(requester)
         job_id = client.job_id if client is not None else b""
         actor = Actor(
             id=id,
             spec=spec,
             job_id=job_id,
-            job=self._jobs.get(job_id),
+            job=self.jobs.get(job_id),
             near=spec.owner_node.hex(),
             restarts_left=spec.max_restarts,
         )
@@ -113,7 +108,7 @@ class ActorRegistry:
     def _enter(self, actor: Actor) -> None:
         self._table.enter(actor)
         if actor.spec.detached:
-            self._jobs.hold(actor.id, actor.job_id)
+            self.jobs.hold(actor.id, actor.job_id)
         self._subscribers.came(actor.id)
 
     def start(
@@ -130,7 +125,7 @@ class ActorRegistry:
         actor.arguments = marshal.dumps((arguments, refs))
         if actor.spec.detached:
             self._table.disown(actor)
-        self._on_change(actor)
+        self.on_change(actor)
         self._submit(actor)
 
     def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
@@ -152,7 +147,7 @@ class ActorRegistry:
             self._subscribers.add(process_id, id)
             if actor.state != ALIVE or actor.node is not None:  # else its node has yet to report
                 self._subscribers.tell(process_id, actor)
-        elif dead is None and self._clients.get(owner_of(id)) is not None:
+        elif dead is None and self.clients.get(owner_of(id)) is not None:
             self._subscribers.add(process_id, id)
             self._subscribers.wait_for(id)
         else:
@@ -202,21 +197,21 @@ class ActorRegistry:
         except ValueError as error:
             self._die_unschedulable(actor, str(error))
             return
-        number = self._grants.reserve_number()
+        number = self.grants.reserve_number()
         self._table.leased(actor, number)
-        self._grants.submit(number, self, actor, actor.demand, actor.near)
+        self.grants.submit(number, self, actor, actor.demand, actor.near)
 
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
-        node = self._nodes.get(bytes.fromhex(allocation.node_id))
+        node = self.nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         token.node = node
-        self._on_change(token)
+        self.on_change(token)
         # The namespace is the job's, as in Ray: the actor's own is only where its name is.
         no_job = JobSpec(namespace=token.spec.namespace)
         node.start(
             GrantedLease(
                 number=number,
-                epoch=self._grants.epoch,
+                epoch=self.grants.epoch,
                 owner=token.owner,
                 job_id=token.job_id,
                 job=token.job.spec if token.job is not None else no_job,
@@ -244,7 +239,7 @@ class ActorRegistry:
 
     def waits(self, token: Actor, number: int, reason: Reason) -> None:
         if token.job is not None:
-            self._notices.tell(
+            self.notices.tell(
                 token.job.driver,
                 token.class_name,
                 reason,
@@ -277,7 +272,7 @@ class ActorRegistry:
             self._die(actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True)
         else:
             actor.state = ALIVE
-            self._on_change(actor)
+            self.on_change(actor)
             self._subscribers.tell_all(actor)
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
@@ -329,7 +324,7 @@ class ActorRegistry:
         self._table.leave_place(actor)
         actor.begin_restart()
         logger.warning("%s It starts again.", died.error(actor.id))
-        self._on_change(actor)
+        self.on_change(actor)
         self._subscribers.tell_all(actor)
         self._submit(actor)
 
@@ -353,7 +348,7 @@ class ActorRegistry:
         """
         death = actor.describe_death(cause, how or ProcessExit(), creation)
         if actor.node is None and actor.lease:
-            self._grants.withdraw(actor.lease)
+            self.grants.withdraw(actor.lease)
         elif not ended:
             self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
         self._table.leave_place(actor)
@@ -363,14 +358,14 @@ class ActorRegistry:
             logger.log(level, "%s", death.error(actor.id))
         self._table.died(actor)
         if actor.spec.detached:
-            self._jobs.release(actor.id)
+            self.jobs.release(actor.id)
         self._subscribers.tell_death(actor.id, death)
-        self._on_change(actor)
+        self.on_change(actor)
 
     # --- restarts of the head ------------------------------------------------------------
     def restore(self, actor: Actor, node_id: bytes) -> None:
         """Enter an actor kept by an earlier head; place it, or await its node's report."""
-        actor.job = self._jobs.get(actor.job_id)
+        actor.job = self.jobs.get(actor.job_id)
         self._enter(actor)
         if node_id:
             self._awaited.setdefault(node_id, []).append((actor, actor.lease))
@@ -402,7 +397,7 @@ class ActorRegistry:
             actor.node = node
             actor.demand = demand_of(actor)
             self._table.leased(actor, actor.lease)
-            self._grants.restore(actor.lease, self, actor, actor.demand)
+            self.grants.restore(actor.lease, self, actor, actor.demand)
             if process_id:
                 self._table.lives_in(actor, process_id)
             if actor.state == ALIVE:
@@ -413,13 +408,13 @@ class ActorRegistry:
             self._ended(actor, ProcessExit(pid=actor.pid))
             return
         self._table.leave_place(actor)
-        self._on_change(actor)
+        self.on_change(actor)
         self._submit(actor)
 
     def _bundle_gone(self, actor: Actor) -> None:
         placement = demand_of(actor).placement
         assert isinstance(placement, BundleAffinity)
-        if self._grants.scheduler.group(placement.placement_group_id) is None:
+        if self.grants.scheduler.group(placement.placement_group_id) is None:
             self._die(actor, DeathCause.GROUP_REMOVED, ended=True)
         else:
             self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
@@ -431,7 +426,7 @@ class ActorRegistry:
                 self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
 
     def end_orphans(self) -> None:
-        for owner in [owner for owner in self._table.owners() if self._clients.get(owner) is None]:
+        for owner in [owner for owner in self._table.owners() if self.clients.get(owner) is None]:
             self._end_owned(owner)
 
     def has_lease(self, number: int) -> bool:

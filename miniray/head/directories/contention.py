@@ -8,6 +8,7 @@ done their work and keep what others wait for.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
@@ -278,35 +279,31 @@ def _held_by(request: Request) -> int:
     return 0 if group is None else len(group.leases)
 
 
+@dataclasses.dataclass(eq=False)
 class Departures:
     """Ends, by one timer, workers that are leaving and keep what others wait for."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        leases: TaskLeases,
-        nodes: NodeDirectory,
-        *,
-        patience: float,
-    ) -> None:
-        self._grants = grants
-        self._leases = leases
-        self._nodes = nodes
-        self._timers = grants.timers
-        self._patience = patience
+    grants: GrantTable
+    leases: TaskLeases
+    nodes: NodeDirectory
+    _: dataclasses.KW_ONLY
+    patience: float
+
+    def __post_init__(self) -> None:
+        self._timers = self.grants.timers
         #: Leases whose workers were leaving when this looked last.
         self._leaving: set[int] = set()
         self._armed = False
-        grants.on_contention.append(self._arm)
+        self.grants.on_contention.append(self._arm)
 
     def _arm(self) -> None:
-        if not self._armed and (self._grants.waiting or self._grants.waiting_groups):
+        if not self._armed and (self.grants.waiting or self.grants.waiting_groups):
             self._armed = True
-            self._timers.call_later(self._patience, self._look)
+            self._timers.call_later(self.patience, self._look)
 
     def _look(self) -> None:
         self._armed = False
-        leaving = {each.number: each for each in self._grants.requests() if each.leaving}
+        leaving = {each.number: each for each in self.grants.requests() if each.leaving}
         wanted = self._wanted()
         for number in sorted(self._leaving & leaving.keys()):
             self._end_if_in_the_way(leaving[number], wanted)
@@ -315,30 +312,30 @@ class Departures:
 
     def _wanted(self) -> set[str]:
         """Return the resources that were waited for long, without CPU: a wait frees it."""
-        long_ago = self._timers.time() - self._patience
-        scheduler = self._grants.scheduler
-        groups = [id for id, since in self._grants.waiting_groups.items() if since <= long_ago]
+        long_ago = self._timers.time() - self.patience
+        scheduler = self.grants.scheduler
+        groups = [id for id, since in self.grants.waiting_groups.items() if since <= long_ago]
         states = [state for id in groups if (state := scheduler.group(id)) is not None]
         needs = [spec.needs for state in states for spec in state.missing.values()]
-        first = itertools.islice(self._grants.waiting.values(), _MAX_SCANNED)
+        first = itertools.islice(self.grants.waiting.values(), _MAX_SCANNED)
         needs += [request.demand.placing for request in first if request.since <= long_ago]
         return {name for each in needs for name in _names(each)}
 
     def _end_if_in_the_way(self, request: Request, wanted: set[str]) -> None:
-        lease = self._grants.lease(request.number)
+        lease = self.grants.lease(request.number)
         if lease is None:
             return
         kept = lease.allocation.names() & wanted
-        node = self._nodes.get(bytes.fromhex(lease.allocation.node_id))
+        node = self.nodes.get(bytes.fromhex(lease.allocation.node_id))
         if not kept or node is None or self._gets_on(request.leaving, kept):
             return
-        why = describe_eviction(self._patience, " and ".join(sorted(kept)))
+        why = describe_eviction(self.patience, " and ".join(sorted(kept)))
         node.send(end_lease=head_pb2.EndLease(lease=request.number, kill=True, why=why))
 
     def _gets_on(self, process_id: bytes, kept: set[str]) -> bool:
         """Return whether a process has a task that runs, or one that waits for other resources."""
-        for group in self._leases.of_client(process_id):
-            requests = [self._grants.request(number) for number in group.leases]
+        for group in self.leases.of_client(process_id):
+            requests = [self.grants.request(number) for number in group.leases]
             if any(request is not None and not request.blocked for request in requests):
                 return True
             if group.total > len(group.leases) and not kept & _names(group.demand.placing):

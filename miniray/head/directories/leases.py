@@ -128,39 +128,33 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _MOST_STARTING = 10
 
 
+@dataclasses.dataclass(eq=False)
 class TaskLeases:
     """Groups and leases of all clients. Implements ``grants.Requester`` for groups."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        nodes: NodeDirectory,
-        clients: ClientDirectory,
-        jobs: JobDirectory,
-        notices: PendingNotices,
-        ends: ProcessEnds,
-    ) -> None:
-        self._grants = grants
-        self._nodes = nodes
-        self._clients = clients
-        self._jobs = jobs
-        self._timers = grants.timers
-        self._notices = notices
-        self._ends = ends
+    grants: GrantTable
+    nodes: NodeDirectory
+    clients: ClientDirectory
+    jobs: JobDirectory
+    notices: PendingNotices
+    ends: ProcessEnds
+
+    def __post_init__(self) -> None:
+        self._timers = self.grants.timers
         self._groups: dict[bytes, dict[int, TaskLeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
         #: Leases of before a restart of the head that clients said they have.
         self._held: dict[bytes, set[int]] = {}
         #: Called when a lease is over, or its worker runs, so that it can be asked for.
         self.on_changed: list[Callable[[], None]] = []
-        clients.on_ended.append(self._client_ended)
+        self.clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
     def want(
         self, client_id: bytes, group_id: int, spec: LeaseSpec, total: int, near: bytes = b""
     ) -> None:
         """Set how many leases a client wants of a group in all, and near which node, if any."""
-        client = self._clients.get(client_id)
+        client = self.clients.get(client_id)
         if client is None:
             return  # it ended meanwhile
         groups = self._groups.setdefault(client_id, {})
@@ -194,7 +188,7 @@ class TaskLeases:
         if any(not x.process_id and x.node_id == near for x in group.leases.values()):
             return
         group.told_full = now
-        self._clients.push(group.client_id, "no_room_near", group.id, near)
+        self.clients.push(group.client_id, "no_room_near", group.id, near)
 
     def give_back(
         self, client_id: bytes, number: int, broken: bool = False, calls_left: int = 0
@@ -215,7 +209,7 @@ class TaskLeases:
             self._groups.get(group.client_id, {}).pop(group.id, None)
 
     def _group(self, client: AttachedProcess, group_id: int, spec: LeaseSpec) -> TaskLeaseGroup:
-        job = self._jobs.get(client.job_id)
+        job = self.jobs.get(client.job_id)
         return TaskLeaseGroup(
             client_id=client.id,
             id=group_id,
@@ -235,19 +229,19 @@ class TaskLeases:
     def _balance(self, group: TaskLeaseGroup) -> None:
         """Submit or withdraw requests, so that as many wait as are wanted and allowed."""
         while len(group.waiting) < self._may_wait(group):
-            number = self._grants.reserve_number()
+            number = self.grants.reserve_number()
             group.waiting[number] = None
             near, fill = group.near or group.home, bool(group.near)
-            self._grants.submit(number, self, group, group.demand, near, fill=fill)
+            self.grants.submit(number, self, group, group.demand, near, fill=fill)
         while len(group.waiting) > max(0, self._may_wait(group)):
             number, _ = group.waiting.popitem()
-            self._grants.withdraw(number)
+            self.grants.withdraw(number)
 
     def _may_wait(self, group: TaskLeaseGroup) -> int:
         """Return how many of a group's requests may wait now; none if not above 0."""
         if group.pausing:
             return 0
-        may_start = max(_MOST_STARTING, int(self._nodes.cpus)) - len(group.starting)
+        may_start = max(_MOST_STARTING, int(self.nodes.cpus)) - len(group.starting)
         return min(group.may_wait, group.total - len(group.leases), may_start)
 
     def recall_from(self, node_id: bytes) -> None:
@@ -260,7 +254,7 @@ class TaskLeases:
         """Ask a client to give a lease back, once its worker runs."""
         lease.revoked = True
         if lease.process_id:
-            self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
+            self.clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
 
     def let_wait(self, group: TaskLeaseGroup, expected: int) -> None:
         """Let as many requests of a group wait as leases are expected to come back for it."""
@@ -271,14 +265,14 @@ class TaskLeases:
         """Move a group's requests behind all others that wait."""
         for number in tuple(group.waiting):
             del group.waiting[number]
-            self._grants.withdraw(number)
+            self.grants.withdraw(number)
         self._balance(group)
 
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: TaskLeaseGroup, number: int, allocation: Allocation) -> None:
         token.waiting.pop(number, None)
         token.told = 0
-        node = self._nodes.get(bytes.fromhex(allocation.node_id))
+        node = self.nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         limit = token.max_calls(allocation)
         lease = TaskLease(number, token, node.id, self._timers.time(), limit)
@@ -291,7 +285,7 @@ class TaskLeases:
         node.start(
             GrantedLease(
                 number=number,
-                epoch=self._grants.epoch,
+                epoch=self.grants.epoch,
                 owner=token.client_id,
                 job_id=token.job_id,
                 job=token.job,
@@ -315,17 +309,17 @@ class TaskLeases:
         lease = self.leases.get(number)
         if lease is not None:
             if lease.process_id:
-                self._ends.explain(
+                self.ends.explain(
                     lease.process_id, "The placement group that it ran in was removed."
                 )
             self._end(lease, kill=True)
 
     def waits(self, token: TaskLeaseGroup, number: int, reason: Reason) -> None:
         """Tell the driver why its tasks wait; once until something is granted."""
-        job = self._jobs.get(token.job_id)
+        job = self.jobs.get(token.job_id)
         if job is not None and severity(reason) > token.told:
             token.told = severity(reason)
-            self._notices.tell(job.driver, token.name, reason, lambda: bool(token.waiting))
+            self.notices.tell(job.driver, token.name, reason, lambda: bool(token.waiting))
 
     def first_waiting(self, client_id: bytes, group_id: int) -> int:
         """Return the number of a waiting request of a client's group; 0 if none waits."""
@@ -357,7 +351,7 @@ class TaskLeases:
         lease.process_id = process_id
         lease.group.starting.discard(number)
         lease.group.start_failures.clear()
-        self._clients.push(
+        self.clients.push(
             lease.group.client_id,
             "lease_granted",
             lease.group.id,
@@ -376,7 +370,7 @@ class TaskLeases:
         lease = self.leases.pop(number, None)
         if lease is not None and not lease.returned:
             self._start_failed(lease, error, tries)
-        self._grants.release(number)
+        self.grants.release(number)
 
     def _start_failed(self, lease: TaskLease, error: bytes, tries: int) -> None:
         lease.ended = lease.returned = True
@@ -402,7 +396,7 @@ class TaskLeases:
 
     def over(self, number: int) -> None:
         self._over(number)
-        self._grants.release(number)
+        self.grants.release(number)
         self._tell_changed()
 
     def _tell_changed(self) -> None:
@@ -438,7 +432,7 @@ class TaskLeases:
         # The client knows its group under another number, so it cannot be asked for it.
         lease.revoked = True
         self.leases[number] = group.leases[number] = lease
-        self._grants.restore(number, self, group, group.demand)
+        self.grants.restore(number, self, group, group.demand)
         group.total = len(group.leases)
         if number not in self._held.get(owner, (number,)):
             self.give_back(owner, number)
@@ -452,7 +446,7 @@ class TaskLeases:
                 self.give_back(client_id, number)
 
     def end_orphans(self) -> None:
-        for client_id in [c for c in self._groups if self._clients.get(c) is None]:
+        for client_id in [c for c in self._groups if self.clients.get(c) is None]:
             self._client_ended(client_id, ProcessExit())
 
     # --- ending ------------------------------------------------------------------------
@@ -465,7 +459,7 @@ class TaskLeases:
             self._end(lease, kill=kill, calls_left=calls_left)
 
     def _end(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
-        node = self._nodes.get(lease.node_id)
+        node = self.nodes.get(lease.node_id)
         if node is not None and not lease.ended:
             end = head_pb2.EndLease(lease=lease.number, kill=kill, calls_left=calls_left)
             node.send(end_lease=end)
@@ -481,7 +475,7 @@ class TaskLeases:
 
     def _fail(self, client_id: bytes, group_id: int, error: BaseException | bytes) -> None:
         pickled = error if isinstance(error, bytes) else pickle.dumps(error, 5)
-        self._clients.push(client_id, "lease_failed", group_id, pickled)
+        self.clients.push(client_id, "lease_failed", group_id, pickled)
 
     def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
         self._held.pop(process_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
@@ -22,25 +23,20 @@ _NAMESPACE = "_draining"
 Waiter = tuple[bytes, int]
 
 
+@dataclasses.dataclass(eq=False)
 class Drains:
     """Drained nodes, and the requests that wait until nothing runs there any more."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        leases: TaskLeases,
-        nodes: NodeDirectory,
-        clients: ClientDirectory,
-        kv: KeyValues,
-    ) -> None:
-        self._grants = grants
-        self._leases = leases
-        self._nodes = nodes
-        self._clients = clients
-        self._kv = kv
+    grants: GrantTable
+    leases: TaskLeases
+    nodes: NodeDirectory
+    clients: ClientDirectory
+    kv: KeyValues
+
+    def __post_init__(self) -> None:
         self._waiting: dict[str, list[Waiter]] = {}
-        grants.on_released.append(self._look)
-        clients.on_ended.append(self._forget)
+        self.grants.on_released.append(self._look)
+        self.clients.on_ended.append(self._forget)
 
     def drain(self, prefix: str) -> str:
         """Place nothing new on the node whose id begins with this; return its id.
@@ -49,15 +45,15 @@ class Drains:
             ValueError: no living node, or more than one, has such an id.
         """
         node = self._find(prefix)
-        self._kv.put(_NAMESPACE, node.name, b"1")
+        self.kv.put(_NAMESPACE, node.name, b"1")
         self._set(node, draining=True)
-        self._leases.recall_from(node.id)
+        self.leases.recall_from(node.id)
         return node.name
 
     def undo(self, prefix: str) -> str:
         """Grant on a drained node again; as ``drain``."""
         node = self._find(prefix)
-        self._kv.delete(_NAMESPACE, node.name)
+        self.kv.delete(_NAMESPACE, node.name)
         self._set(node, draining=False)
         self._look()
         return node.name
@@ -69,7 +65,7 @@ class Drains:
 
     def joins(self, node: ClusterNode) -> None:
         """Drain a node that joins if it was drained before; before anything is placed there."""
-        if self._kv.exists(_NAMESPACE, node.name):
+        if self.kv.exists(_NAMESPACE, node.name):
             node.draining = node.pool.closed = True
 
     def left(self) -> None:
@@ -77,17 +73,17 @@ class Drains:
 
     def _set(self, node: ClusterNode, *, draining: bool) -> None:
         node.draining = draining
-        self._grants.drain(node.name, draining)
+        self.grants.drain(node.name, draining)
 
     def _find(self, prefix: str) -> ClusterNode:
         found = [
             node
-            for node in self._nodes
+            for node in self.nodes
             if node.name.startswith(prefix.lower()) and not node.drivers_only
         ]
         if prefix and len(found) == 1:
             return found[0]
-        names = sorted(node.name for node in self._nodes if not node.drivers_only)
+        names = sorted(node.name for node in self.nodes if not node.drivers_only)
         which = "Several nodes have" if prefix and found else "No living node has"
         raise ValueError(
             f"{which} an id that begins with {prefix!r}; the nodes are {', '.join(names)}."
@@ -96,11 +92,11 @@ class Drains:
     def _look(self) -> None:
         """Answer those who wait for nodes that are empty, gone or in service again."""
         for node_id in list(self._waiting):
-            node = next((node for node in self._nodes if node.name == node_id), None)
-            if node is not None and node.draining and self._grants.scheduler.leases_on(node_id):
+            node = next((node for node in self.nodes if node.name == node_id), None)
+            if node is not None and node.draining and self.grants.scheduler.leases_on(node_id):
                 continue
             for who, number in self._waiting.pop(node_id):
-                self._clients.answer(who, number, node is None or node.draining)
+                self.clients.answer(who, number, node is None or node.draining)
 
     def _forget(self, process_id: bytes, _how: ProcessExit) -> None:
         for node_id, waiters in list(self._waiting.items()):
@@ -125,13 +121,13 @@ def why_quarantined(quarantine: head_pb2.Quarantine) -> str:
     return f"{who}{f' and {more} more' if more else ''} could not be killed"
 
 
+@dataclasses.dataclass(eq=False)
 class Quarantines:
     """Devices that no lease gets because a process that had them could not be killed."""
 
-    def __init__(self, grants: GrantTable, clients: ClientDirectory, jobs: JobDirectory) -> None:
-        self._grants = grants
-        self._clients = clients
-        self._jobs = jobs
+    grants: GrantTable
+    clients: ClientDirectory
+    jobs: JobDirectory
 
     def joins(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
         """Count what a joining node has in quarantine; before anything is placed there."""
@@ -150,13 +146,13 @@ class Quarantines:
             why = out_now.get(device, "")
             if why != out.get(device):
                 _log(node, *device, why)
-                self._grants.set_in_service(node.name, *device, why)
+                self.grants.set_in_service(node.name, *device, why)
         for quarantine in node.quarantines:
             if quarantine.process_id not in before:
                 self._warn(node, quarantine)
 
     def _warn(self, node: ClusterNode, quarantine: head_pb2.Quarantine) -> None:
-        job = self._jobs.get(quarantine.job_id)
+        job = self.jobs.get(quarantine.job_id)
         if job is None:
             return
         text = f"On node {node.name[:8]}, {why_quarantined(quarantine)}. "
@@ -165,7 +161,7 @@ class Quarantines:
             text += f"{held} will not be handed out before it is gone."
         else:
             text += "It held no device; what it held of other resources is free again."
-        self._clients.push(job.driver, "warning", text)
+        self.clients.push(job.driver, "warning", text)
 
 
 def _reasons(quarantines: Iterable[head_pb2.Quarantine]) -> dict[tuple[str, str], str]:

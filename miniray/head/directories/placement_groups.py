@@ -99,22 +99,17 @@ class PlacementGroupEntry:
         return "INFEASIBLE" if waits.infeasible else "NO_RESOURCES"
 
 
+@dataclasses.dataclass(eq=False)
 class PlacementGroups:
     """All groups by id and name. Implements ``grants.GroupRequester``."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        clients: ClientDirectory,
-        jobs: JobDirectory,
-        notices: PendingNotices,
-        on_change: Callable[[PlacementGroupEntry], None],
-    ) -> None:
-        self._grants = grants
-        self._clients = clients
-        self._jobs = jobs
-        self._notices = notices
-        self._on_change = on_change
+    grants: GrantTable
+    clients: ClientDirectory
+    jobs: JobDirectory
+    notices: PendingNotices
+    on_change: Callable[[PlacementGroupEntry], None]
+
+    def __post_init__(self) -> None:
         self._groups: dict[bytes, PlacementGroupEntry] = {}
         self._removed: collections.OrderedDict[bytes, PlacementGroupEntry] = (
             collections.OrderedDict()
@@ -126,7 +121,7 @@ class PlacementGroups:
         self._never: dict[bytes, None] = {}
         #: Waiters of groups that are not created yet.
         self._early: dict[bytes, list[Waiter]] = {}
-        clients.on_ended.append(self._creator_ended)
+        self.clients.on_ended.append(self._creator_ended)
 
     # --- what clients ask ------------------------------------------------------------
     def create(
@@ -155,7 +150,7 @@ class PlacementGroups:
         group.waiters = self._early.pop(id, [])
         self._groups[id] = group
         creator = owner_of(id)
-        if id in self._never or (not detached and self._clients.get(creator) is None):
+        if id in self._never or (not detached and self.clients.get(creator) is None):
             self.remove(id)
             return
         if not detached:
@@ -168,15 +163,15 @@ class PlacementGroups:
             group.error = error
             self._settle(group)
             return
-        self._grants.create_group(group.state, self)
+        self.grants.create_group(group.state, self)
         if group.placed is None:
-            self._on_change(group)
+            self.on_change(group)
 
     def refuse(self, creator: bytes, why: str, id: bytes, *_: object) -> None:
         """Fail those who wait for a group that could not be asked for."""
         error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
         group = self._groups.get(id)
-        if group is None and self._clients.get(creator) is not None:
+        if group is None and self.clients.get(creator) is not None:
             group = self._groups[id] = PlacementGroupEntry(id, "", "", False, "", [], None)
             group.waiters = self._early.pop(id, [])
             self._owned.setdefault(creator, {})[id] = None
@@ -196,7 +191,7 @@ class PlacementGroups:
         group = self._groups.get(id)
         if group is None or group.state is None or group.status != GroupStatus.CREATED.value:
             return []
-        nodes = self._grants.scheduler.nodes
+        nodes = self.grants.scheduler.nodes
         placed = [group.state.allocations[index] for index in range(len(group.bundles))]
         values = [nodes[held.node_id].labels.get(label, "") for held in placed]
         if not all(values):
@@ -208,7 +203,7 @@ class PlacementGroups:
             {**selector, label: value} for selector, value in zip(selectors, values, strict=True)
         ]
         group.state.choose_nodes(group.selectors)
-        self._on_change(group)
+        self.on_change(group)
         return values
 
     def wait(self, waiter: Waiter, id: bytes) -> None:
@@ -217,17 +212,17 @@ class PlacementGroups:
         if group is not None:
             group.waiters.append(waiter)
             self._settle(group)
-        elif self._clients.get(owner_of(id)) is None:
-            self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
+        elif self.clients.get(owner_of(id)) is None:
+            self.clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
         else:
             waiting = self._early.setdefault(id, [])
             waiting.append(waiter)
             if len(waiting) == 1:
-                self._grants.timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
+                self.grants.timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
 
     def _never_came(self, id: bytes) -> None:
         for waiter in self._early.pop(id, ()):
-            self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
+            self.clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
 
     def remove(self, id: bytes) -> None:
         """Remove a group with what runs in it; a group not known yet is never made."""
@@ -245,8 +240,8 @@ class PlacementGroups:
         if len(self._removed) > _REMEMBERED:
             self._removed.popitem(last=False)
         if group.state is not None:
-            self._grants.remove_group(id)
-        self._on_change(group)
+            self.grants.remove_group(id)
+        self.on_change(group)
         self._settle(group)
 
     def forbid(self, id: bytes) -> None:
@@ -259,14 +254,14 @@ class PlacementGroups:
         """Return Ray's table of one group ({} if unknown), or of all by hex id."""
         if id is None:
             known: Sequence[Mapping[bytes, PlacementGroupEntry]] = (self._removed, self._groups)
-            waits = self._grants.scheduler.explain_groups(_LOOKS)
+            waits = self.grants.scheduler.explain_groups(_LOOKS)
             return {
                 key.hex(): group.table(waits.get(key))
                 for some in known
                 for key, group in some.items()
             }
         group = self._groups.get(id) or self._removed.get(id)
-        return {} if group is None else group.table(self._grants.scheduler.explain_group(id))
+        return {} if group is None else group.table(self.grants.scheduler.explain_group(id))
 
     def find(self, name: str, namespace: str) -> bytes | None:
         group = self._names.get((namespace, name))
@@ -283,17 +278,17 @@ class PlacementGroups:
             self._names[group.namespace, group.name] = group
         if not group.detached:
             self._owned.setdefault(owner_of(group.id), {})[group.id] = None
-        self._grants.create_group(group.state, self)
+        self.grants.create_group(group.state, self)
 
     def reported(self, id: bytes) -> None:
         """Settle a group if the bundles that a node reported complete it."""
         group = self._groups.get(id)
         if group is not None and group.status == GroupStatus.CREATED.value:
-            self._grants.group_is_placed(id)
+            self.grants.group_is_placed(id)
             self._settle(group)
 
     def end_orphans(self) -> None:
-        for creator in [c for c in self._owned if self._clients.get(c) is None]:
+        for creator in [c for c in self._owned if self.clients.get(c) is None]:
             for id in self._owned.pop(creator):
                 self.remove(id)
 
@@ -303,18 +298,18 @@ class PlacementGroups:
         if group is not None:
             if group.placed is None:
                 group.placed = time.time()
-            self._on_change(group)
+            self.on_change(group)
             self._settle(group)
 
     def group_waits(self, group_id: bytes, reason: Reason) -> None:
         """Tell the driver of its creator why a group waits."""
         group = self._groups.get(group_id)
-        creator = self._clients.get(owner_of(group_id))
-        job = None if creator is None else self._jobs.get(creator.job_id)
+        creator = self.clients.get(owner_of(group_id))
+        job = None if creator is None else self.jobs.get(creator.job_id)
         if group is None or job is None:
             return
         name = f"placement group {group.name or short_id(group_id.hex())}"
-        self._notices.tell(
+        self.notices.tell(
             job.driver, name, reason, lambda: group.status in _WAITING, "placement group"
         )
 
@@ -327,9 +322,9 @@ class PlacementGroups:
         waiters, group.waiters = group.waiters, []
         for waiter in waiters:
             if error is None:
-                self._clients.answer(*waiter, True)
+                self.clients.answer(*waiter, True)
             else:
-                self._clients.refuse(*waiter, error)
+                self.clients.refuse(*waiter, error)
 
     def _creator_ended(self, process_id: bytes, how: ProcessExit) -> None:
         # The latest first: what an earlier one frees is not given to one that goes next.

@@ -7,6 +7,7 @@ on its bundles.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import TYPE_CHECKING
 
 from miniray.common.labels import shared_label
@@ -81,28 +82,22 @@ def plan(
     return made
 
 
+@dataclasses.dataclass(eq=False)
 class _Planner:
-    def __init__(
-        self,
-        specs: dict[int, BundleSpec],
-        nodes: list[ResourcePool],
-        taken: set[str],
-        owner: object,
-        threshold: float,
-        steps: int,
-    ) -> None:
-        self.specs = specs
-        self.nodes = nodes
-        #: Nodes that hold other bundles of the group already.
-        self.taken = taken
-        self._owner = owner
-        self._threshold = threshold
-        self._steps = steps
-        self._names = {name for spec in specs.values() for name, _ in spec.needs}
-        self._without_devices = not any(self._names & node.devices.keys() for node in nodes)
+    specs: dict[int, BundleSpec]
+    nodes: list[ResourcePool]
+    #: Nodes that hold other bundles of the group already.
+    taken: set[str]
+    owner: object
+    threshold: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        self._names = {name for spec in self.specs.values() for name, _ in spec.needs}
+        self._without_devices = not any(self._names & node.devices.keys() for node in self.nodes)
 
     def place(self, strategy: str) -> Placed | None:
-        if not may_have_room(collections.Counter(self.specs.values()), self.nodes, self._owner):
+        if not may_have_room(collections.Counter(self.specs.values()), self.nodes, self.owner):
             return None
         match strategy:
             case "PACK":
@@ -114,18 +109,18 @@ class _Planner:
         return self._one_a_node()
 
     def _search(self, nodes: list[ResourcePool], *, spread: bool = False) -> Placed | None:
-        patience = Patience(self._steps)
-        return assign(self.specs, nodes, self._owner, patience, taken=self.taken, spread=spread)
+        patience = Patience(self.steps)
+        return assign(self.specs, nodes, self.owner, patience, taken=self.taken, spread=spread)
 
     def _on_one(self) -> Placed | None:
         """Place all on one node: the one that holds the group's other bundles, if there are any."""
         allowed = [node for node in self.nodes if not self.taken or node.node_id in self.taken]
         totals = total_needs(self.specs.values())
-        rank = pack_then_spread(self._names, self._threshold)
-        patience = Patience(self._steps)
+        rank = pack_then_spread(self._names, self.threshold)
+        patience = Patience(self.steps)
         roomy = [node for node in allowed if _may_hold(node, totals)]
         for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
-            made = assign(self.specs, [node], self._owner, patience)
+            made = assign(self.specs, [node], self.owner, patience)
             if made is not None:
                 return made
         return None
@@ -141,7 +136,7 @@ class _Planner:
             if not self._augment(start, ranked, bundle_at, position_of):
                 return None
         return {
-            index: (ranked[at], ranked[at].allocate(self.specs[index].needs, self._owner))
+            index: (ranked[at], ranked[at].allocate(self.specs[index].needs, self.owner))
             for index, at in position_of.items()
         }
 
@@ -158,7 +153,7 @@ class _Planner:
         while frontier:
             bundle = frontier.popleft()
             for position, node in enumerate(ranked):
-                if position in reached or not self.specs[bundle].fits(node, self._owner):
+                if position in reached or not self.specs[bundle].fits(node, self.owner):
                     continue
                 reached[position] = bundle
                 if position in bundle_at:
@@ -181,7 +176,7 @@ class _Planner:
 
         def room(node: ResourcePool) -> tuple[int, float]:
             bundles = sum(
-                min(count, spec.copies(node, self._owner)) for spec, count in kinds.items()
+                min(count, spec.copies(node, self.owner)) for spec, count in kinds.items()
             )
             return -bundles, -sum(min(_free(node, name) / units, 1) for name, units in totals)
 

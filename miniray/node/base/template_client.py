@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -33,6 +34,7 @@ class Helper(NamedTuple):
     kill: Callable[[], None]
 
 
+@dataclasses.dataclass(eq=False)
 class TemplateClient:
     """One template process.
 
@@ -45,28 +47,22 @@ class TemplateClient:
             killed and are not gone; again whenever these change.
     """
 
-    def __init__(
-        self,
-        control: socket.socket,
-        pid: int,
-        on_exited: Callable[[int, int], None],
-        on_gone: Callable[[], None],
-        on_lingers: Callable[[int, list[int]], None],
-    ) -> None:
-        self._control = control
-        self._sender = ControlSender(control)
-        self.pid = pid
+    control: socket.socket
+    pid: int
+    on_exited: Callable[[int, int], None]
+    on_gone: Callable[[], None]
+    on_lingers: Callable[[int, list[int]], None]
+
+    def __post_init__(self) -> None:
+        self._sender = ControlSender(self.control)
         #: Whether it has imported its modules and serves.
         self.ready = False
-        self._on_exited = on_exited
-        self._on_gone = on_gone
-        self._on_lingers = on_lingers
         self._numbers = itertools.count(1).__next__
         #: Requests without an answer, by number.
         self._open: dict[int, asyncio.Future[int]] = {}
         self._gone = False
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(control.fileno(), self._on_readable)
+        self._loop.add_reader(self.control.fileno(), self._on_readable)
 
     async def fork(self, file: int, stdout: int, stderr: int) -> int:
         """Start a worker; return its pid. The descriptors are closed here in any case.
@@ -133,7 +129,7 @@ class TemplateClient:
     def _on_readable(self) -> None:
         while True:
             try:
-                data = self._control.recv(MESSAGE_LIMIT)
+                data = self.control.recv(MESSAGE_LIMIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -143,9 +139,9 @@ class TemplateClient:
                 return
             match marshal.loads(data):
                 case ("exited", pid, status):
-                    self._on_exited(pid, status)
+                    self.on_exited(pid, status)
                 case ("lingers", pid, left):
-                    self._on_lingers(pid, left)
+                    self.on_lingers(pid, left)
                 case ("forked", number, pid):
                     self._answer(number, pid)
                     return  # its caller must know the pid before the next message may name it
@@ -168,7 +164,7 @@ class TemplateClient:
 
     def _lose(self) -> None:
         self.close()
-        self._on_gone()
+        self.on_gone()
 
     def close(self) -> None:
         """Hang up: the template ends all its workers and itself."""
@@ -176,9 +172,9 @@ class TemplateClient:
             return
         self._gone, self.ready = True, False
         with contextlib.suppress(OSError):  # it is gone, or its socket full: then it cleans up too
-            self._control.send(marshal.dumps(("end",)))
-        self._loop.remove_reader(self._control.fileno())
+            self.control.send(marshal.dumps(("end",)))
+        self._loop.remove_reader(self.control.fileno())
         self._sender.close()
-        self._control.close()
+        self.control.close()
         for number in list(self._open):
             self._refuse(number, TemplateGoneError("the template process is gone"))

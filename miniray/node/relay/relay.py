@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import logging
 import types
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,21 +50,17 @@ class RelayEvents(Protocol):
         """
 
 
+@dataclasses.dataclass(eq=False)
 class RelayHub:
     """All other nodes; ``only_dials``: those of other machines cannot dial this one."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        dial: Callable[[str], grpc.aio.Channel],
-        events: RelayEvents,
-        *,
-        only_dials: bool = False,
-    ) -> None:
-        self._only_dials = only_dials
-        self._node_id = node_id
-        self._dial = dial
-        self._events = events
+    node_id: bytes
+    dial: Callable[[str], grpc.aio.Channel]
+    events: RelayEvents
+    _: dataclasses.KW_ONLY
+    only_dials: bool = False
+
+    def __post_init__(self) -> None:
         #: Handlers of notices of other daemons: kind → function (node, message).
         self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
         #: Address of each living node; empty if it cannot be dialled.
@@ -92,7 +89,7 @@ class RelayHub:
         return node_id in self._addresses
 
     def joined(self, node_id: bytes, address: str) -> None:
-        if node_id == self._node_id:
+        if node_id == self.node_id:
             return
         self._addresses[node_id] = address
         self._unannounced.discard(node_id)
@@ -124,7 +121,7 @@ class RelayHub:
         if outbox is None:
             if node_id not in self._addresses:
                 return False
-            if self._only_dials and not self._addresses[node_id]:
+            if self.only_dials and not self._addresses[node_id]:
                 return False  # neither can dial the other
             outbox = self._outboxes[node_id] = Outbox()
         address = self._addresses[node_id]
@@ -170,7 +167,7 @@ class RelayHub:
                 logger.warning("node %s cannot be reached from here", node_id.hex())
                 given_up = True
                 outbox.give_up()
-                self._events.messages_lost(node_id)
+                self.events.messages_lost(node_id)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _REOPEN_AFTER[1])
 
@@ -180,7 +177,7 @@ class RelayHub:
         """Run one stream to a node until it breaks; set ``heard`` when the node answers."""
         from miniray._proto import node_pb2_grpc
 
-        async with self._dial(address) as channel:
+        async with self.dial(address) as channel:
             stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Relay()
             write = _one_at_a_time(call.write)
@@ -198,7 +195,7 @@ class RelayHub:
     ) -> None:
         inbox = self._inbox(node_id)
         # The last acknowledgement may be lost.
-        await write(inbox.acknowledge(node_pb2.RelayBatch(node_id=self._node_id)))
+        await write(inbox.acknowledge(node_pb2.RelayBatch(node_id=self.node_id)))
         await outbox.drain_to(write, inbox)
 
     async def _read(
@@ -222,7 +219,7 @@ class RelayHub:
             gaps = inbox.gaps
             messages = inbox.accept(batch)
             if inbox.gaps != gaps:
-                self._events.messages_lost(node_id)
+                self.events.messages_lost(node_id)
             for message in messages:
                 self._handle_one(node_id, message)
 
@@ -232,7 +229,7 @@ class RelayHub:
             if message.notice:
                 self.notices[message.notice](node_id, message)
             else:
-                self._events.relayed(node_id, message)
+                self.events.relayed(node_id, message)
         except Exception as error:
             logger.exception("%s of node %s was not handled", message, node_id.hex())
             answer = refusal(message, f"{type(error).__name__}: {error}")
@@ -306,7 +303,7 @@ class RelayHub:
             del self._incoming[node_id]
             if node_id in self._unannounced:
                 self.died(node_id)
-                self._events.messages_lost(node_id)
+                self.events.messages_lost(node_id)
 
     async def close(self) -> None:
         self._addresses.clear()  # from here on, nothing is sent

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.common.config import config
@@ -96,23 +97,19 @@ class Claim:
             del self.askers[process]
 
 
+@dataclasses.dataclass(eq=False)
 class AdmissionQueue:
     """The claims that cannot be served at once.
 
     ``describe_holders`` says which processes hold how much of the store, for the error.
     """
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        evictions: Evictions,
-        describe_holders: Callable[[], str],
-        node_id: bytes,
-    ) -> None:
-        self._node_id = node_id
-        self._store = store
-        self._evictions = evictions
-        self._describe_holders = describe_holders
+    store: SegmentStore
+    evictions: Evictions
+    describe_holders: Callable[[], str]
+    node_id: bytes
+
+    def __post_init__(self) -> None:
         #: Oldest first, and their bytes.
         self._queue: dict[Claim, None] = {}
         self._wanted = 0
@@ -131,12 +128,12 @@ class AdmissionQueue:
             ConnectionError: All processes that asked have ended.
         """
         if claim.failures is None:
-            claim.failures = self._evictions.failures
-        if claim.size > self._store.capacity:
+            claim.failures = self.evictions.failures
+        if claim.size > self.store.capacity:
             raise self._full(claim)
         if not self._queue:
             try:
-                return self._store.take(claim.size, claim.writer)
+                return self.store.take(claim.size, claim.writer)
             except ObjectStoreFullError:
                 pass
             except OSError as error:
@@ -154,19 +151,19 @@ class AdmissionQueue:
             return await claim.turn
         except asyncio.CancelledError:
             if _has_memory(claim):
-                self._store.put_back(claim.turn.result())  # it was granted too late
+                self.store.put_back(claim.turn.result())  # it was granted too late
             raise
         finally:
             if waiting is not None:
                 waiting.cancel()
             self._remove(claim)
-            self._store.changed.set()
+            self.store.changed.set()
 
     async def _expire(self, claim: Claim) -> None:
         """Refuse a claim after its time, unless the disk is still at work."""
         while True:
             await asyncio.sleep(config().store_full_timeout)
-            if not self._evictions.leaving:
+            if not self.evictions.leaving:
                 self._refuse(claim, self._full(claim))
                 return
 
@@ -187,23 +184,23 @@ class AdmissionQueue:
     async def _keep_serving(self) -> None:
         """Serve the queue whenever memory may have come free, until the queue is empty."""
         while self._queue:
-            await self._store.changed.wait()
+            await self.store.changed.wait()
             self._serve()
 
     def _serve(self) -> None:
         """Grant the claims that can have their memory, and begin to free it for the others."""
-        self._store.changed.clear()
+        self.store.changed.clear()
         while self._queue:
             first = next(iter(self._queue))
             if self._grant(first):
                 continue
-            writes = self._evictions.failures == first.failures
-            target = self._store.capacity - self._wanted
-            if self._evictions.make_room(target, writes=writes) > 0:
-                self._store.tell_short()
+            writes = self.evictions.failures == first.failures
+            target = self.store.capacity - self._wanted
+            if self.evictions.make_room(target, writes=writes) > 0:
+                self.store.tell_short()
             if self._grant(first):  # copies, and what is on disk already, are gone at once
                 continue
-            if not self._evictions.leaving:
+            if not self.evictions.leaving:
                 self._settle(first)
             if first in self._queue:
                 return
@@ -211,7 +208,7 @@ class AdmissionQueue:
     def _grant(self, claim: Claim) -> bool:
         """Give a claim its memory, or its error; return False if there is no memory for it."""
         try:
-            memory = self._store.take(claim.size, claim.writer)
+            memory = self.store.take(claim.size, claim.writer)
         except ObjectStoreFullError:
             return False
         except OSError as error:
@@ -221,19 +218,19 @@ class AdmissionQueue:
             return True
         self._remove(claim)
         if claim.turn.done():
-            self._store.put_back(memory)  # whoever waited was cancelled
+            self.store.put_back(memory)  # whoever waited was cancelled
         else:
             claim.turn.set_result(memory)
         return True
 
     def _frees_descriptors(self, claim: Claim) -> bool:
         """Move values to disk, where they take none; return False if no descriptor comes free."""
-        if self._evictions.leaving:
+        if self.evictions.leaving:
             return True
-        writes = self._evictions.failures == claim.failures
-        if self._evictions.move_out(_AT_ONCE, writes=writes):
+        writes = self.evictions.failures == claim.failures
+        if self.evictions.move_out(_AT_ONCE, writes=writes):
             return True
-        self._store.tell_short()
+        self.store.tell_short()
         return False
 
     def _refuse(self, claim: Claim, error: Exception) -> None:
@@ -244,28 +241,28 @@ class AdmissionQueue:
     def _settle(self, first: Claim) -> None:
         """Serve the queue when only memory that processes hold can come free."""
         for claim in list(self._queue):
-            overtakes = claim is not first and any(map(self._store.holds, claim.askers))
+            overtakes = claim is not first and any(map(self.store.holds, claim.askers))
             if overtakes and self._grant(claim):
                 continue
             served_next = overtakes or claim is first
-            if not claim.waits or (served_next and not self._store.others_hold(claim.askers)):
+            if not claim.waits or (served_next and not self.store.others_hold(claim.askers)):
                 self._refuse(claim, self._full(claim))
 
     def _full(self, claim: Claim) -> ObjectStoreFullError:
-        store = self._store
+        store = self.store
         notes = []
         if claim.waits and claim.size <= store.capacity:  # else no process sees this error
-            held = self._describe_holders()
+            held = self.describe_holders()
             if held:
                 notes.append(f"It holds {held}.")
-        if self._evictions.failures != claim.failures:
-            notes.append(self._evictions.trouble())
+        if self.evictions.failures != claim.failures:
+            notes.append(self.evictions.trouble())
         return ObjectStoreFullError(
             needed=claim.size,
             used=store.used,
             capacity=store.capacity,
             details=" ".join(notes),
-            node_id=self._node_id.hex(),
+            node_id=self.node_id.hex(),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import errno
 import logging
 import mmap
@@ -45,27 +46,23 @@ _LARGE_FILES = Path("/var/tmp")  # noqa: S108 - what is made there has no name
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _File:
     """An open file, and how many values are in it."""
 
-    __slots__ = ("end", "fd", "values")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        #: Where the next value begins.
-        self.end = 0
-        self.values = 0
+    fd: int
+    #: Where the next value begins.
+    end: int = 0
+    values: int = 0
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class DiskPlace:
     """Where a value is on disk."""
 
-    __slots__ = ("file", "offset", "size")
-
-    def __init__(self, file: _File, offset: int, size: int) -> None:
-        self.file = file
-        self.offset = offset
-        self.size = size
+    file: _File
+    offset: int
+    size: int
 
     @property
     def fd(self) -> int:

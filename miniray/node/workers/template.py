@@ -65,6 +65,7 @@ class _Ended:
     told: list[int] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass(eq=False)
 class Template:
     """Serves one daemon until it is gone.
 
@@ -75,18 +76,13 @@ class Template:
         beside: Whether to import them at a lower priority than that of other processes.
     """
 
-    def __init__(
-        self,
-        control: socket.socket,
-        preload: list[str],
-        clean_up: Callable[[], None] | None,
-        *,
-        beside: bool = False,
-    ) -> None:
-        self._control = control
-        self._preload = preload
-        self._beside = beside
-        self._clean_up = clean_up
+    control: socket.socket
+    preload: list[str]
+    clean_up: Callable[[], None] | None
+    _: dataclasses.KW_ONLY
+    beside: bool = False
+
+    def __post_init__(self) -> None:
         #: Living workers: pid → the id in their environment.
         self._workers: dict[int, str] = {}
         #: Templates with more modules, and other processes of the node's own, forked from this one:
@@ -111,14 +107,14 @@ class Template:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the daemon decides when it ends
         gc.disable()  # it would take a tenth of the time of imports
-        if self._beside:
-            _import_beside(self._preload)
+        if self.beside:
+            _import_beside(self.preload)
         else:
-            _import(self._preload)
+            _import(self.preload)
         gc.collect()
         gc.freeze()
         poller = select.poll()
-        poller.register(self._control, select.POLLIN)
+        poller.register(self.control, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
         self._send(("ready", os.getpid()))
         while True:
@@ -137,7 +133,7 @@ class Template:
 
     # --- the daemon's requests -----------------------------------------------------------
     def _handle(self) -> Callable[[], NoReturn] | None:
-        data, fds = control_socket.receive(self._control)
+        data, fds = control_socket.receive(self.control)
         if not data:
             self._end_everything()
         match marshal.loads(data):
@@ -162,7 +158,7 @@ class Template:
                     _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
                 self._look_for_strays()
             case ("end",):  # the daemon hangs up next, and goes on itself
-                self._clean_up = None
+                self.clean_up = None
         return None
 
     def _fork(self, token: int, fds: list[int]) -> Callable[[], NoReturn] | None:
@@ -200,7 +196,7 @@ class Template:
             if pid > 0:
                 self._helpers[pid] = number
             return None
-        self._control.close()
+        self.control.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
         own = socket.socket(fileno=fds[0])
@@ -224,7 +220,7 @@ class Template:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        self._control.close()
+        self.control.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
         os.setsid()
@@ -338,13 +334,13 @@ class Template:
                     self._workers.pop(ended, None)
                     self._helpers.pop(ended, None)
                 signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN)
-        if self._clean_up is not None:
-            self._clean_up()
+        if self.clean_up is not None:
+            self.clean_up()
         os._exit(0)
 
     def _send(self, message: tuple[Any, ...]) -> None:
         try:
-            self._control.send(marshal.dumps(message))
+            self.control.send(marshal.dumps(message))
         except (BrokenPipeError, ConnectionResetError):
             self._end_everything()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 from typing import TYPE_CHECKING
@@ -23,27 +24,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class Templates:
-    """All templates of a node."""
+    """All templates of a node; ``on_exited`` and ``on_lingers`` are as for ``TemplateClient``."""
 
-    def __init__(
-        self,
-        first: TemplateClient,
-        workers: Callable[[], Iterable[Worker]],
-        on_exited: Callable[[int, int], None],
-        on_lingers: Callable[[int, list[int]], None],
-        on_killed: Callable[[Worker], object],
-    ) -> None:
-        """Start with the first one, which the daemon has forked, and with which the node ends.
+    first: TemplateClient
+    workers: Callable[[], Iterable[Worker]]
+    on_exited: Callable[[int, int], None]
+    on_lingers: Callable[[int, list[int]], None]
+    on_killed: Callable[[Worker], object]
 
-        ``on_exited`` and ``on_lingers`` are as for ``TemplateClient``; ``on_killed`` gets workers
-        that are killed because their template died.
-        """
-        self._first = first
-        self._workers = workers
-        self._on_exited = on_exited
-        self._on_lingers = on_lingers
-        self._on_killed = on_killed
+    def __post_init__(self) -> None:
         #: Templates that were forked from another one: by that one, and the modules added to it.
         self._larger: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
         #: Templates that died, until all their workers are gone.
@@ -56,7 +47,7 @@ class Templates:
         load them, beside whatever is forked meanwhile. Raises TemplateGoneError if the first one is
         gone.
         """
-        template = self._with(self._first, modules, beside=False)
+        template = self._with(self.first, modules, beside=False)
         larger = self._with(template, later, beside=True)
         return larger if larger.ready else template
 
@@ -70,9 +61,9 @@ class Templates:
             template = self._larger[parent, modules] = TemplateClient(
                 parent.fork_template(list(modules), beside=beside),
                 0,
-                self._on_exited,
+                self.on_exited,
                 lambda: self._lost(parent, modules, beside=beside),
-                self._on_lingers,
+                self.on_lingers,
             )
         return template
 
@@ -94,23 +85,23 @@ class Templates:
         task.add_done_callback(lambda _: self._dead.pop(gone))
 
     async def _await_ends(self, gone: TemplateClient, parent: TemplateClient) -> None:
-        mine = [worker for worker in self._workers() if worker.template is gone]
+        mine = [worker for worker in self.workers() if worker.template is gone]
         for worker in mine:
-            self._on_killed(worker)
+            self.on_killed(worker)
         with contextlib.suppress(TemplateGoneError):  # the node stops then
             try:
                 await parent.settled(gone.pid)
             except TemplateGoneError:
-                await self._first.settled(parent.pid)  # what was the parent's falls to that one
+                await self.first.settled(parent.pid)  # what was the parent's falls to that one
             for worker in mine:
-                self._on_exited(worker.pid, signal.SIGKILL)
+                self.on_exited(worker.pid, signal.SIGKILL)
 
     def fork_helper(self, module: str) -> Helper:
-        return self._first.fork_helper(module)
+        return self.first.fork_helper(module)
 
     def is_first(self, template: TemplateClient | None) -> bool:
         """Return whether the node ends with this template; None: another could not be made."""
-        return template is None or template is self._first
+        return template is None or template is self.first
 
     async def settled(self, template: TemplateClient | None) -> None:
         """Wait until nothing is left of a template that died; return at once if it lives."""
@@ -119,5 +110,5 @@ class Templates:
             await asyncio.wait((task,))
 
     def close(self) -> None:
-        for template in (self._first, *self._larger.values()):
+        for template in (self.first, *self._larger.values()):
             template.close()
