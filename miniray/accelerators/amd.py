@@ -104,8 +104,8 @@ class AmdGPU(Family):
             facts = _properties(host, node)
             if facts is not None and _is_usable(host, facts):
                 devices.append(facts)
-        ids = tuple(str(index) for index in range(len(devices)))
-        return Detected(ids, TYPES.get(devices[0].get("device_id", 0)) if devices else None)
+        model = TYPES.get(devices[0].get("device_id", 0)) if devices else None
+        return Detected.numbered(len(devices), model)
 
 
 def _properties(host: Host, node: int) -> dict[str, int] | None:

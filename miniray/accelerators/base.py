@@ -32,6 +32,11 @@ class Detected:
     #: Model, as in ``accelerator_type=``; None if it is not known.
     type: str | None = None
 
+    @classmethod
+    def numbered(cls, count: int, type: str | None = None) -> Detected:
+        """Return so many devices, whose ids are numbers from 0 on."""
+        return cls(tuple(map(str, range(count))), type)
+
 
 @dataclasses.dataclass(frozen=True)
 class Description:

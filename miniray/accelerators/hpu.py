@@ -39,7 +39,7 @@ class GaudiHPU(Family):
         try:
             listing = host.run(_COMMAND, TOOL_TIMEOUT)
         except ToolNotFoundError:
-            return Detected(tuple(str(index) for index in range(count)))
+            return Detected.numbered(count)
         return _parse(listing)
 
 

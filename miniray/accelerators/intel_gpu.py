@@ -66,8 +66,7 @@ class IntelGPU(Family):
                 continue
             count += _tiles(host, card, model)
             types.append(name)
-        ids = tuple(str(index) for index in range(count))
-        return Detected(ids, f"Intel-GPU-{types[0]}" if types and types[0] else None)
+        return Detected.numbered(count, f"Intel-GPU-{types[0]}" if types and types[0] else None)
 
     def governing_variable(self, environ: Mapping[str, str]) -> str:
         """Return the selector where it names devices, else the affinity mask where it is set."""

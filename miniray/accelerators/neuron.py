@@ -44,7 +44,7 @@ class NeuronCore(Family):
             count = _count(host.run([tool, "--json-output"], TOOL_TIMEOUT))
         except ToolNotFoundError:
             count = sum(_cores_by_sysfs(host, device) for device in devices)
-        return Detected(tuple(str(core) for core in range(count)), models.AWS_NEURON_CORE)
+        return Detected.numbered(count, models.AWS_NEURON_CORE)
 
     def describe(self, host: Host, detected: Detected) -> Description:
         """Return the one type, which logical cores have too."""

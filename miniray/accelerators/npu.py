@@ -34,12 +34,11 @@ class AscendNPU(Family):
         if not count:
             return Detected()
         # The runtime numbers what a container was given from 0, whatever the nodes are called.
-        ids = tuple(str(index) for index in range(count))
         try:
-            listing = host.run(["npu-smi", "info"], TOOL_TIMEOUT)
+            model = _type(host.run(["npu-smi", "info"], TOOL_TIMEOUT))
         except ToolNotFoundError:
-            return Detected(ids, host.run(_ASK_LIBRARY, TOOL_TIMEOUT).strip() or None)
-        return Detected(ids, _type(listing))
+            model = host.run(_ASK_LIBRARY, TOOL_TIMEOUT).strip()
+        return Detected.numbered(count, model or None)
 
 
 def _type(listing: str) -> str:

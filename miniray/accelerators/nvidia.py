@@ -31,8 +31,7 @@ class NvidiaGPU(Family):
         models = host.nvml(TOOL_TIMEOUT)
         if models is None:
             models = _models_by_proc(host, nodes)
-        ids = tuple(str(index) for index in range(len(models)))
-        return Detected(ids, accelerator_type(models[0]) if models else None)
+        return Detected.numbered(len(models), accelerator_type(models[0]) if models else None)
 
 
 def _models_by_proc(host: Host, nodes: list[int]) -> list[str]:

@@ -62,7 +62,7 @@ class GoogleTPU(Family):
         )
         if not count:
             count = sum(_is_tpu(host, group) for group in host.numbered("/dev/vfio", ""))
-        return Detected(tuple(str(index) for index in range(count)))
+        return Detected.numbered(count)
 
     def describe(self, host: Host, detected: Detected) -> Description:
         """Return the TPU's generation, and which part of which slice this host is."""

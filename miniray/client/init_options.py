@@ -50,6 +50,19 @@ _REFUSED = {
 }
 
 
+#: Arguments that are fields of ``BootOptions``.
+_OF_NODE = (
+    "num_cpus",
+    "num_gpus",
+    "gpu_family",
+    "resources",
+    "labels",
+    "object_store_memory",
+    "memory",
+    "temp_dir",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class InitOptions:
     """Checked arguments of ``init()``. None means: as the cluster or the machine has it."""
@@ -57,17 +70,11 @@ class InitOptions:
     #: "local" (start an embedded cluster), "auto" (find a running one), "host:port", or
     #: None: find a running one, else start an embedded one.
     address: str | None = None
-    num_cpus: int | None = None
-    num_gpus: int | None = None
-    gpu_family: str | None = None  # None: the first that is found, else NVIDIA's
-    resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: Fields of ``BootOptions`` for a new cluster, those that were given.
+    node: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     namespace: str | None = None  # None: one of its own
     runtime_env: Mapping[str, Any] | None = None
     log_to_driver: bool = True
-    object_store_memory: int | None = None  # bytes
-    memory: int | None = None  # bytes
-    temp_dir: str | None = None
     logging_level: int | str | None = None  # of miniray's loggers
     default_actor_lifetime: str = "non_detached"
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -109,7 +116,8 @@ def check_init(
     from_variable = os.environ.get(ADDRESS_VARIABLE)
     if "address" not in values and from_variable:
         values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
-    options = InitOptions(**(_configured(job_config) | values))
+    node = {name: values.pop(name) for name in _OF_NODE if name in values}
+    options = InitOptions(**(_configured(job_config) | values), node=node)
     if options.address not in (None, "local"):
         refuse_node_arguments(options, options.address)
     return options
@@ -198,19 +206,7 @@ def _check_address(name: str, given: Any) -> str:
 
 def refuse_node_arguments(options: InitOptions, address: str | None) -> None:
     """Raise ValueError for arguments that only a new cluster could heed."""
-    given = [
-        name
-        for name in (
-            "num_cpus",
-            "num_gpus",
-            "gpu_family",
-            "resources",
-            "labels",
-            "object_store_memory",
-            "memory",
-        )
-        if getattr(options, name) not in (None, {})
-    ]
+    given = [name for name, value in options.node.items() if name != "temp_dir" and value != {}]
     if given:
         raise ValueError(
             f"{', '.join(given)} can't be given when attaching to a running cluster "

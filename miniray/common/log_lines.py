@@ -360,10 +360,6 @@ class Traces(Generic[KeyT]):
             del self._states[next(iter(self._states))]
         return True
 
-    def is_open(self, key: KeyT) -> bool:
-        """Return whether more of a trace is to come in a stream."""
-        return self._states.get(key) in (_State.FRAMES, _State.FATAL)
-
     @staticmethod
     def _next(state: _State | None, line: str) -> _State | None:
         if line.startswith(_FATAL):

@@ -1,8 +1,8 @@
 """Prints what workers write on the driver's own streams.
 
 Each line gets a prefix that says who wrote it. ``LogDeduplicator`` decides what is folded;
-``Traces`` (``common/log_lines.py``) knows which lines belong to a trace, which is kept in one
-piece; bars, and how the terminal is written to, are in ``screen.py``.
+``Traces`` (``common/log_lines.py``) knows which lines belong to a trace, which is never folded;
+bars, and how the terminal is written to, are in ``screen.py``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 #: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
 _COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
 _COUNT_COLOUR = 32
-#: Seconds, and lines, for which a trace that has begun waits for its end.
-_TRACE_WAIT = 0.2
-_TRACE_LINES = 1000
 _HINT = " (MINIRAY_DEDUP_LOGS=0 prints every line)"
 #: More lines than this, and longer ones, are not followed at once; they are all printed.
 _MAX_LINES = 10_000
@@ -144,14 +141,6 @@ class _Stream(NamedTuple):
     is_stderr: bool
 
 
-@dataclasses.dataclass
-class _Begun:
-    """The lines of a trace that has not ended, as they will be printed."""
-
-    until: float
-    lines: list[str] = dataclasses.field(default_factory=list)
-
-
 class LogPrinter:
     """Prints batches of lines. Thread-safe; no method raises for a stream that fails.
 
@@ -182,7 +171,6 @@ class LogPrinter:
             is_stderr: LogDeduplicator[_Source](window) for is_stderr in (False, True)
         }
         self._traces = Traces[_Stream]()
-        self._begun: dict[_Stream, _Begun] = {}
         self._bars = BarRegion()
         self._timer_at: float | None = None
         self._hint_given = False
@@ -204,7 +192,8 @@ class LogPrinter:
                 row = bar_row(line)
                 if row is None:
                     bars_changed |= self._finish_row(batch)
-                    printed += self._line(batch, source, prefix, line, now)
+                    if self._is_shown(batch, source, line, now):
+                        printed.append((batch.is_stderr, prefix + line))
                 elif is_terminal(stream(batch.is_stderr)):
                     self._update_bar(batch, row, line.rstrip("\r"))
                     bars_changed = True
@@ -224,14 +213,14 @@ class LogPrinter:
             if self._closed:
                 return
             self._closed = True
-            printed = self._ended_traces(None)
-            printed += [
-                (is_stderr, self._folded_line(folded, is_stderr))
-                for is_stderr, deduplicator in self._deduplicators.items()
-                for folded in deduplicator.drain()
-            ]
             self._bars.clear()
-            self._show(printed)
+            self._show(
+                [
+                    (is_stderr, self._folded_line(folded, is_stderr))
+                    for is_stderr, deduplicator in self._deduplicators.items()
+                    for folded in deduplicator.drain()
+                ]
+            )
 
     def _on_timer(self) -> None:
         with self._lock:
@@ -246,40 +235,20 @@ class LogPrinter:
 
     def _set_timer(self, now: float) -> None:
         times = [deduplicator.next_due() for deduplicator in self._deduplicators.values()]
-        times += [begun.until for begun in self._begun.values()]
         first = min((at for at in times if at is not None), default=None)
         if first is not None and (self._timer_at is None or first < self._timer_at):
             self._timer_at = first
             self._call_later(max(0.0, first - now), self._on_timer)
 
-    def _line(
-        self, batch: LogBatch, source: _Source, prefix: str, line: str, now: float
-    ) -> list[tuple[bool, str]]:
-        """Return what to print now that a worker has written a line."""
+    def _is_shown(self, batch: LogBatch, source: _Source, line: str, now: float) -> bool:
+        """Return whether to print a line now: those of a trace are of use only as a whole."""
         stream = _Stream(batch.node, batch.pid, batch.is_stderr)
-        printed: list[tuple[bool, str]] = []
-        if self._traces.is_part(stream, line):
-            begun = self._begun.setdefault(stream, _Begun(now + _TRACE_WAIT))
-            begun.lines.append(prefix + line)
-            if self._traces.is_open(stream) and len(begun.lines) < _TRACE_LINES:
-                return printed
-            return self._end_trace(stream)
-        if stream in self._begun:
-            printed = self._end_trace(stream)
-        if not self._dedup or self._deduplicators[batch.is_stderr].admit(source, line, now):
-            printed.append((batch.is_stderr, prefix + line))
-        return printed
-
-    def _end_trace(self, stream: _Stream) -> list[tuple[bool, str]]:
-        return [(stream.is_stderr, line) for line in self._begun.pop(stream).lines]
-
-    def _ended_traces(self, now: float | None) -> list[tuple[bool, str]]:
-        """Return the traces that have ended or waited long enough; with None, all."""
-        ended = [each for each, begun in self._begun.items() if now is None or begun.until <= now]
-        return [line for stream in ended for line in self._end_trace(stream)]
+        if self._traces.is_part(stream, line) or not self._dedup:
+            return True
+        return self._deduplicators[batch.is_stderr].admit(source, line, now)
 
     def _due(self, now: float) -> list[tuple[bool, str]]:
-        return self._ended_traces(now) + [
+        return [
             (is_stderr, self._folded_line(folded, is_stderr))
             for is_stderr, deduplicator in self._deduplicators.items()
             for folded in deduplicator.due(now)

@@ -216,28 +216,17 @@ def _closed(challenge: ClientChallenge) -> ConnectionError:
     return ConnectionResetError("The process at this socket closed the connection at once.")
 
 
-def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return (pid, uid) of the process that connected or listens at the other end.
-
-    The kernel recorded them when the connection was made. Unix sockets only.
-    """
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _gid = _UCRED.unpack(raw)
-    return pid, uid
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Return the uid of the process at the other end of a Unix socket."""
-    return peer_credentials(sock)[1]
-
-
 def require_own_uid(sock: socket.socket) -> None:
     """Refuse a peer of another user before a byte of it is read.
+
+    Whose process is at the other end the kernel recorded when the connection was made.
 
     Raises:
         AuthenticationError: The peer runs as another uid; the text names both.
     """
-    uid = peer_uid(sock)
+    _pid, uid, _gid = _UCRED.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    )
     if uid != os.geteuid():
         raise AuthenticationError(
             f"A process of uid {uid} connected to a socket of uid {os.geteuid()}. "

@@ -56,12 +56,14 @@ def test_init_passes_on_what_it_was_given(asked: list[InitOptions]) -> None:
 
     assert asked == [
         InitOptions(
-            num_cpus=2,
-            num_gpus=1,
-            gpu_family="amd",
-            resources={"x": 1, "TPU": 4},
+            node={
+                "num_cpus": 2,
+                "num_gpus": 1,
+                "gpu_family": "amd",
+                "resources": {"x": 1, "TPU": 4},
+                "temp_dir": "/tmp/x",
+            },
             namespace="n",
-            temp_dir="/tmp/x",
         )
     ]
     assert context.address_info["address"] == "127.0.0.1:1"
@@ -72,7 +74,7 @@ def test_init_passes_on_plain_texts(asked: list[InitOptions]) -> None:
     miniray.init(np.str_("local"), namespace=np.str_("n"), labels={np.str_("zone"): np.str_("a")})
 
     (options,) = asked
-    told = (options.address, options.namespace, options.labels)
+    told = (options.address, options.namespace, options.node["labels"])
     assert marshal.loads(marshal.dumps(told)) == ("local", "n", {"zone": "a"})
 
 

@@ -121,11 +121,6 @@ CASES = [
 each_family = pytest.mark.parametrize("case", CASES, ids=lambda case: case.family)
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
-
-
 def resolve(
     machine: FakeMachine, case: Case, count: float | None = None, family: str | None = None
 ) -> NodeAccelerators:

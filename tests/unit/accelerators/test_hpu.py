@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from accelerator_helpers import FakeMachine, add_gaudi
 
 from miniray.accelerators import AcceleratorRequestError, check_amount, resolve_node_accelerators
 from miniray.accelerators.host import DetectionError
 from miniray.accelerators.hpu import GaudiHPU
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
 
 
 def test_devices_are_named_by_their_module_id(machine: FakeMachine) -> None:

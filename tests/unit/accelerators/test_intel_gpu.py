@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from accelerator_helpers import FakeMachine, add_intel
 
@@ -13,14 +11,6 @@ from miniray.accelerators import (
     resolve_node_accelerators,
 )
 from miniray.accelerators.intel_gpu import IntelGPU
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
 
 
 def add_card(machine: FakeMachine, number: int, slot: str, vendor: str, device: str) -> None:

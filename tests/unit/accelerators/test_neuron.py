@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from accelerator_helpers import NEURON_LS, FakeMachine, add_neuron
 
 from miniray.accelerators import AcceleratorRequestError, check_amount, resolve_node_accelerators
 from miniray.accelerators.host import DetectionError
 from miniray.accelerators.neuron import NeuronCore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
 
 
 def test_the_cores_of_a_single_device_are_counted(machine: FakeMachine) -> None:

@@ -14,11 +14,6 @@ from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError
 from miniray.accelerators.npu import AscendNPU
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("chip", "name"),
     [("910B4", "Ascend910B4"), ("310P3", "Ascend310P3"), ("Ascend910", "Ascend910")],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING
 
 import pytest
 from accelerator_helpers import NVIDIA_INFORMATION, FakeMachine, add_nvidia
@@ -13,14 +12,6 @@ from accelerator_helpers import NVIDIA_INFORMATION, FakeMachine, add_nvidia
 from miniray.accelerators import assigned_environment, resolve_node_accelerators
 from miniray.accelerators.host import DetectionError, query_nvml
 from miniray.accelerators.nvidia import NvidiaGPU, accelerator_type
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
 
 
 # Product names as NVML reports them; types as Ray spells them.

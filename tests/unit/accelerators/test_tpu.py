@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 from accelerator_helpers import FakeMachine, add_tpu
@@ -15,9 +14,6 @@ from miniray.accelerators import (
     resolve_node_accelerators,
 )
 from miniray.accelerators.tpu import GoogleTPU
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Variables of a pod of a v6e slice on GKE (https://cloud.google.com/kubernetes-engine/docs/
 # how-to/tpus); TPU_NAME is set for the cluster's own use.
@@ -36,11 +32,6 @@ GCE = {
     "tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nCHIPS_PER_HOST_BOUNDS: '2,2,1'\n"
     "HOST_BOUNDS: '1,1,2'\nTOPOLOGY: '2x2x2'\nWORKER_ID: '0'\n",
 }
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
-    return FakeMachine(tmp_path)
 
 
 def test_a_pod_on_gke_knows_its_slice_from_variables(machine: FakeMachine) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from process_doubles import NODE
-from task_world import TaskWorld
 
 from miniray.common.config import config
 from miniray.common.specs import LeaseSpec, Spread
 from miniray.messages import protocol as p
 
-
-@pytest.fixture
-def world() -> TaskWorld:
-    return TaskWorld()
-
+if TYPE_CHECKING:
+    from task_world import TaskWorld
 
 # --- the end of leases ----------------------------------------------------------------
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pickle
 import threading
+from typing import TYPE_CHECKING
 
-import pytest
 from kept import kept
 from process_doubles import NODE, FakePeer, packed
-from task_world import TaskWorld
 
 from miniray.common.specs import LeaseSpec
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 from miniray.messages import protocol as p
 from miniray.messages.value import error_value
 
-
-@pytest.fixture
-def world() -> TaskWorld:
-    return TaskWorld()
+if TYPE_CHECKING:
+    from task_world import TaskWorld
 
 
 def test_shapes_that_nobody_uses_any_more_are_forgotten(world: TaskWorld) -> None:

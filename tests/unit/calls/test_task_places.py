@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from process_doubles import NODE
-from task_world import TaskWorld
 
 from miniray.calls.task_groups import RATE
 from miniray.common.config import config
 from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 
-
-@pytest.fixture
-def world() -> TaskWorld:
-    return TaskWorld()
-
+if TYPE_CHECKING:
+    from task_world import TaskWorld
 
 FAR = b"far away"
 LARGE = 200 << 20

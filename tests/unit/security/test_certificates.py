@@ -24,11 +24,6 @@ KEY = JoinToken(bytes(32), b"s" * 32).members_key
 OTHER_KEY = JoinToken(bytes(32), b"o" * 32).members_key
 
 
-@pytest.fixture(scope="module")
-def head() -> Identity:
-    return make_head_identity()
-
-
 def handshake(identity: Identity, trusted: bytes, name: str, tmp_path: Path) -> None:
     """A TLS handshake over a socket pair, verified as a gRPC client verifies."""
     (tmp_path / "cert").write_bytes(identity.certificate)

@@ -5,29 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import NONCE_SIZE, answer_blocking, demand_blocking
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 KEY = b"k" * 32
 
 
 def in_seconds(seconds: float) -> float:
     return time.monotonic() + seconds
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
 
 
 def test_a_peer_with_the_key_is_let_in_and_what_it_says_next_is_not_lost(

@@ -118,11 +118,6 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-@pytest.fixture(scope="module")
-def head() -> Identity:
-    return make_head_identity()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tcp", [True, False], ids=["tls", "unix"])
 def test_a_client_with_the_secret_is_served(

@@ -31,11 +31,6 @@ MEMBER = make_credentials(TOKEN.members_key)
 
 
 @pytest.fixture(scope="module")
-def head() -> Identity:
-    return make_head_identity()
-
-
-@pytest.fixture(scope="module")
 def head_port(head: Identity) -> Iterator[int]:
     """A port that is served as the head's is."""
     serving: list[int] = []
