@@ -58,23 +58,18 @@ class RayLightningEnvironment(_LightningEnvironment):  # type: ignore[misc]
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True: the workers are there."""
         return True
 
     def world_size(self) -> int:
-        """Number of workers."""
         return get_context().get_world_size()
 
     def global_rank(self) -> int:
-        """Rank of this worker among all."""
         return get_context().get_world_rank()
 
     def local_rank(self) -> int:
-        """Rank of this worker among those of its node."""
         return get_context().get_local_rank()
 
     def node_rank(self) -> int:
-        """Rank of this worker's node."""
         return get_context().get_node_rank()
 
     def set_world_size(self, size: int) -> None:
@@ -95,7 +90,6 @@ class _InGroup:
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this worker."""
         return get_device()
 
     @property

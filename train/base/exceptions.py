@@ -6,12 +6,7 @@ configurations are ``ValueError`` and ``TypeError``, raised where they are made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from miniray.exceptions import MinirayError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class TrainingFailedError(MinirayError):
@@ -27,14 +22,12 @@ class WorkerGroupError(TrainingFailedError):
     """
 
     def __init__(self, error_message: str, worker_failures: dict[int, BaseException]) -> None:
-        super().__init__(f"Training failed due to worker errors:\n{error_message}")
+        super().__init__(error_message, worker_failures)
         self.error_message = error_message
         self.worker_failures = worker_failures
 
-    def __reduce__(
-        self,
-    ) -> tuple[Callable[..., WorkerGroupError], tuple[str, dict[int, BaseException]]]:
-        return type(self), (self.error_message, self.worker_failures)
+    def __str__(self) -> str:
+        return f"Training failed due to worker errors:\n{self.error_message}"
 
 
 class ControllerError(TrainingFailedError):
@@ -46,14 +39,13 @@ class ControllerError(TrainingFailedError):
     """
 
     def __init__(self, controller_failure: BaseException, details: str = "") -> None:
-        super().__init__(
-            f"Training failed due to a controller error:\n{details or controller_failure}"
-        )
+        super().__init__(controller_failure, details)
         self.controller_failure = controller_failure
         self.details = details
 
-    def __reduce__(self) -> tuple[Callable[..., ControllerError], tuple[BaseException, str]]:
-        return type(self), (self.controller_failure, self.details)
+    def __str__(self) -> str:
+        cause = self.details or self.controller_failure
+        return f"Training failed due to a controller error:\n{cause}"
 
 
 class PlacementTimeoutError(TrainingFailedError):
@@ -113,12 +105,11 @@ class CallbackError(MinirayError):
     """
 
     def __init__(self, callback: str, hook: str, cause: BaseException) -> None:
-        super().__init__(
-            f"The callback {callback} failed in {hook}(): {type(cause).__name__}: {cause}"
-        )
+        super().__init__(callback, hook, cause)
         self.callback = callback
         self.hook = hook
         self.cause = cause
 
-    def __reduce__(self) -> tuple[Callable[..., CallbackError], tuple[str, str, BaseException]]:
-        return type(self), (self.callback, self.hook, self.cause)
+    def __str__(self) -> str:
+        cause = f"{type(self.cause).__name__}: {self.cause}"
+        return f"The callback {self.callback} failed in {self.hook}(): {cause}"

@@ -31,7 +31,6 @@ class RunState(enum.Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the run is over."""
         return not _FOLLOWING[self]
 
 

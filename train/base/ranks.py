@@ -67,7 +67,6 @@ def listed(ranks: Iterable[int], most: int = 10) -> str:
 
 
 def assign_ranks(workers: Sequence[WorkerInfo]) -> list[Ranks]:
-    """Return the ranks of each worker, in the order given."""
     nodes: dict[str, list[int]] = {}
     for position, worker in enumerate(workers):
         nodes.setdefault(worker.node_id, []).append(position)
@@ -147,7 +146,6 @@ def unreachable_address(workers: Sequence[WorkerInfo]) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address means the machine itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

@@ -175,13 +175,7 @@ class ReportBoard:
         self.uneven: str | None = None
 
     def add(self, rank: int, index: int, report: Report, now: float = 0.0) -> list[Step]:
-        """Enter a report; return the steps that are complete now, in order.
-
-        Args:
-            rank: Who reports.
-            index: How many reports this rank has made before.
-            report: What it reports.
-            now: Seconds on any clock.
+        """Enter the report of this index; return the steps that are complete now, in order.
 
         Raises:
             ReportMismatchError: The ranks named different folders for one checkpoint, or a rank
@@ -234,11 +228,9 @@ class ReportBoard:
         return all((rank, self._next) in coming for rank in self._absent(self._next))
 
     def count(self, rank: int) -> int:
-        """Return how many times a rank has reported."""
         return self._counts[rank]
 
     def missing(self, index: int) -> list[int]:
-        """Return the ranks that have not made the report of this index."""
         return [rank for rank, count in enumerate(self._counts) if count <= index]
 
     def absent(self, index: int) -> list[int]:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class JsonLinesFile:
-    """Appends rows as lines of JSON; values that JSON does not know are written as text.
-
-    Args:
-        path: The file; it and its folder are made if they are missing.
-    """
+    """Appends rows as lines of JSON; values that JSON does not know are written as text."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +38,6 @@ class JsonLinesFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -51,9 +46,6 @@ class CsvFile:
 
     A row with a key that had no column yet adds one: the file is written anew once, with empty
     cells in the rows before.
-
-    Args:
-        path: The file; it and its folder are made if they are missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +70,6 @@ class CsvFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _open(self) -> None:
@@ -122,15 +113,7 @@ def _cut_half_a_line(file: BinaryIO) -> None:
 
 
 class _FileCallback(Callback):
-    """Writes a row for each report.
-
-    Args:
-        path: A local path on the machine of the driver. A file that exists is continued.
-        all_ranks: Write a row for each rank, with a column ``rank``; otherwise for rank 0 only.
-
-    Raises:
-        ValueError: The path is no file of this machine.
-    """
+    """Writes a row for each report."""
 
     def __init__(self, path: str | os.PathLike[str], *, all_ranks: bool = False) -> None:
         name = type(self).__name__
@@ -152,7 +135,6 @@ class _FileCallback(Callback):
         metrics: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Write the rows of this report."""
         assert self._file is not None
         about = {
             "number": run_context.report_number,
@@ -170,13 +152,11 @@ class _FileCallback(Callback):
         )
 
     def on_end(self, run_context: RunContext, state: RunState, error: str | None) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return what a row holds of the metrics."""
         raise NotImplementedError
 
 
@@ -192,7 +172,6 @@ class JSONCallback(_FileCallback):
     """
 
     def on_start(self, run_context: RunContext) -> None:
-        """Open the file."""
         self._file = JsonLinesFile(self.path)
 
     def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +193,6 @@ class CSVCallback(_FileCallback):
     """
 
     def on_start(self, run_context: RunContext) -> None:
-        """Open the file."""
         self._file = CsvFile(self.path)
 
     def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -33,12 +33,7 @@ Hook = Literal[
 
 
 class CallbackRunner:
-    """The callbacks of one run. Not thread-safe: one thread calls it.
-
-    Args:
-        callbacks: The callbacks, in the order in which they are called.
-        context: What they are told of the run.
-    """
+    """The callbacks of one run. Not thread-safe: one thread calls it."""
 
     def __init__(self, callbacks: Sequence[Callback], context: RunContext) -> None:
         self._callbacks = list(callbacks)

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 def choose(callback: str, choices: Mapping[str, Sequence[str]], install: str) -> str:
     """Return the first module of which everything needed is installed; nothing is imported.
 
-    Args:
-        callback: Name of the callback's class, for the message.
-        choices: For each module, the top-level packages that it needs.
-        install: What to give to ``pip install``.
-
     Raises:
         ImportError: None is there.
     """
@@ -127,7 +122,6 @@ class MLflowCallback(Callback):
         self._run_id = ""
 
     def on_start(self, run_context: RunContext) -> None:
-        """Make the run, or find that of an earlier start."""
         mlflow = importlib.import_module(_module())
         self._client = client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         name = self.experiment_name or run_context.name
@@ -155,7 +149,6 @@ class MLflowCallback(Callback):
         metrics: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Log the numbers of rank 0."""
         entity = importlib.import_module("mlflow.entities").Metric
         step = step_of(self, self.step_key, run_context, metrics[0])
         now = int(time.time() * 1000)
@@ -167,11 +160,9 @@ class MLflowCallback(Callback):
     def after_checkpoint(
         self, run_context: RunContext, checkpoint: Checkpoint, metrics: dict[str, Any]
     ) -> None:
-        """Note where the newest checkpoint is."""
         self._client.set_tag(self._run_id, "miniray.checkpoint", checkpoint.path)
 
     def on_end(self, run_context: RunContext, state: RunState, error: str | None) -> None:
-        """End the run in MLflow, with the status that fits."""
         if not self._run_id:
             return
         if error is not None:
@@ -216,7 +207,6 @@ class TensorBoardCallback(Callback):
         self._step = 0
 
     def on_start(self, run_context: RunContext) -> None:
-        """Open the file of events."""
         writer = importlib.import_module(_writer_module()).SummaryWriter
         self._writer = writer(self._folder(run_context), flush_secs=_FLUSH_AFTER)
 
@@ -226,7 +216,6 @@ class TensorBoardCallback(Callback):
         metrics: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Write the numbers of rank 0."""
         self._step = step_of(self, self.step_key, run_context, metrics[0])
         for key, value in scalars(metrics[0]).items():
             self._writer.add_scalar(key, value, self._step)
@@ -234,12 +223,10 @@ class TensorBoardCallback(Callback):
     def after_exception(
         self, run_context: RunContext, worker_exceptions: dict[int, BaseException]
     ) -> None:
-        """Write why workers failed."""
         lines = [f"rank {rank}: {error!r}" for rank, error in sorted(worker_exceptions.items())]
         self._writer.add_text("failure", "\n\n".join(lines), self._step)
 
     def on_end(self, run_context: RunContext, state: RunState, error: str | None) -> None:
-        """Write what is not yet written."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -48,12 +48,7 @@ def check_text(where: str, value: Any, example: str) -> None:
 
 
 def check_resources(argument: str, resources: Mapping[str, float] | None) -> None:
-    """Raise ValueError if these can't be amounts of resources.
-
-    Args:
-        argument: Name of the ScalingConfig argument, for the message.
-        resources: Amount per resource name, or None.
-    """
+    """Raise ValueError if these can't be amounts of resources."""
     from miniray.system.option_checks import amount as amount_of
 
     if resources is None:

@@ -142,63 +142,50 @@ class LoggingConfig:
         self.log_level = level
 
     def apply(self) -> None:
-        """Set the level in this process."""
         logging.getLogger("miniray.train").setLevel(self.log_level)
 
 
+@dataclasses.dataclass(frozen=True)
 class LimitedRetries(FailurePolicy):
     """Goes on until ``max_failures`` or ``controller_failure_limit`` is used up."""
 
-    def __init__(self, config: FailureConfig) -> None:
-        self._config = config
+    config: FailureConfig
 
     def decide(self, failure: GroupFailure) -> FailureDecision:
         """Retry while the limit of this kind of failure is not passed; -1 is no limit."""
         if failure.at_start:
-            limit, count = self._config.controller_failure_limit, failure.start_failures
+            limit, count = self.config.controller_failure_limit, failure.start_failures
         else:
-            limit, count = self._config.max_failures, failure.worker_failures
+            limit, count = self.config.max_failures, failure.worker_failures
         return FailureDecision.RETRY if limit < 0 or count <= limit else FailureDecision.RAISE
 
 
+@dataclasses.dataclass(frozen=True)
 class FixedScaling(ScalingPolicy):
-    """Always the number of workers that ``ScalingConfig`` names."""
+    """Always the same group."""
 
-    def __init__(self, config: ScalingConfig) -> None:
-        self._decision = ScalingDecision(config.max_workers, config.worker_resources)
-
-    def next_group(self) -> ScalingDecision:
-        """Return the group of the configuration."""
-        return self._decision
-
-
-class ElasticScaling(ScalingPolicy):
-    """As many workers as there is room for, between the bounds of ``ScalingConfig``.
-
-    Args:
-        config: With a pair as ``num_workers``.
-    """
-
-    def __init__(self, config: ScalingConfig) -> None:
-        self._group = ScalingDecision(
-            config.max_workers, config.worker_resources, config.min_workers, config.workers_step
-        )
+    group: ScalingDecision
 
     def next_group(self) -> ScalingDecision:
-        """Return the largest that there is room for."""
-        return self._group
+        return self.group
+
+
+class ElasticScaling(FixedScaling):
+    """As many workers as there is room for, up to ``group.num_workers``."""
 
     def wanted(self, size: int) -> int:
-        """Return what is missing to the most."""
-        return max(0, self._group.num_workers - size)
+        return max(0, self.group.num_workers - size)
 
     def grow(self, size: int, room: int) -> ScalingDecision | None:
         """Take all the room that makes whole steps."""
-        step = self._group.step
-        larger = min(self._group.num_workers, size + room // step * step)
-        return dataclasses.replace(self._group, num_workers=larger) if larger > size else None
+        step = self.group.step
+        larger = min(self.group.num_workers, size + room // step * step)
+        return dataclasses.replace(self.group, num_workers=larger) if larger > size else None
 
 
 def default_scaling(config: ScalingConfig) -> ScalingPolicy:
-    """Return the policy of a configuration."""
-    return ElasticScaling(config) if config.elasticity_enabled else FixedScaling(config)
+    group = ScalingDecision(config.max_workers, config.worker_resources)
+    if not config.elasticity_enabled:
+        return FixedScaling(group)
+    least, step = config.min_workers, config.workers_step
+    return ElasticScaling(dataclasses.replace(group, least=least, step=step))

@@ -43,9 +43,6 @@ class Attempt:
 
     Args:
         number: 1 for the first attempt of a run.
-        world_size: Number of ranks.
-        recorder: Knows the checkpoints that the run has.
-        work: Runs what blocks.
         steps: Gets what every rank has reported, to be recorded.
         tell: Called with a sentence that the user should read.
         collective_timeout: Seconds that ranks wait for each other in a collective; 0: no limit.
@@ -116,7 +113,6 @@ class Attempt:
         self._recording: asyncio.Event = asyncio.Event()
 
     def begin(self) -> None:
-        """Enter that the train loops have begun."""
         self._began = True
         self.last_progress = time.monotonic()
 
@@ -147,14 +143,9 @@ class Attempt:
     async def begin_upload(self, rank: int, index: int, name: str, in_place: bool) -> str:
         """Enter that a rank is about to upload the checkpoint of a report.
 
-        What an earlier attempt or run has under this name is taken away before. While a run is
-        being stopped, only uploads of reports begin that other ranks upload already.
-
-        Args:
-            rank: The rank.
-            index: Number of the report.
-            name: Name of the checkpoint.
-            in_place: Files of the checkpoint are in its folder already.
+        What an earlier attempt or run has under this name is taken away before, without its files
+        if those of the new one are in their folder already (``in_place``). While a run is being
+        stopped, only uploads of reports begin that other ranks upload already.
 
         Returns:
             Name of the folder to upload to.
@@ -240,7 +231,6 @@ class Attempt:
         return await self.stacks.wanted()
 
     async def show_stacks(self, rank: int, stacks: str) -> None:
-        """Take the stacks of a rank."""
         self.stacks.answer(rank, stacks)
 
     # --- how ranks end ----------------------------------------------------------------------
@@ -276,7 +266,6 @@ class Attempt:
         self.fail(rank, failure)
 
     def end(self) -> None:
-        """End it although its ranks run."""
         self.over.set()
 
     async def drain(self) -> None:

@@ -165,7 +165,6 @@ class TrainController:
         return await getattr(current, method)(rank, *arguments)
 
     async def progress(self, seen: Seen) -> Progress:
-        """Wait for news of the run that a driver does not have."""
         return await self._feed.after(seen)
 
     async def abort(self, at_once: bool = False) -> None:

@@ -50,16 +50,15 @@ class RunOutcome:
     """
 
     state: RunState
-    metrics: dict[str, Any] | None
-    checkpoints: list[CheckpointRecord]
-    return_value: bytes
-    message: str
-    worker_failures: dict[int, WorkerFailure]
-    controller_failure: WorkerFailure | None
+    metrics: dict[str, Any] | None = None
+    checkpoints: list[CheckpointRecord] = dataclasses.field(default_factory=list)
+    return_value: bytes = b""
+    message: str = ""
+    worker_failures: dict[int, WorkerFailure] = dataclasses.field(default_factory=dict)
+    controller_failure: WorkerFailure | None = None
 
 
 def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
-    """Return the error of a run that failed or was stopped."""
     if (failure := outcome.controller_failure) is not None:
         return ControllerError(failure.exception(), failure.traceback)
     if outcome.state is RunState.ERRORED:

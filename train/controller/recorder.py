@@ -39,7 +39,6 @@ def lookup(metrics: Mapping[str, Any], key: str) -> Any:
 
 
 def has_score(metrics: Mapping[str, Any], key: str) -> bool:
-    """Return whether metrics have a number of this key."""
     return score(metrics, key, "max") > -math.inf
 
 
@@ -94,7 +93,6 @@ class CheckpointBook:
 
     @property
     def latest(self) -> CheckpointRecord | None:
-        """The checkpoint reported last."""
         return max(self._records, key=lambda record: record.number, default=None)
 
     @property
@@ -248,7 +246,6 @@ class RunRecorder:
         return self._storage.owned_by(self._token)
 
     def close(self) -> None:
-        """Write what is not yet written."""
         self._storage.delete_incomplete()
         self._log.close()
 

@@ -61,7 +61,6 @@ class GroupKeys:
         return await self.absent(keys)
 
     async def absent(self, keys: list[str]) -> list[str]:
-        """Return the keys that have no value now."""
         return [key for key in keys if key not in self._values]
 
     async def get(self, keys: list[str], timeout: float) -> tuple[list[bytes], list[str]]:
@@ -70,7 +69,6 @@ class GroupKeys:
         return ([] if absent else [self._values[key] for key in keys]), absent
 
     async def set(self, values: dict[str, bytes]) -> None:
-        """Give these keys their values."""
         self._values.update(values)
         for key in values:
             event = self._waited_for.pop(key, None)
@@ -104,7 +102,6 @@ class GroupKeys:
         return self._values.pop(key, None) is not None
 
     async def count(self) -> int:
-        """Return the number of keys."""
         return len(self._values)
 
 
@@ -152,14 +149,7 @@ class Rendezvous:
         self._broken: CollectiveError | None = None
 
     async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
-        """Wait in the call of this number for all other ranks.
-
-        Args:
-            rank: Who calls.
-            number: How many collective calls this rank has made before.
-            call: What was called, such as ``barrier()``.
-            value: What rank 0 hands out.
-        """
+        """Wait for all other ranks in the collective call of this number, counted from 0."""
         if self._broken is not None:
             return CollectiveOutcome(error=self._broken)
         meeting = self._meetings.get(number)

@@ -34,15 +34,7 @@ def explain(
     free: Mapping[str, float],
     reason: str = "",
 ) -> str:
-    """Return a sentence for each resource that is short, then the head's reason.
-
-    Args:
-        workers: Number of workers.
-        resources: What each holds, by resource name.
-        total: What the cluster has, by resource name.
-        free: What of it is free.
-        reason: Why the head has not placed the group; empty if it says nothing.
-    """
+    """Return a sentence for each resource that is short, then the head's reason."""
     each = f" with {dict(resources)} each" if resources else ""
     sentences = [f"Waiting for the resources of {workers} workers{each}."]
     for name, amount in resources.items():
@@ -94,15 +86,7 @@ def waiting_demand(name: str) -> Any:
 
 
 class Room:
-    """A placement group with one bundle for each worker.
-
-    Args:
-        size: Number of workers.
-        resources: What each holds.
-        strategy: How they lie to each other.
-        selectors: Conditions on the node of each, or None.
-        run: Name of the run, for messages.
-    """
+    """A placement group with one bundle for each worker."""
 
     def __init__(
         self,
@@ -120,7 +104,6 @@ class Room:
         )
 
     async def ready(self) -> None:
-        """Wait until the resources are reserved."""
         await self.placement.ready()
 
     def fit(self) -> Fit:
@@ -259,7 +242,6 @@ class Growth:
         return self._decision is not None
 
     def next_group(self) -> ScalingDecision:
-        """Return the group to start."""
         decision, self._decision = self._decision, None
         return decision if decision is not None else self._policy.next_group()
 

@@ -78,7 +78,6 @@ class RunFacts:
             self.started = float(facts.get("started", self.started))
 
     def count_failure(self, *, at_start: bool) -> None:
-        """Enter that a group has failed, or that its start was lost."""
         if at_start:
             self.start_failures += 1
             self.lost_in_a_row += 1
@@ -86,7 +85,6 @@ class RunFacts:
             self.worker_failures += 1
 
     def count_start(self) -> None:
-        """Enter that a group has started."""
         self.lost_in_a_row = 0
 
     def write(self, state: RunState, message: str) -> None:

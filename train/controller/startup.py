@@ -40,13 +40,7 @@ ROOM_CHECK = 3.0
 async def place(
     group: WorkerGroup, limit: float | None, note: Callable[[str], None], blocking: Blocking
 ) -> None:
-    """Wait for the resources of a group, and tell the user what is missing.
-
-    Args:
-        group: The group.
-        limit: Seconds that it may wait; None is no limit.
-        note: Takes a sentence for the user.
-        blocking: Runs what blocks.
+    """Wait for the resources of a group, for ``limit`` seconds; tell the user what is missing.
 
     Raises:
         PlacementTimeoutError: The resources were not free in time.

@@ -61,16 +61,7 @@ def worker_options(
     preload: Sequence[str] = (),
     later: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the actor options of one worker.
-
-    Args:
-        resources: What it holds, by resource name.
-        group: The placement group it runs in.
-        bundle: Its bundle there.
-        runtime_env: Its runtime environment.
-        preload: Modules that its process begins with.
-        later: Modules that it begins with if they are loaded by then.
-    """
+    """Return the actor options of one worker."""
     custom = {
         name: amount
         for name, amount in resources.items()
@@ -97,14 +88,7 @@ def worker_options(
 
 
 class WorkerGroup:
-    """The actors of one attempt.
-
-    Args:
-        decision: How many workers, and what each holds.
-        scaling: Where they may run.
-        backend: What connects the workers.
-        run_config: Their runtime environment, and what they log.
-    """
+    """The actors of one attempt."""
 
     def __init__(
         self,
@@ -182,10 +166,6 @@ class WorkerGroup:
     async def start(self, carrier: Carrier, attempt: int) -> None:
         """Start the workers and connect them.
 
-        Args:
-            carrier: The way to the controller, for the ranks.
-            attempt: Number of the attempt in which they run.
-
         Raises:
             GroupStartError: Some of them failed; the others are left as they are.
         """
@@ -198,14 +178,9 @@ class WorkerGroup:
         self._workers = [
             actor_class.options(
                 **worker_options(
-                    self._resources,
-                    placement,
-                    bundle,
-                    self._runtime_env,
-                    preload,
-                    later,
+                    self._resources, placement, bundle, self._runtime_env, preload, later
                 )
-            ).remote(self._backend, self._logging)
+            ).remote(backend, self._logging)
             for bundle in range(self.size)
         ]
         nodes = api.nodes()
@@ -218,13 +193,7 @@ class WorkerGroup:
             dataclasses.replace(info, labels=labels.get(info.node_id, {}))
             for info in await gather_workers(described)
         ]
-        members = [
-            dataclasses.replace(
-                member,
-                controller=rank_calls(carrier, attempt, member.ranks.world_rank),
-            )
-            for member in self._take_ranks(infos)
-        ]
+        members = self._take_ranks(infos, carrier, attempt)
         order = [member.ranks.world_rank for member in members]
         self.infos = _in_order(infos, order)
         connected = [
@@ -242,7 +211,9 @@ class WorkerGroup:
         )
         return {rank: problem for rank, problem in enumerate(problems) if problem}
 
-    def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[GroupMember]:
+    def _take_ranks(
+        self, infos: Sequence[WorkerInfo], carrier: Carrier, attempt: int
+    ) -> list[GroupMember]:
         """Return what each worker is told of the group, in the order of ``infos``."""
         unreachable = unreachable_address(infos)
         if unreachable is not None:
@@ -262,6 +233,7 @@ class WorkerGroup:
                 resources=self._resources,
                 node_devices=shared_devices(infos, info.node_id),
                 shares_devices=shared,
+                controller=rank_calls(carrier, attempt, rank.world_rank),
                 environment=environments[rank.world_rank],
             )
             for info, rank in zip(infos, ranks, strict=True)

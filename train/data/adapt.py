@@ -97,7 +97,6 @@ def _source_of(name: str, dataset: Any) -> Source | StreamSource:
 
 
 def _items_of(name: str, dataset: Any) -> Source | StreamSource:
-    """Return the source of something that gives items."""
     from miniray.train.data.sources import IterableSource, MapSource
 
     refusal = _refusal(dataset)

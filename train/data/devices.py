@@ -38,12 +38,7 @@ def own_devices() -> list[torch.device]:
 
 
 def devices_of(own: Sequence[str], visible: str | None) -> list[torch.device]:
-    """Return the devices of a worker that holds GPUs of these ids; without any, the CPU.
-
-    Args:
-        own: Ids of its GPUs.
-        visible: The visibility variable of the process, or None if it is not set.
-    """
+    """Return the devices of a worker that holds GPUs of these ids; without any, the CPU."""
     import torch
 
     indexes = device_indexes(own, visible)
@@ -64,10 +59,6 @@ def visibility_variable(environ: Mapping[str, str], *, rocm: bool) -> str | None
 
 def device_indexes(own: Sequence[str], visible: str | None) -> list[int]:
     """Return the numbers by which PyTorch knows a worker's devices.
-
-    Args:
-        own: Ids of the worker's devices.
-        visible: The visibility variable of the process, or None if it is not set.
 
     Raises:
         RuntimeError: A device of the worker is not visible.

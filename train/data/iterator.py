@@ -49,7 +49,6 @@ class BatchSpec:
     """How a train loop wants its batches.
 
     Attributes:
-        batch_size: Rows of a batch.
         prefetch_batches: Batches that are made ahead.
         drop_last: Leave out what does not fill a batch.
         local_shuffle: Buffer size and seed of a local shuffle, or None.
@@ -83,8 +82,6 @@ class DataIterator:
     gets the same number of batches. ``state_dict()`` tells how far the passes have come.
 
     Args:
-        name: Name of the dataset.
-        source: The data.
         rank: Which part.
         world_size: Number of parts.
         seed: From which the orders of epochs are drawn; None keeps the data's own.
@@ -260,7 +257,6 @@ class DataIterator:
     # --- passes, for BatchIterable ------------------------------------------------------
 
     def _begin(self, spec: BatchSpec) -> Position:
-        """Return the position of a new pass."""
         position = self._position
         if position.begun:
             position = self._start_of(position.epoch + 1)
@@ -291,7 +287,6 @@ class DataIterator:
         return self._plan(self._start_of(0) if position.begun else position, spec)
 
     def _rows(self, position: Position, spec: BatchSpec) -> Iterator[Any]:
-        """Yield the rows of each batch of a pass."""
         source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
             yield from StreamReader(

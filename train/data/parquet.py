@@ -46,11 +46,9 @@ class ParquetSource(Source):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        """Rows of each row group."""
         return [group.rows for group in self._groups]
 
     def open_block(self, block: int) -> TableRows:
-        """Read a row group."""
         group = self._groups[block]
         with _open(self._filesystem, group.path) as file:
             # One column after another by one thread: training has the others.
@@ -82,11 +80,9 @@ class FragmentSource(Source):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        """Rows of each row group or file."""
         return [rows for _, rows in self._blocks]
 
     def open_block(self, block: int) -> TableRows:
-        """Read a row group or file."""
         fragment, _ = self._blocks[block]
         table = fragment.to_table(schema=self._schema, use_threads=False)
         return TableRows(table.combine_chunks())

@@ -14,7 +14,6 @@ Range = tuple[int, int]
 
 
 def size_of(ranges: Sequence[Range]) -> int:
-    """Return how many positions there are in all."""
     return sum(stop - start for start, stop in ranges)
 
 
@@ -128,7 +127,6 @@ class Position:
     begun: bool = False
 
     def own(self, rank: int) -> list[Range]:
-        """Return the part of a rank, from its beginning."""
         start, stop = bounds(size_of(self.ranges), rank, self.world_size)
         return part(self.ranges, start, stop)
 
@@ -149,13 +147,7 @@ class Position:
 
 
 def state_of(position: Position, rank: int, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the position as plain values.
-
-    Args:
-        position: Where a rank is.
-        rank: Which rank it is.
-        identity: What the data must have in common with those that the state is given to.
-    """
+    """Return the position as plain values."""
     taken = position.taken
     if not position.endless and taken >= size_of(position.own(rank)):
         # Who has read all of its part tells so to ranks with one row more too.

@@ -135,11 +135,6 @@ class StreamReader:
     Every rank reads all items. Of each ``world_size`` of them that follow each other, it keeps one.
 
     Attributes:
-        name: Name of the dataset.
-        source: The data.
-        rank: Which rank.
-        world_size: Number of ranks.
-        epoch: Which epoch.
         origin: Items of the epoch that ranks of another number have seen. If what they have left
             is not one for each rank, some are given to several.
         taken: Items that each rank has seen after those.

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Datasets:
-    """The datasets of a run, as they travel with its train loop.
-
-    Attributes:
-        sources: The source of each, or a ref to it.
-        config: Which are split and shuffled.
-    """
+    """The datasets of a run, as they travel with its train loop."""
 
     sources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     config: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -103,13 +98,7 @@ class Shards:
 
 
 class Packed:
-    """A pickled value. Arrays in it stay in shared memory when it is passed on.
-
-    Args:
-        form: One of the forms of ``values/serialization.py``.
-        data: The pickle.
-        buffers: What is beside it.
-    """
+    """A pickled value. Arrays in it stay in shared memory when it is passed on."""
 
     __slots__ = ("_buffers", "_data", "_form")
 

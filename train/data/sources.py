@@ -47,7 +47,6 @@ class Source(abc.ABC):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all blocks."""
         return sum(self.block_sizes)
 
 
@@ -68,7 +67,6 @@ class ItemRows:
         self._several = getattr(dataset, "__getitems__", None)
 
     def take(self, rows: Any) -> list[Any]:
-        """Read these items."""
         numbers = [int(row) for row in rows]
         if self._several is not None:
             return list(self._several(numbers))
@@ -86,11 +84,9 @@ class MapSource(Source):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        """One block of all items; they are read one by one anyway."""
         return [self._size]
 
     def open_block(self, block: int) -> ItemRows:
-        """Return the dataset itself."""
         return ItemRows(self._dataset)
 
 
@@ -105,7 +101,6 @@ class IterableSource(StreamSource):
         self._dataset = dataset
 
     def items(self, epoch: int) -> Iterator[Any]:
-        """Begin anew."""
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
@@ -143,11 +138,9 @@ class TableSource(Source):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        """One block of all rows: a table is read by number."""
         return [self._table.num_rows]
 
     def open_block(self, block: int) -> TableRows:
-        """Return the table itself."""
         return TableRows(self._table)
 
 
@@ -159,15 +152,12 @@ class HuggingFaceSource(Source):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        """One block of all rows: the dataset maps its files and is read by number."""
         return [len(self._dataset)]
 
     def open_block(self, block: int) -> HuggingFaceSource:
-        """Return the dataset itself."""
         return self
 
     def take(self, rows: Any) -> Any:
-        """These rows as an Arrow table."""
         if isinstance(rows, range):
             return self._dataset[rows.start : rows.stop]
         return self._dataset[rows.tolist()]

@@ -35,7 +35,6 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     CHECKPOINT_NAME = "checkpoint"
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Report the checkpoint that was just saved."""
         metrics: dict[str, Any] = {}
         for log in state.log_history:
             metrics.update(log)
@@ -91,12 +90,10 @@ def prepare_trainer(trainer: Any) -> Any:
         """The user's trainer, with loaders for batches that were made elsewhere."""
 
         def get_train_dataloader(self) -> Any:
-            """Return the loader of the training data."""
             loader = _loader(self.train_dataset)
             return loader if loader is not None else super().get_train_dataloader()
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            """Return the loader of the evaluation data."""
             given = self.eval_dataset if eval_dataset is None else eval_dataset
             if isinstance(given, str):  # one of several, which the trainer goes through by name
                 given = self.eval_dataset[given]

@@ -109,7 +109,6 @@ class JaxConfig(BackendConfig):
             )
 
     def make_backend(self) -> JaxBackend:
-        """Return the backend that connects the processes."""
         return JaxBackend(self)
 
 

@@ -37,7 +37,6 @@ class PlainDisplay:
         self._state: RunState | None = None
 
     def show(self, progress: Progress) -> None:
-        """Write what is new."""
         lines = [*progress.notes]
         if progress.skipped:
             lines.append(f"({progress.skipped} more reports)")
@@ -58,13 +57,7 @@ class PlainDisplay:
 def make_display(
     name: str, callbacks: Iterable[Callback] = (), *, live: bool = True
 ) -> PlainDisplay | LiveDisplay:
-    """Return the display that suits standard output, as the run's ProgressCallback wants it.
-
-    Args:
-        name: Name of the run.
-        callbacks: Its callbacks.
-        live: Whether a terminal may be used for a live line.
-    """
+    """Return the display that suits standard output, as the run's ProgressCallback wants it."""
     chosen = next((each for each in callbacks if isinstance(each, ProgressCallback)), None)
     meter = ProgressMeter(chosen)
     if live and is_terminal(sys.stdout) and _writes_unicode(sys.stdout):

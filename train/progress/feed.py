@@ -78,18 +78,15 @@ class ProgressFeed:
         self._changed = asyncio.Event()
 
     def set_state(self, state: RunState) -> None:
-        """Tell of a new state."""
         self._state = state
         self._publish()
 
     def add_rows(self, rows: Iterable[Row]) -> None:
-        """Tell of new rows."""
         new = list(rows)
         self._rows.extend(new)
         self._publish(rows=len(new))
 
     def note(self, text: str) -> None:
-        """Tell a remark, as a sentence."""
         self._notes.append(text)
         self._publish(notes=1)
 

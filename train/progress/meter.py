@@ -35,12 +35,10 @@ def format_value(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return the beginning of a text, if it is long."""
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."
 
 
 def format_row(row: Row) -> str:
-    """Return a step as one line: its number, its metrics, its checkpoint."""
     parts = [f"{key}={format_value(value)}" for key, value in flatten(row.metrics).items()]
     if row.checkpoint is not None:
         parts.append(f"-> {row.checkpoint}")
@@ -153,7 +151,6 @@ class ProgressMeter:
 
 
 def format_status(status: ProgressStatus) -> str:
-    """Return how far a run is, as one line."""
     parts = []
     if status.epoch is not None:
         total = f"/{status.total_epochs}" if status.total_epochs is not None else ""

@@ -114,7 +114,6 @@ def require_lasting_cluster() -> None:
 
 
 def find_controller(storage: RunStorage) -> Any:
-    """Return the controller of the detached run in this folder; None if there is none."""
     from miniray.train.run.detached import NAMESPACE, controller_name
 
     try:

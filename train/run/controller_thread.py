@@ -62,12 +62,7 @@ class ControllerThread:
         self._over = False
 
     def start(self, loop: Any, when_over: Callable[[], None]) -> None:
-        """Start the run.
-
-        Args:
-            loop: The train loop, as the worker group gets it.
-            when_over: Called in the thread when the run has ended.
-        """
+        """Start the run."""
 
         def serve() -> None:
             try:
@@ -81,7 +76,6 @@ class ControllerThread:
         threading.Thread(target=serve, name="train-controller", daemon=True).start()
 
     def outcome(self) -> RunOutcome:
-        """Wait for the end of the run; how it ended."""
         return self._outcome.result()
 
     def call(self, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:

@@ -79,7 +79,6 @@ class DetachedController(TrainController):
         return Opened(self._spec.run_id, self._ended.is_set())
 
     async def outcome(self) -> RunOutcome:
-        """Wait for the end of the run; how it ended."""
         self._waiting += 1
         try:
             await self._ended.wait()
@@ -96,7 +95,6 @@ class DetachedController(TrainController):
         await asyncio.Event().wait()
 
     async def leave(self) -> None:
-        """End this actor; called by itself."""
         from miniray.actor import exit_actor
 
         exit_actor()

@@ -87,7 +87,6 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
 
 def controller_options(spec: RunSpec) -> dict[str, Any]:
-    """Return the actor options of a controller."""
     from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     resources = spec.scaling_config.controller_resources

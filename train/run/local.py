@@ -18,13 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import WorkerFailure, describe
-from miniray.train.base.policies import (
-    FailureDecision,
-    FailurePolicy,
-    RunState,
-    ScalingDecision,
-    ScalingPolicy,
-)
+from miniray.train.base.policies import RunState, ScalingDecision
+from miniray.train.config.rules import FailureConfig, FixedScaling, LimitedRetries
 from miniray.train.controller.outcome import STOPPING, RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.run.local_group import (
@@ -44,7 +39,6 @@ from miniray.train.worker.worker import TrainWorker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.train.base.policies import GroupFailure
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
@@ -181,7 +175,6 @@ class _LocalWorker(TrainWorker):
 
 def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient) -> LocalEnd:
     """Run the train loop as a rank that has no controller."""
-    rank = place.ranks.world_rank
     worker = _LocalWorker(spec, place)
     storage = spec.storage
     try:
@@ -196,10 +189,16 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
                 # Rank 0 may be waiting for this one in a collective of the framework, so this one
                 # does not wait for the run: when its process ends, torchrun ends the others.
                 concurrent.futures.wait([told], FAILURE_TIMEOUT)
-                return LocalEnd(_failed(rank, outcome.failure), storage, worker.error)
-        ended: RunOutcome = link.ask("outcome").result()
+                failures = {place.ranks.world_rank: outcome.failure}
+                ended = RunOutcome(
+                    RunState.ERRORED, message=describe(failures, ()), worker_failures=failures
+                )
+                return LocalEnd(ended, storage, worker.error)
+        ended = link.ask("outcome").result()
     except ControllerLostError as error:
-        return LocalEnd(_lost(error), storage, error)
+        lost = WorkerFailure.of(error)
+        ended = RunOutcome(RunState.ERRORED, message=str(error), controller_failure=lost)
+        return LocalEnd(ended, storage, error)
     except KeyboardInterrupt:
         worker.finish_uploads()
         raise
@@ -217,30 +216,6 @@ def _arrive(link: LinkClient, ranks: Ranks) -> SessionSetup | None:
     return setup
 
 
-def _failed(rank: int, failure: WorkerFailure) -> RunOutcome:
-    return RunOutcome(
-        state=RunState.ERRORED,
-        metrics=None,
-        checkpoints=[],
-        return_value=b"",
-        message=describe({rank: failure}, ()),
-        worker_failures={rank: failure},
-        controller_failure=None,
-    )
-
-
-def _lost(error: ControllerLostError) -> RunOutcome:
-    return RunOutcome(
-        state=RunState.ERRORED,
-        metrics=None,
-        checkpoints=[],
-        return_value=b"",
-        message=str(error),
-        worker_failures={},
-        controller_failure=WorkerFailure.of(error),
-    )
-
-
 # --- rank 0 ------------------------------------------------------------------------------
 
 
@@ -253,8 +228,10 @@ class _Leader:
         self._loop = loop
         self._place = place
         size = place.ranks.world_size
-        scaling = _Fixed(ScalingDecision(size, spec.scaling_config.worker_resources))
-        policy = spec.failure_policy if link is None else _Never()
+        # The processes are those that there are; torchrun starts them again, with --max-restarts.
+        scaling = FixedScaling(ScalingDecision(size, spec.scaling_config.worker_resources))
+        never = LimitedRetries(FailureConfig(controller_failure_limit=0))
+        policy = spec.failure_policy if link is None else never
         self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
         self._others = None if link is None else OtherRanks(link, size)
         self._thread = ControllerThread(self._spec, self._make_group, self._others)
@@ -280,23 +257,3 @@ class _Leader:
         del spec
         group = LocalGroup(decision.num_workers, self._others, self._next.put)
         return cast("WorkerGroup", group)
-
-
-class _Fixed(ScalingPolicy):
-    """The processes that there are."""
-
-    def __init__(self, decision: ScalingDecision) -> None:
-        self._decision = decision
-
-    def next_group(self) -> ScalingDecision:
-        """Return all of them."""
-        return self._decision
-
-
-class _Never(FailurePolicy):
-    """What starts processes again is torchrun, with --max-restarts."""
-
-    def decide(self, failure: GroupFailure) -> FailureDecision:
-        """End the run."""
-        del failure
-        return FailureDecision.RAISE

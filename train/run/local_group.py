@@ -61,8 +61,6 @@ class LoopRun:
     """What the main thread of rank 0 does in an attempt: run the train loop once.
 
     Attributes:
-        setup: What the controller gives the rank.
-        carrier: Its way to the controller.
         finish: Gets the outcome; called in the main thread.
     """
 
@@ -77,10 +75,6 @@ class OtherRanks:
     Each asks for the probe, then for its setup, saying what it has found, then sends its calls of
     the controller and how its train loop ended, and asks last for the outcome of the run. None in
     place of probe and setup means that the run ends without an attempt.
-
-    Args:
-        link: The connections with them.
-        size: Number of ranks with rank 0.
     """
 
     def __init__(self, link: LinkServer, size: int) -> None:
@@ -141,12 +135,7 @@ class OtherRanks:
         return self._arrivals
 
     def begin(self, setup: SessionSetup, finish: Callable[[int, WorkerOutcome], None]) -> None:
-        """Let the ranks begin their train loops.
-
-        Args:
-            setup: What they are given.
-            finish: Called with each rank and how its train loop ended.
-        """
+        """Let the ranks begin their train loops."""
         self._finish = finish
         self._setup.set_result(setup)
         for rank in self._lost:
@@ -163,16 +152,7 @@ class OtherRanks:
 
 
 class LocalGroup:
-    """The processes of a run as the controller sees them.
-
-    Args:
-        size: Number of ranks.
-        others: Those beside rank 0; None if there are none.
-        run_here: Has the main thread run the train loop of rank 0.
-
-    Attributes:
-        infos: Where each rank runs, in order of rank.
-    """
+    """The processes of a run as the controller sees them."""
 
     def __init__(
         self,

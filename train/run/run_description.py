@@ -26,7 +26,6 @@ _MAX_DEPTH = 12
 
 
 def describe_run(*, name: str, train_loop: Any, **configs: Any) -> dict[str, Any]:
-    """Return the configuration of a run."""
     from miniray.version import VERSION
 
     function = getattr(train_loop, "func", train_loop)  # of functools.partial

@@ -141,12 +141,7 @@ def protocols(filesystem: Any) -> set[str]:
 
 
 def refuse_memory(filesystem: Any, path: str) -> None:
-    """Raise ValueError for a filesystem that is in the memory of a single process.
-
-    Args:
-        filesystem: An fsspec filesystem. If it wraps others, those are looked into.
-        path: What the user gave, for the message.
-    """
+    """Raise ValueError for a filesystem that is in the memory of a single process."""
     if in_memory(filesystem):
         raise ValueError(
             f"RunConfig(storage_path={path!r}) is in the memory of one process, and the "

@@ -24,12 +24,7 @@ _MANIFEST, _PENDING = ".json", ".pending"
 
 
 def check_folder_name(argument: str, name: str) -> None:
-    """Raise ValueError if this can't be the name of one folder.
-
-    Args:
-        argument: How the message names the argument, up to its name: ``RunConfig(name``.
-        name: The name to check.
-    """
+    """Raise ValueError if this can't be the name of one folder."""
     if not isinstance(name, str) or not name or "/" in name or "\0" in name or name.startswith("."):
         raise ValueError(
             f"{argument}={name!r}) must be the name of one folder: not empty, "

@@ -75,7 +75,6 @@ class MetricsLog:
 
 
 def read_rows(storage: RunStorage) -> list[dict[str, Any]]:
-    """Return all rows of a run, in the order of their numbers."""
     pieces = sorted(storage.files.names(_FOLDER))
     names = [METRICS_FILE, *(f"{_FOLDER}/{name}" for name in pieces)]
     rows: dict[int, dict[str, Any]] = {}

@@ -120,7 +120,6 @@ class RunStorage:
         return facts if isinstance(facts, dict) else {}
 
     def exists(self) -> bool:
-        """Return whether this run was ever started."""
         return self.files.exists(_RUN_FILE)
 
     def write_text(self, name: str, text: str) -> None:
@@ -174,23 +173,17 @@ class RunStorage:
         return ""
 
     def delete_probe(self, token: str) -> None:
-        """Delete the file that ``write_probe`` left."""
         self.files.delete(f"{_PROBE}{token}")
 
     # --- checkpoints ---------------------------------------------------------------
 
     def checkpoint(self, name: str) -> Checkpoint:
-        """Return the checkpoint of this name."""
         return Checkpoint.stored(self.files.at(name), self.filesystem, self._given)
 
     def upload(self, checkpoint: Checkpoint, name: str) -> Upload:
         """Copy a rank's files into the folder of a checkpoint; several ranks may add to one.
 
         Of files with the same name, the one that was written last stays.
-
-        Args:
-            checkpoint: The rank's files.
-            name: Name of the checkpoint's folder.
 
         Raises:
             FileNotFoundError: The checkpoint's folder does not exist.

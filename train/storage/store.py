@@ -71,7 +71,6 @@ class Store:
         return True
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a file or folder of this name."""
         self.filesystem.invalidate_cache(self.at(name).rpartition("/")[0])
         return bool(self.filesystem.exists(self.at(name)))
 
@@ -106,13 +105,7 @@ class Store:
     # --- folders of large files -----------------------------------------------------------
 
     def put(self, source: str | os.PathLike[str], files: Iterable[str], folder: str) -> None:
-        """Copy files of a local folder into a folder here; of equal names the last one stays.
-
-        Args:
-            source: The local folder.
-            files: Paths of the files in it.
-            folder: Where they get the same paths; made even if there is no file.
-        """
+        """Copy files of a local folder into a folder here; of equal names the last one stays."""
         target = self.at(folder)
         files = sorted(files)
         if self.is_local:

@@ -82,7 +82,6 @@ class AutocastForward:
         self._replaced: Callable[..., Any] | None = model.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the forward pass."""
         with torch.autocast(self._device_type):
             if self._replaced is not None:
                 return self._replaced(*args, **kwargs)
@@ -153,18 +152,14 @@ class ScaledOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # PyTorch is
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
         self._optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state."""
         state: dict[str, Any] = self._optimizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give the wrapped optimizer a state."""
         self._optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Give the wrapped optimizer more parameters."""
         self._optimizer.add_param_group(param_group)

@@ -64,7 +64,6 @@ class TorchConfig(BackendConfig):
             )
 
     def make_backend(self) -> TorchBackend:
-        """Return the backend that makes this process group."""
         return TorchBackend(self)
 
 
@@ -85,7 +84,6 @@ class TorchBackend(Backend):
         self._made_group = False
 
     def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """PyTorch."""
         del resources
         return _PRELOAD
 
@@ -99,7 +97,6 @@ class TorchBackend(Backend):
         return () if ACCELERATORS & resources.keys() else ("torch._dynamo",)
 
     def prepare(self) -> None:
-        """Load PyTorch."""
         import torch.distributed  # noqa: F401
 
     def on_start(self, member: GroupMember) -> None:
@@ -149,7 +146,6 @@ class TorchBackend(Backend):
         return place
 
     def leave_local(self) -> None:
-        """Undo ``join_local``."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave.close()

@@ -78,10 +78,7 @@ def prepare_data_loader(
 class DeviceDataLoader(DataLoader[Any]):  # type: ignore[misc] # PyTorch is Any to mypy here
     """A loader that moves each batch to a device; otherwise the loader it wraps.
 
-    Args:
-        loader: The loader.
-        device: Where batches go.
-        ahead: Copy the next batch to the GPU on a stream of its own while this one is used.
+    With ``ahead``, the next batch is copied to the GPU on a stream of its own while one is used.
     """
 
     def __init__(self, loader: DataLoader[Any], device: torch.device, *, ahead: bool) -> None:

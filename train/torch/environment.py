@@ -46,12 +46,7 @@ def gloo_variables(
     """Return the interface that gloo is to use: the one that has the node's address.
 
     gloo's own choice is the address of the host's name, which often is 127.0.1.1 or of another
-    network than the cluster's.
-
-    Args:
-        address: Address of this node, as the cluster knows it.
-        environ: Variables of the process; an interface that the user chose stays.
-        interfaces: Addresses of each interface of the machine.
+    network than the cluster's. An interface that the user chose stays.
     """
     if environ.get(_GLOO_INTERFACE):
         return {}
@@ -79,12 +74,7 @@ def shared_visibility(
 
 
 def default_backend(member: GroupMember, *, cuda: bool) -> str:
-    """Return the backend of process groups that suits what the workers hold.
-
-    Args:
-        member: The group.
-        cuda: Whether PyTorch finds devices and has NCCL (on ROCm: RCCL).
-    """
+    """Return the backend of process groups that suits what the workers hold."""
     holds_gpus = bool(member.resources.get("GPU"))
     return "nccl" if holds_gpus and cuda and not member.shares_devices else "gloo"
 

@@ -20,10 +20,6 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
     """A store for ``init_process_group``. Thread-safe, as the threads of NCCL use it too.
 
     Keep a reference beside the one given to PyTorch: C++ does not keep the Python part alive.
-
-    Args:
-        controller: The run's controller, as this rank sees it.
-        timeout: How long ``get`` and ``wait`` wait for a key.
     """
 
     def __init__(self, controller: RankCalls, timeout: datetime.timedelta) -> None:
@@ -32,11 +28,9 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         self.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key its value."""
         self.multi_set([key], [value])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give several keys their values."""
         encoded = map(_encoded, values)
         self._use("set", dict(zip(keys, encoded, strict=True)))
 
@@ -69,15 +63,12 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         _check(self._use("wait", list(keys), seconds), seconds)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all these keys have a value now."""
         return not self._use("absent", list(keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its value then."""
         return int(self._use("add", key, amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Add to the end of a value."""
         self._use("append", key, _encoded(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -86,14 +77,12 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         return value
 
     def delete_key(self, key: str) -> bool:
-        """Take a key away; whether there was one."""
         return bool(self._use("delete", key))
 
     # The names by which C++ finds them.
     deleteKey = delete_key  # noqa: N815
 
     def num_keys(self) -> int:
-        """Return the number of keys."""
         return int(self._use("count"))
 
     getNumKeys = num_keys  # noqa: N815

@@ -34,12 +34,6 @@ def join(
     """Make a process group in this process, or take the place that torchrun gave it.
 
     A group that the program has made itself is used as it is, and left standing.
-
-    Args:
-        backend: The group's backend; None for the one that suits the device.
-        timeout: Seconds after which operations of the group fail.
-        scaling: Whether it is to use GPUs, and how many.
-        leave: Gets what undoes all of it.
     """
     by_torchrun = environment.started_by_torchrun(os.environ)
     local_rank = int(os.environ["LOCAL_RANK"]) if by_torchrun else 0
@@ -63,13 +57,7 @@ def join(
 
 
 def local_devices(scaling: ScalingConfig, chosen: int | None) -> list[torch.device]:
-    """Return the devices of a rank in local mode.
-
-    Args:
-        scaling: Whether it is to use GPUs, and how many.
-        chosen: The GPU of a rank beside others; under torchrun, that of its local rank. None if
-            it is alone.
-    """
+    """Return the devices of a rank in local mode; ``chosen`` is its GPU if it is not alone."""
     if not scaling.use_gpu or not torch.cuda.is_available():
         return [torch.device("cpu")]
     if chosen is not None:

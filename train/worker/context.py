@@ -6,6 +6,7 @@ These names work only inside a train loop, in the process of a rank.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -120,28 +121,16 @@ class TrainContext:
             "keep them with a checkpoint: Checkpoint.set_metadata()."
         )
 
-    def get_trial_name(self) -> str:
-        """Not supported: there are no trials."""
-        raise DeprecationWarning(_no_trials("get_trial_name"))
+    def _no_trials(self, name: str) -> Any:
+        raise DeprecationWarning(
+            f"TrainContext.{name}() belongs to hyperparameter search, which is not part of a "
+            f"training run. get_experiment_name() names the run, get_storage() its folder."
+        )
 
-    def get_trial_id(self) -> str:
-        """Not supported: there are no trials."""
-        raise DeprecationWarning(_no_trials("get_trial_id"))
-
-    def get_trial_resources(self) -> Any:
-        """Not supported: there are no trials."""
-        raise DeprecationWarning(_no_trials("get_trial_resources"))
-
-    def get_trial_dir(self) -> str:
-        """Not supported: there are no trials."""
-        raise DeprecationWarning(_no_trials("get_trial_dir"))
-
-
-def _no_trials(name: str) -> str:
-    return (
-        f"TrainContext.{name}() belongs to hyperparameter search, which is not part of a training "
-        f"run. get_experiment_name() names the run, get_storage() its folder."
-    )
+    get_trial_name = functools.partialmethod(_no_trials, "get_trial_name")
+    get_trial_id = functools.partialmethod(_no_trials, "get_trial_id")
+    get_trial_resources = functools.partialmethod(_no_trials, "get_trial_resources")
+    get_trial_dir = functools.partialmethod(_no_trials, "get_trial_dir")
 
 
 def get_context() -> TrainContext:

@@ -36,9 +36,8 @@ class CollectiveOutcome:
     error: CollectiveError | None = None
 
 
-# ruff: noqa: D102 - what each call does is said in ``Attempt``
 class RankCalls(Protocol):
-    """The methods of ``Attempt`` that ranks call, without the rank.
+    """The methods of ``Attempt`` that ranks call, without the rank; it says what they do.
 
     Each begins its call at once, in the order called.
     """
@@ -65,7 +64,6 @@ class RankCalls(Protocol):
 
 
 def rank_calls(carrier: Carrier, attempt: int, rank: int) -> RankCalls:
-    """Return the calls of a rank."""
     return cast("RankCalls", _RankCalls(carrier, attempt, rank))
 
 
@@ -101,7 +99,6 @@ class ActorCarrier:
         self._handle = handle
 
     def call(self, *arguments: Any) -> Result[Any]:
-        """Begin a call."""
         return functools.partial(_wait, self._handle.call.remote(*arguments))
 
 
@@ -121,7 +118,6 @@ class LocalCarrier:
         self._begin = begin
 
     def call(self, *arguments: Any) -> Result[Any]:
-        """Begin a call."""
         future = self._begin("call", *arguments)
         if future.done() and (error := future.exception()) is not None:
             raise error  # at once only when the controller is gone

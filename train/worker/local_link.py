@@ -64,11 +64,7 @@ def _framed(message: Any) -> bytes:
 class LinkServer:
     """Rank 0's end of the connections; from ``serve`` on in the controller's event loop.
 
-    Args:
-        listener: Where the other ranks connect.
-        secret: What they have to know.
-        ranks: Their world ranks.
-        timeout: Seconds that they get to connect.
+    The other ranks get ``timeout`` seconds to connect.
     """
 
     def __init__(
@@ -119,7 +115,6 @@ class LinkServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Take no more connections."""
         self._listener.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -236,7 +231,6 @@ class LinkClient:
         return future
 
     def close(self) -> None:
-        """End the connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()

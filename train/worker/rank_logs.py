@@ -71,13 +71,7 @@ class RankLogs:
 
 
 def copy_output(storage: RunStorage, folder: str, outputs: dict[int, str]) -> None:
-    """Copy the output of ranks that ran on this node into a folder of the run's folder.
-
-    Args:
-        storage: The run's folder.
-        folder: Where in it.
-        outputs: Paths as ``output_of_this_process`` gives them, by rank.
-    """
+    """Copy the output of ranks of this node into a folder of the run's; where it is, by rank."""
     for rank, path in outputs.items():
         for kind in ("out", "err"):
             files = Path(path).parent.glob(

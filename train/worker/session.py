@@ -64,15 +64,7 @@ class SessionSetup:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointReport:
-    """A checkpoint and how it is to be stored.
-
-    Attributes:
-        checkpoint: The files.
-        name: Name of its folder; None for the default.
-        mode: Who uploads it and when.
-        delete_local: Whether the local files are deleted after that.
-        upload_fn: The user's own upload.
-    """
+    """A checkpoint and how it is to be stored."""
 
     checkpoint: Checkpoint
     name: str | None

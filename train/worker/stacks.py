@@ -49,7 +49,6 @@ class StackBoard:
         return not self._over
 
     def answer(self, rank: int, stacks: str) -> None:
-        """Enter the stacks of a rank."""
         self._stacks[rank] = stacks
         self._tell()
 
@@ -63,7 +62,6 @@ class StackBoard:
         return {rank: self._stacks.get(rank, NO_ANSWER) for rank in ranks}
 
     def close(self) -> None:
-        """Let the ranks wait no longer."""
         self._over = True
         self._tell()
 

@@ -65,7 +65,6 @@ class BackgroundUploads:
         self._pending.put(upload)
 
     def raise_failure(self) -> None:
-        """Raise why an upload failed, if one did."""
         if self._failure is not None:
             raise self._failure
 

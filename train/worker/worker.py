@@ -52,7 +52,6 @@ class TrainLoop:
     datasets: Datasets = dataclasses.field(default_factory=Datasets)
 
     def __call__(self) -> Any:
-        """Run the train loop."""
         return self.function(*self.arguments)
 
 
@@ -84,7 +83,6 @@ class PackedLoop:
         return dataclasses.replace(self, datasets=self.datasets.published(put))
 
     def load(self) -> TrainLoop:
-        """Return the train loop with its datasets."""
         loop: TrainLoop = self.loop.load()
         return dataclasses.replace(loop, datasets=self.datasets)
 
@@ -149,7 +147,6 @@ class TrainWorker:
         self._backend.prepare()
 
     def connect(self, member: GroupMember) -> None:
-        """Join the group."""
         self._ranks = member.ranks
         listener, self._listener = self._listener, None
         assert listener is not None

@@ -77,7 +77,7 @@ def test_several_slices_know_their_number_and_the_coordinator():
 def test_each_worker_of_a_group_gets_its_own_variables():
     decision = ScalingDecision(4, {"TPU": 4.0})
     group = WorkerGroup(decision, ScalingConfig(), JaxConfig().make_backend(), RunConfig())
-    members = group._take_ranks([host(n, "ab"[n // 2], str(n % 2)) for n in (3, 0, 2, 1)])
+    members = group._take_ranks([host(n, "ab"[n // 2], str(n % 2)) for n in (3, 0, 2, 1)], None, 1)
     placed = [
         (
             member.ranks.world_rank,

@@ -143,7 +143,7 @@ def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
             return nodes.ask(1)
 
     async def scenario():
-        growth = Growth(ElasticScaling(ScalingConfig(num_workers=(1, 3))), 0)
+        growth = Growth(default_scaling(ScalingConfig(num_workers=(1, 3))), 0)
         growth.begin(Group())
         while nodes.asked != [1]:
             await asyncio.sleep(0)
@@ -160,7 +160,7 @@ def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
 
 
 def test_an_elastic_group_grows_by_whole_slices_up_to_the_most():
-    policy = ElasticScaling(
+    policy = default_scaling(
         ScalingConfig(num_workers=(2, 6), use_tpu=True, topology="2x2x2", accelerator_type="TPU-V4")
     )
     first = policy.next_group()

@@ -11,7 +11,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Backend, RunConfig, ScalingConfig
 from miniray.train.base.failures import GroupStartError
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.config.rules import FixedScaling
+from miniray.train.config.rules import default_scaling
 from miniray.train.controller import worker_group
 from miniray.train.controller.worker_group import WorkerGroup, gather_workers
 from miniray.train.worker.worker import TrainWorker
@@ -77,7 +77,7 @@ def test_a_wait_that_is_cancelled_leaves_no_task():
 
 def group(workers=2):
     scaling = ScalingConfig(num_workers=workers)
-    decision = FixedScaling(scaling).next_group()
+    decision = default_scaling(scaling).next_group()
     return WorkerGroup(decision, scaling, Backend(), RunConfig())
 
 
@@ -86,7 +86,7 @@ def info(node, address, *gpus):
 
 
 def test_each_rank_is_told_its_own_address_and_that_of_rank_0():
-    first, second = group()._take_ranks([info("a", "10.0.0.1"), info("b", "10.0.0.2")])
+    first, second = group()._take_ranks([info("a", "10.0.0.1"), info("b", "10.0.0.2")], None, 1)
     assert [first.address, second.address] == ["10.0.0.1", "10.0.0.2"]
     assert {first.master_address, second.master_address} == {"10.0.0.1"}
     assert not first.shares_devices
@@ -104,11 +104,11 @@ def test_a_worker_listens_at_the_address_of_its_node(monkeypatch):
 
 
 def test_ranks_are_told_whether_they_share_a_device():
-    members = group()._take_ranks([info("a", "10.0.0.1", "0"), info("a", "10.0.0.1", "0")])
+    members = group()._take_ranks([info("a", "10.0.0.1", "0"), info("a", "10.0.0.1", "0")], None, 1)
     assert [member.shares_devices for member in members] == [True, True]
 
 
 def test_nodes_that_can_not_reach_each_other_end_the_start():
     with pytest.raises(GroupStartError) as caught:
-        group()._take_ranks([info("a", "10.0.0.1"), info("b", "127.0.1.1")])
+        group()._take_ranks([info("a", "10.0.0.1"), info("b", "127.0.1.1")], None, 1)
     assert "--host" in caught.value.failures[0].summary

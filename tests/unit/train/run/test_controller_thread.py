@@ -12,7 +12,7 @@ import pytest
 from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
 from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
-from miniray.train.config.rules import FixedScaling, LimitedRetries
+from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.progress.feed import Seen
 from miniray.train.run.controller_thread import ControllerThread
@@ -62,7 +62,7 @@ def run(tmp_path):
         scaling_config=scaling,
         backend=Backend(),
         failure_policy=LimitedRetries(config.failure_config),
-        scaling_policy=FixedScaling(scaling),
+        scaling_policy=default_scaling(scaling),
     )
     thread, over = ControllerThread(spec, lambda *_: group), threading.Event()
     thread.start(None, over.set)
