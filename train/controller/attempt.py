@@ -7,6 +7,7 @@ the controller's part.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +39,7 @@ class _Uploading(NamedTuple):
     since: float
 
 
+@dataclasses.dataclass(eq=False)
 class Attempt:
     """What the ranks of one worker group have reported, returned and raised.
 
@@ -60,20 +62,17 @@ class Attempt:
         last_progress: When a rank has last reported or made another call, by time.monotonic().
     """
 
-    def __init__(
-        self,
-        number: int,
-        world_size: int,
-        recorder: RunRecorder,
-        work: BlockingWork,
-        steps: asyncio.Queue[Step],
-        tell: Callable[[str], None],
-        collective_timeout: float = 0,
-        unsafe_names: Collection[str] = (),
-    ) -> None:
-        self.number = number
-        self.world_size = world_size
-        self.first_number = recorder.next_number
+    number: int
+    world_size: int
+    recorder: RunRecorder
+    work: BlockingWork
+    steps: asyncio.Queue[Step]
+    tell: Callable[[str], None]
+    collective_timeout: float = 0
+    unsafe_names: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self.first_number = self.recorder.next_number
         self.failures: dict[int, WorkerFailure] = {}
         self.returned: set[int] = set()
         self.return_value = b""
@@ -82,21 +81,15 @@ class Attempt:
         self.over = asyncio.Event()
         self.all_ended = asyncio.Event()
         self.last_progress = time.monotonic()
-        self._recorder = recorder
-        self._work = work
-        self._steps = steps
-        self._tell = tell
-        self._collective_timeout = collective_timeout
-        self._unsafe_names = frozenset(unsafe_names)
         self._activities: dict[int, str] = {}
         self._began = False
         self._closed = False
-        self._board = ReportBoard(world_size)
+        self._board = ReportBoard(self.world_size)
         self._told_uneven = False
         #: The timer for the first checkpoint that was not complete at once.
         self._late: asyncio.TimerHandle | None = None
         self._told_late = False
-        self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
+        self._rendezvous = Rendezvous(self.world_size, self.collective_timeout, self.tell)
         #: Ranks that wait for a key which another one sets.
         self._awaiting_keys: set[int] = set()
         self._uploading: dict[tuple[int, int], _Uploading] = {}
@@ -104,7 +97,7 @@ class Attempt:
         self._announced: set[tuple[int, int]] = set()
         #: Ranks whose processes are gone.
         self._lost: set[int] = set()
-        self._last_report = [0.0] * world_size
+        self._last_report = [0.0] * self.world_size
         self._draining = False
         self._given_up = asyncio.Event()
         self._uploads_ended = asyncio.Event()
@@ -163,11 +156,11 @@ class Attempt:
         self._highest = max(self._highest, index)
         self.last_progress = time.monotonic()
         # A process that is cut off from the cluster may still write to the folder of that name.
-        folder = f"{name}_attempt_{self.number}" if name in self._unsafe_names else name
+        folder = f"{name}_attempt_{self.number}" if name in self.unsafe_names else name
         self._uploading[rank, index] = _Uploading(folder, time.monotonic())
-        if self._recorder.is_taken(folder):
-            make_way = functools.partial(self._recorder.make_way, in_place=in_place)
-            await self._work.do(make_way, folder)
+        if self.recorder.is_taken(folder):
+            make_way = functools.partial(self.recorder.make_way, in_place=in_place)
+            await self.work.do(make_way, folder)
         return folder
 
     async def upload_failed(self, rank: int, index: int, failure: WorkerFailure | None) -> None:
@@ -193,15 +186,15 @@ class Attempt:
         Returns:
             The checkpoints, and the ranks that have not made these reports if time ran out.
         """
-        limit = self._collective_timeout if timeout is None else timeout
+        limit = self.collective_timeout if timeout is None else timeout
         deadline = None if not limit else time.monotonic() + limit
         while self._recorded < count and not self._closed:
             left = None if deadline is None else deadline - time.monotonic()
             try:
                 await asyncio.wait_for(self._recording.wait(), left)
             except asyncio.TimeoutError:
-                return self._recorder.checkpoints, self._board.missing(count - 1)
-        return self._recorder.checkpoints, []
+                return self.recorder.checkpoints, self._board.missing(count - 1)
+        return self.recorder.checkpoints, []
 
     async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
         """Wait in a collective call for the other ranks; see ``Rendezvous.join``."""
@@ -366,7 +359,7 @@ class Attempt:
         if not absent or self._closed:
             return
         self._told_late = True
-        self._tell(
+        self.tell(
             f"The checkpoint {name!r} is not complete: for {NOTE_AFTER:g} s it has waited for "
             f"{listed(absent)} to make report number {index}, counted from 0. A checkpoint needs "
             f"that report of every rank; ranks without files of their own report with "
@@ -376,10 +369,10 @@ class Attempt:
     def _complete(self, steps: Iterable[Step]) -> None:
         """Hand over steps that need nothing more."""
         for step in steps:
-            self._steps.put_nowait(step)
+            self.steps.put_nowait(step)
         if self._board.uneven is not None and not self._told_uneven:
             self._told_uneven = True
-            self._tell(self._board.uneven)
+            self.tell(self._board.uneven)
 
     def _check_keys(self) -> None:
         """Fail the waits for keys when all ranks that run wait for them, and others are gone."""

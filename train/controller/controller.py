@@ -228,7 +228,7 @@ class TrainController:
             self._steps,
             self._feed.note,
             spec.collective_timeout,
-            self._unsafe_names,
+            frozenset(self._unsafe_names),
         )
         try:
             await start(group, carrier, self._attempt.number, self._blocking)

@@ -6,6 +6,7 @@ decides when.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import numbers
@@ -106,6 +107,7 @@ class CheckpointBook:
         return score(record.metrics, self._attribute, self._order), record.number
 
 
+@dataclasses.dataclass(eq=False)
 class RunRecorder:
     """What a run leaves in its folder, and what is known of it.
 
@@ -115,19 +117,14 @@ class RunRecorder:
         steps: How many steps were recorded.
     """
 
-    def __init__(
-        self,
-        storage: RunStorage,
-        config: CheckpointConfig,
-        callbacks: CallbackRunner,
-        token: str,
-    ) -> None:
-        self._storage = storage
-        self._callbacks = callbacks
-        self._token = token
-        self._log = MetricsLog(storage)
-        self._config = config
-        self._book = CheckpointBook(config)
+    storage: RunStorage
+    config: CheckpointConfig
+    callbacks: CallbackRunner
+    token: str
+
+    def __post_init__(self) -> None:
+        self._log = MetricsLog(self.storage)
+        self._book = CheckpointBook(self.config)
         self._told_unscored = False
         self._next_number = 0
         #: Names of checkpoints that earlier attempts and runs have left.
@@ -138,10 +135,10 @@ class RunRecorder:
     def open(self) -> None:
         """Take up what an earlier run of this name left, without what it left incomplete."""
         self.clear_incomplete(0)
-        records = self._storage.records()
+        records = self.storage.records()
         self._book.restore(records)
         older = [(record.number, dict(record.metrics)) for record in records]
-        older += [(row["number"], row["metrics"]) for row in read_rows(self._storage)]
+        older += [(row["number"], row["metrics"]) for row in read_rows(self.storage)]
         if older:
             newest, self.latest_metrics = max(older, key=operator.itemgetter(0))
             self._next_number = max(self._next_number, newest + 1)
@@ -152,9 +149,9 @@ class RunRecorder:
         Args:
             next_number: No later report may have a lower number: ended workers had those.
         """
-        free = self._storage.delete_incomplete()
+        free = self.storage.delete_incomplete()
         self._next_number = max(self._next_number, next_number, free)
-        self._earlier = self._storage.committed()
+        self._earlier = self.storage.committed()
 
     def is_taken(self, name: str) -> bool:
         """Whether a checkpoint of an earlier attempt or run has this name, and is in the way."""
@@ -170,12 +167,12 @@ class RunRecorder:
             in_place: Files of the new one are in its folder already, so none is deleted.
         """
         if self.is_taken(name):
-            self._storage.require_owner(self._token)
+            self.storage.require_owner(self.token)
             self._book.remove(name)  # first: one that is half away is none to go on from
             if in_place:
-                self._storage.revoke(name)
+                self.storage.revoke(name)
             else:
-                self._storage.delete(name)
+                self.storage.delete(name)
             self._earlier.discard(name)
 
     @property
@@ -187,7 +184,7 @@ class RunRecorder:
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, from which workers begin."""
         record = self._book.latest
-        return None if record is None else self._storage.checkpoint(record.name)
+        return None if record is None else self.storage.checkpoint(record.name)
 
     @property
     def checkpoints(self) -> list[CheckpointRecord]:
@@ -218,9 +215,9 @@ class RunRecorder:
             self._next_number = number + 1
             self.latest_metrics = step.metrics
             self.steps += 1
-            if self._callbacks:
+            if self.callbacks:
                 # Copies: a callback that changes them does not change what is kept.
-                self._callbacks.tell_report(number, step.metrics_of_all, checkpoint)
+                self.callbacks.tell_report(number, step.metrics_of_all, checkpoint)
         self._log.append(rows)
         if any(step.uploads for step in steps):
             self._log.sync()
@@ -228,7 +225,7 @@ class RunRecorder:
 
     def _unscored(self, step: Step) -> list[str]:
         """Return what to say of a checkpoint that has no score; nothing after the first of them."""
-        attribute = self._config.checkpoint_score_attribute
+        attribute = self.config.checkpoint_score_attribute
         if attribute is None or self._told_unscored or has_score(step.metrics, attribute):
             return []
         self._told_unscored = True
@@ -243,22 +240,22 @@ class RunRecorder:
     @property
     def owned(self) -> bool:
         """Whether no other driver has started this run meanwhile."""
-        return self._storage.owned_by(self._token)
+        return self.storage.owned_by(self.token)
 
     def close(self) -> None:
-        self._storage.delete_incomplete()
+        self.storage.delete_incomplete()
         self._log.close()
 
     def _commit(self, number: int, step: Step) -> Checkpoint:
         name = step.uploads[0].name
-        self._storage.require_owner(self._token)
-        self._storage.commit(number, step.uploads, step.metrics)
+        self.storage.require_owner(self.token)
+        self.storage.commit(number, step.uploads, step.metrics)
         for surplus in self._book.add(CheckpointRecord(name, number, step.metrics)):
             try:
-                self._storage.delete(surplus.name)
+                self.storage.delete(surplus.name)
             except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again
                 logger.warning("Checkpoint %s can't be deleted.", surplus.name, exc_info=True)
-        return self._storage.checkpoint(name)
+        return self.storage.checkpoint(name)
 
 
 def _left_out(number: int, step: Step) -> list[str]:

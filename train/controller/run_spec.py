@@ -47,6 +47,7 @@ class RunSpec:
 MOST_PAUSE = 10.0
 
 
+@dataclasses.dataclass
 class RunFacts:
     """What a controller counts, and stores for the next one.
 
@@ -58,19 +59,18 @@ class RunFacts:
         started: When the run began, by time.time().
     """
 
-    def __init__(self, storage: RunStorage, run_id: str, token: str) -> None:
-        self._storage = storage
-        self._run_id = run_id
-        self._token = token
-        self.attempts = 0
-        self.worker_failures = 0
-        self.start_failures = 0
-        self.lost_in_a_row = 0
-        self.started = time.time()
+    storage: RunStorage
+    run_id: str
+    token: str
+    attempts: int = 0
+    worker_failures: int = 0
+    start_failures: int = 0
+    lost_in_a_row: int = 0
+    started: float = dataclasses.field(default_factory=time.time)
 
     def take_up(self, facts: Mapping[str, Any]) -> None:
         """Count on from where an earlier controller of this run was when it was killed."""
-        if facts.get("run_id") == self._run_id:
+        if facts.get("run_id") == self.run_id:
             # Its ranks may live for a moment: no attempt of this one has a number of theirs.
             self.attempts = int(facts.get("attempts", 0))
             self.worker_failures = int(facts.get("worker_failures", 0))
@@ -89,11 +89,11 @@ class RunFacts:
 
     def write(self, state: RunState, message: str) -> None:
         """Store the counts, the state, and why the run failed if it has."""
-        self._storage.write_run_facts(
+        self.storage.write_run_facts(
             {
-                "name": self._storage.name,
-                "run_id": self._run_id,
-                "token": self._token,
+                "name": self.storage.name,
+                "run_id": self.run_id,
+                "token": self.token,
                 "state": state.value,
                 "started": self.started,
                 "written": time.time(),

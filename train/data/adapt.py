@@ -80,14 +80,11 @@ def adapt(name: Any, dataset: Any) -> Source | StreamSource:
 
 
 def _source_of(name: str, dataset: Any) -> Source | StreamSource:
-    if isinstance(dataset, str | os.PathLike):
-        from miniray.train.data.parquet import ParquetSource
+    paths = dataset if isinstance(dataset, list | tuple) else [dataset]
+    if paths and all(isinstance(path, str | os.PathLike) for path in paths):
+        from miniray.train.data.parquet import parquet_source
 
-        return ParquetSource([dataset])
-    if isinstance(dataset, list | tuple) and dataset and all(map(_is_path, dataset)):
-        from miniray.train.data.parquet import ParquetSource
-
-        return ParquetSource(dataset)
+        return parquet_source(paths)
     library = type(dataset).__module__.partition(".")[0]
     if library in _BY_LIBRARY:
         source: Source | StreamSource | None = _BY_LIBRARY[library](dataset)
@@ -188,10 +185,6 @@ _BY_LIBRARY: Mapping[str, Any] = {
     "pandas": _from_pandas,
     "datasets": _from_hugging_face,
 }
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
 
 
 def _short(value: Any) -> str:

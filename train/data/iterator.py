@@ -313,6 +313,7 @@ class DataIterator:
             yield reader.read(begin + start, begin + stop)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class BatchIterable:
     """Batches of a ``DataIterator``; each ``iter()`` is a pass of its own over the next epoch.
 
@@ -320,9 +321,8 @@ class BatchIterable:
     have none.
     """
 
-    def __init__(self, iterator: DataIterator, spec: BatchSpec) -> None:
-        self._iterator = iterator
-        self._spec = spec
+    _iterator: DataIterator
+    _spec: BatchSpec
 
     def __len__(self) -> int:
         plan = self._iterator._upcoming(self._spec)

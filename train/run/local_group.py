@@ -151,19 +151,14 @@ class OtherRanks:
         await self._link.end(END_TIMEOUT if finished else FAILURE_TIMEOUT)
 
 
+@dataclasses.dataclass
 class LocalGroup:
     """The processes of a run as the controller sees them."""
 
-    def __init__(
-        self,
-        size: int,
-        others: OtherRanks | None,
-        run_here: Callable[[LoopRun], None],
-    ) -> None:
-        self.size = size
-        self.infos = [info_of_this_process()]
-        self._others = others
-        self._run_here = run_here
+    size: int
+    others: OtherRanks | None  # beside rank 0
+    run_here: Callable[[LoopRun], None]  # has the main thread run the train loop of rank 0
+    infos: list[WorkerInfo] = dataclasses.field(default_factory=lambda: [info_of_this_process()])
 
     async def place(self) -> None:
         """Nothing has to be reserved."""
@@ -174,9 +169,9 @@ class LocalGroup:
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
         """Return what keeps ranks from using the storage in which this probe is, by rank."""
-        if self._others is None:
+        if self.others is None:
             return {}
-        arrivals = await self._others.arrive(Probe(storage, token))
+        arrivals = await self.others.arrive(Probe(storage, token))
         self.infos += [arrivals[rank].info for rank in sorted(arrivals)]
         return {rank: arrival.problem for rank, arrival in arrivals.items() if arrival.problem}
 
@@ -192,14 +187,14 @@ class LocalGroup:
             if not outcomes[rank].done():
                 outcomes[rank].set_result(outcome)
 
-        if self._others is not None:
-            self._others.begin(setup, finish)
+        if self.others is not None:
+            self.others.begin(setup, finish)
 
         def finish_here(outcome: WorkerOutcome) -> None:
             with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
                 machine.call_soon_threadsafe(finish, 0, outcome)
 
-        self._run_here(LoopRun(setup, carrier, finish_here))
+        self.run_here(LoopRun(setup, carrier, finish_here))
         return outcomes
 
     async def end_rank(self, rank: int) -> None:

@@ -92,14 +92,14 @@ class Carrier(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True)
 class ActorCarrier:
     """Brings calls to a controller that is an actor."""
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    handle: Any
 
     def call(self, *arguments: Any) -> Result[Any]:
-        return functools.partial(_wait, self._handle.call.remote(*arguments))
+        return functools.partial(_wait, self.handle.call.remote(*arguments))
 
 
 def _wait(ref: ObjectRef[Any]) -> Any:
@@ -111,14 +111,14 @@ def _wait(ref: ObjectRef[Any]) -> Any:
     return ref.future().result()
 
 
+@dataclasses.dataclass(frozen=True)
 class LocalCarrier:
     """Brings calls to a controller in a thread of this process, or of that of rank 0."""
 
-    def __init__(self, begin: Callable[..., concurrent.futures.Future[Any]]) -> None:
-        self._begin = begin
+    begin: Callable[..., concurrent.futures.Future[Any]]
 
     def call(self, *arguments: Any) -> Result[Any]:
-        future = self._begin("call", *arguments)
+        future = self.begin("call", *arguments)
         if future.done() and (error := future.exception()) is not None:
             raise error  # at once only when the controller is gone
         return future.result

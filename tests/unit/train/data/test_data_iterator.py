@@ -291,9 +291,9 @@ def test_a_row_group_is_read_once_in_an_epoch_and_not_kept(parquet, monkeypatch)
     from miniray.train.data import parquet as module
 
     read = []
-    original = module.ParquetSource.open_block
+    original = module.FragmentSource.open_block
     monkeypatch.setattr(
-        module.ParquetSource,
+        module.FragmentSource,
         "open_block",
         lambda self, block: read.append(block) or original(self, block),
     )

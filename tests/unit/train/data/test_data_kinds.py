@@ -100,7 +100,7 @@ def test_files_with_different_columns_are_refused(folder):
 
 
 def test_what_is_no_parquet_file_is_refused(folder):
-    with pytest.raises(ValueError, match=r"datasets\['train'\].*notes.txt is not a Parquet file"):
+    with pytest.raises(ValueError, match=r"datasets\['train'\].*is a Parquet file: .*notes.txt"):
         adapt("train", folder / "notes.txt")
 
 
