@@ -363,19 +363,6 @@ def test_ctrl_c_twice_does_not_wait_for_an_upload_in_the_background(
     assert left_by(tmp_path / "runs" / "mine") == ([], [])
 
 
-def test_callbacks_are_called_as_always(fit):
-    class Listener(Callback):
-        def on_state_change(self, run_context, old, new):
-            events.append(new.value)
-
-        def after_report(self, run_context, metrics, checkpoint):
-            events.append(metrics)
-
-    events = []
-    fit(lambda: train.report({"n": 1}), callbacks=[Listener()])
-    assert events == ["SCHEDULING", "RUNNING", [{"n": 1}], "FINISHED"]
-
-
 def test_a_failure_of_the_controller_ends_a_loop_that_reports(fit):
     class Broken(Callback):
         def after_report(self, run_context, metrics, checkpoint):
@@ -392,27 +379,6 @@ def test_a_failure_of_the_controller_ends_a_loop_that_reports(fit):
     with pytest.raises(ControllerError) as caught:
         fit(loop, callbacks=[Broken()])
     assert isinstance(caught.value.controller_failure.cause, ZeroDivisionError)
-
-
-def test_checkpoints_are_uploaded_in_every_way(fit, tmp_path):
-    def upload_myself(checkpoint, name):
-        place = train.get_context().get_storage().build_checkpoint_path_from_name(name)
-        shutil.copytree(checkpoint.path, place)
-        return train.Checkpoint(place)
-
-    def loop():
-        mode = train.CheckpointUploadMode
-        train.report({"n": 0}, save(tmp_path / "a", "a"), checkpoint_upload_mode=mode.ASYNC)
-        train.report({"n": 1}, save(tmp_path / "b", "b"), checkpoint_upload_fn=upload_myself)
-        place = train.get_context().get_storage().build_checkpoint_path_from_name("mine")
-        checkpoint = save(Path(place), "c")
-        train.report({"n": 2}, checkpoint, checkpoint_upload_mode=mode.NO_UPLOAD)
-        found = train.get_all_reported_checkpoints()
-        texts = [Path(each.checkpoint.path, "model").read_text() for each in found]
-        return [each.metrics["n"] for each in found], texts
-
-    assert fit(loop).return_value == ([0, 1, 2], ["a", "b", "c"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "runs"]
 
 
 def test_an_upload_in_the_background_ends_before_the_loop_is_started_again(fit, tmp_path):

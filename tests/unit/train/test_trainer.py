@@ -32,7 +32,7 @@ from miniray.train.controller.worker_group import worker_options
 from miniray.train.data_parallel_trainer import make_train_loop
 from miniray.train.progress.display import PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
-from miniray.train.torch import TorchConfig, TorchTrainer
+from miniray.train.torch import TorchTrainer
 from miniray.train.worker.worker import sent
 from miniray.values.serialization import serialize
 
@@ -244,23 +244,11 @@ def test_the_options_of_a_worker_follow_its_resources():
     }
 
 
-def outcome(state, **changes):
-    values = {
-        "state": state,
-        "metrics": None,
-        "checkpoints": [],
-        "return_value": b"",
-        "message": "",
-        "worker_failures": {},
-        "controller_failure": None,
-        **changes,
-    }
-    return RunOutcome(**values)
-
-
 def test_the_error_of_failed_workers_holds_their_exceptions():
     failures = {1: WorkerFailure.of(ValueError("bad"))}
-    error = make_error(outcome(RunState.ERRORED, message="[Rank 1] bad", worker_failures=failures))
+    error = make_error(
+        RunOutcome(RunState.ERRORED, message="[Rank 1] bad", worker_failures=failures)
+    )
     assert isinstance(error, WorkerGroupError)
     assert isinstance(error, TrainingFailedError)
     assert isinstance(error.worker_failures[1], ValueError)
@@ -272,14 +260,14 @@ def test_the_error_of_failed_workers_holds_their_exceptions():
 
 def test_the_error_of_the_controller_holds_its_exception():
     failure = WorkerFailure.of(OSError("disk full"))
-    error = make_error(outcome(RunState.ERRORED, controller_failure=failure))
+    error = make_error(RunOutcome(RunState.ERRORED, controller_failure=failure))
     assert isinstance(error, ControllerError)
     assert isinstance(error.controller_failure, OSError)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_a_finished_run_has_no_error():
-    assert make_error(outcome(RunState.FINISHED)) is None
+    assert make_error(RunOutcome(RunState.FINISHED)) is None
 
 
 def test_an_exception_that_can_not_be_pickled_becomes_its_text():
@@ -388,12 +376,3 @@ def test_progress_on_a_terminal_is_one_line_with_the_newest_metrics_below_the_ch
     assert "report 0: loss=0.5 -> checkpoint_000000" in shown
     assert re.fullmatch(r"0:00:0\d ━+ finished · .* · report 1: loss=0\.25 · run", shown[-1])
     assert plain.count("\n") == 2  # after the checkpoint, and at the end
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"init_method": "file"}, "env, tcp"), ({"timeout_s": 0}, "above 0")],
-)
-def test_nonsense_in_a_torch_config_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        TorchConfig(**arguments)

@@ -38,19 +38,6 @@ def test_a_checkpoint_is_complete_only_when_all_ranks_have_reported_it(start):
     assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
 
 
-def test_only_the_best_checkpoints_stay_in_the_storage(start, tmp_path):
-    async def loop(rank):
-        for accuracy in (0.9, 0.1, 0.5, 0.2):
-            await rank.report({"accuracy": accuracy}, {"model": "x"})
-
-    outcome = run(start(num_to_keep=1, checkpoint_score_attribute="accuracy"), loop)
-    assert [record.number for record in outcome.checkpoints] == [3, 0]
-    assert {path.name for path in (tmp_path / "run").glob("checkpoint_*")} == {
-        "checkpoint_000000",
-        "checkpoint_000003",
-    }
-
-
 def test_a_score_that_is_not_reported_is_told_once(start):
     async def loop(rank):
         for epoch in range(2):
@@ -187,18 +174,6 @@ def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):
     assert folders[:2] == ["epoch_attempt_2", "next"]
 
 
-def test_a_failed_upload_in_the_background_fails_its_rank(start):
-    async def loop(rank):
-        if rank.rank == 1:
-            failure = WorkerFailure.of(OSError("disk is full"))
-            await rank.call("upload_failed", 0, failure)
-        await asyncio.Event().wait()
-
-    outcome = run(start(), loop)
-    assert list(outcome.worker_failures) == [1]
-    assert "disk is full" in outcome.message
-
-
 def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
     async def loop(rank):
         await rank.report({"epoch": 0}, {"model": "x"})
@@ -224,48 +199,6 @@ def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
     outcome = asyncio.run(scenario())
     assert outcome.state is RunState.FINISHED
     assert pickle.loads(outcome.return_value) == [1]
-
-
-def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(start):
-    async def loop(rank):
-        assert await rank.call("begin_upload", 0, "checkpoint_000000", False)
-        uploading.release()
-        await stopped.wait()
-        if rank.rank == 0:
-            await first_may_end.wait()
-        await rank.report({"n": 0}, {f"rank{rank.rank}": "x"})
-        ahead.set()
-        try:
-            await rank.call("begin_upload", 1, "checkpoint_000001", False)
-        except AttemptOverError as error:
-            refusals.append(error)
-
-    async def scenario():
-        nonlocal stopped, uploading, first_may_end, ahead
-        stopped, first_may_end, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        uploading = asyncio.Semaphore(0)
-        controller = start()
-        running = asyncio.ensure_future(controller.run(controller, [loop]))
-        for _ in range(2):
-            await uploading.acquire()
-        stopping = asyncio.ensure_future(controller.abort())
-        await asyncio.sleep(0)
-        stopped.set()
-        # Rank 1 is done, and wants to upload more while rank 0 still uploads.
-        await ahead.wait()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not stopping.done()
-        assert not refusals
-        first_may_end.set()
-        await stopping
-        return await running
-
-    stopped = uploading = first_may_end = ahead = None
-    refusals = []
-    outcome = asyncio.run(scenario())
-    assert outcome.state is RunState.ABORTED
-    assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
 
 
 def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start, monkeypatch):

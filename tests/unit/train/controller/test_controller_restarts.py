@@ -114,24 +114,6 @@ def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
     assert [record.metrics for record in storage.records()] == [{"second": True}]
 
 
-def test_workers_are_started_again_from_the_newest_checkpoint(start):
-    begins = []
-
-    async def loop(rank):
-        begins.append(rank.setup.checkpoint and rank.setup.checkpoint.path.rsplit("/", 1)[-1])
-        await rank.report({"attempt": rank.setup.attempt}, {"model": "x"})
-        if rank.setup.attempt < 3:
-            if rank.rank == 0:
-                await rank.report({"lost": True}, {"model": "y"})
-            raise RuntimeError("boom")
-
-    outcome = run(start(max_failures=2), loop)
-    assert outcome.state is RunState.FINISHED
-    assert begins == [None] * 2 + ["checkpoint_000000"] * 2 + ["checkpoint_000002"] * 2
-    assert [record.number for record in outcome.checkpoints] == [0, 2, 4]
-    assert outcome.metrics == {"attempt": 3}
-
-
 def test_failures_beyond_the_limit_end_the_run(start):
     async def loop(rank):
         raise RuntimeError("boom")
@@ -242,19 +224,6 @@ def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
     assert [group.stopped for group in groups] == [False, False, True]
     assert sorted(set(sizes)) == [(1, 2, False), (2, 3, True), (3, 4, True)]
     assert log == ["kept", "gave 0 back", "gave 1 back", "kept", "gave 0 back"]
-
-
-def test_a_later_run_of_the_same_name_continues(start):
-    async def loop(rank):
-        seen.append(rank.setup.checkpoint)
-        await rank.report({"n": len(seen)}, {"model": "x"})
-
-    seen = []
-    run(start(workers=1), loop)
-    outcome = run(start(workers=1), loop)
-    assert seen[0] is None
-    assert seen[1].path.endswith("checkpoint_000000")
-    assert [record.number for record in outcome.checkpoints] == [0, 1]
 
 
 def test_reports_of_an_ended_attempt_are_refused(start):

@@ -7,12 +7,9 @@ import asyncio
 import pytest
 from controller_helpers import FakeGroup, run
 
-from miniray.train import Callback
 from miniray.train.base.exceptions import (
-    PlacementTimeoutError,
     StorageNotSharedError,
     StorageUnusableError,
-    WorkerHungError,
 )
 from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import WorkerInfo
@@ -51,51 +48,6 @@ def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
     assert list(tmp_path.glob("run/.probe-*")) == []
 
 
-def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
-    start, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("miniray.train.worker.stacks.ANSWER_TIMEOUT", 0.5)
-
-    class Answering(FakeGroup):
-        async def _run(self, loop, rank):
-            asking = asyncio.ensure_future(self._answer(rank))
-            try:
-                return await super()._run(loop, rank)
-            finally:
-                asking.cancel()
-
-        async def _answer(self, rank):
-            if await rank.call("stacks_wanted") and rank.rank == 0:
-                text = "Thread MainThread:\n  in all_reduce\n\nThread other:\n  in wait"
-                await rank.call("show_stacks", text)
-
-    async def loop(rank):
-        assert rank.setup.shows_stacks
-        if rank.setup.attempt == 1:
-            await rank.report({"n": 1})
-            await asyncio.Event().wait()
-        return "done"
-
-    class Listener(Callback):
-        def after_exception(self, run_context, worker_exceptions):
-            seen.update(worker_exceptions)
-
-    groups, seen = [], {}
-    controller = start(
-        max_failures=1,
-        hang_timeout=0.05,
-        callbacks=[Listener()],
-        make_group=lambda _, decision: Answering(decision.num_workers, groups),
-    )
-    outcome = run(controller, loop)
-    assert outcome.state is RunState.FINISHED
-    assert [type(seen[rank]) for rank in (0, 1)] == [WorkerHungError, WorkerHungError]
-    assert "for 0.05 s" in str(seen[0])
-    stacks = (tmp_path / "run" / "stacks_attempt_1.txt").read_text()
-    assert "=== rank 0 ===\nThread MainThread:\n  in all_reduce" in stacks
-    assert "=== rank 1 ===\nIt did not show its stacks" in stacks
-
-
 def test_progress_of_one_rank_is_progress(start):
     async def loop(rank):
         if rank.rank == 0:
@@ -129,54 +81,6 @@ def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, mon
     assert outcome.state is RunState.ERRORED
     assert "could not be written" in outcome.message
     assert "disk full" in outcome.message
-
-
-def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkeypatch):
-    class WaitingGroup(FakeGroup):
-        async def place(self):
-            await asyncio.Event().wait()
-
-        def why_waiting(self):
-            return "GPU is short by 2."
-
-    async def scenario():
-        groups = []
-        controller = start(
-            make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups)
-        )
-        ended = asyncio.ensure_future(controller.run(controller, [None]))
-        notes, seen = [], Seen()
-        while not notes:
-            progress = await controller.progress(seen)
-            notes, seen = progress.notes, progress.seen
-        await controller.abort()
-        return notes, (await ended).state, groups[0].stopped
-
-    monkeypatch.setattr("miniray.train.controller.startup.PLACEMENT_NOTE_AFTER", 0.01)
-    notes, state, stopped = asyncio.run(scenario())
-    assert notes == ["GPU is short by 2."]
-    assert state is RunState.ABORTED
-    assert stopped is False
-
-
-def test_workers_that_are_not_placed_in_time_end_the_run(start, monkeypatch):
-    class WaitingGroup(FakeGroup):
-        async def place(self):
-            await asyncio.Event().wait()
-
-        def why_waiting(self):
-            return "GPU is short by 2."
-
-    groups = []
-    controller = start(
-        make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups),
-        placement_timeout_s=0.01,
-    )
-    outcome = run(controller, None)
-    error = outcome.controller_failure.exception()
-    assert isinstance(error, PlacementTimeoutError)
-    assert str(error) == "The workers were not placed in 0.01 s. GPU is short by 2."
-    assert groups[0].stopped is False
 
 
 def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):

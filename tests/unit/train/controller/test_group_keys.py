@@ -15,17 +15,6 @@ def run(scenario):
     return asyncio.run(scenario(GroupKeys()))
 
 
-def test_a_rank_waits_for_a_key_until_another_one_sets_it():
-    async def scenario(keys):
-        waiting = asyncio.create_task(keys.get(["a", "b"], 60))
-        await asyncio.sleep(0)
-        await keys.set({"b": b"2"})
-        await keys.set({"a": b"1"})
-        return await waiting
-
-    assert run(scenario) == ([b"1", b"2"], [])
-
-
 def test_a_wait_in_vain_names_the_keys_that_are_missing():
     async def scenario(keys):
         await keys.set({"here": b""})

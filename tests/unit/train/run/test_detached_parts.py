@@ -100,28 +100,22 @@ def test_a_packed_train_loop_is_loaded_with_its_datasets():
     assert loaded.datasets.config == DataConfig(seed=3)
 
 
-def outcome(**changes):
-    values = {
-        "state": RunState.FINISHED,
-        "metrics": {"loss": 0.5},
-        "checkpoints": [CheckpointRecord("checkpoint_000000", 0, {"loss": 0.5})],
-        "return_value": pickle.dumps("done"),
-        "message": "",
-        "worker_failures": {},
-        "controller_failure": None,
-        **changes,
-    }
-    return RunOutcome(**values)
+DONE = RunOutcome(
+    RunState.FINISHED,
+    {"loss": 0.5},
+    [CheckpointRecord("checkpoint_000000", 0, {"loss": 0.5})],
+    pickle.dumps("done"),
+)
 
 
 def test_an_outcome_is_read_back_as_it_was(tmp_path):
     storage = RunStorage(tmp_path, "run")
-    failed = outcome(
-        state=RunState.ERRORED,
+    failed = RunOutcome(
+        RunState.ERRORED,
         message="[Rank 1] bad",
         worker_failures={1: WorkerFailure.of(ValueError("bad"))},
     )
-    for each in (outcome(), failed):
+    for each in (DONE, failed):
         write_outcome(storage, "a", each)
         assert read_outcome(storage, "a") == each
     assert read_outcome(storage, "b") is None
@@ -132,7 +126,7 @@ def test_an_outcome_is_read_back_as_it_was(tmp_path):
 
 def test_an_outcome_that_was_cut_off_anywhere_is_none(tmp_path):
     storage = RunStorage(tmp_path, "run")
-    write_outcome(storage, "a", outcome())
+    write_outcome(storage, "a", DONE)
     text = storage.read_text(OUTCOME_FILE)
     for length in range(len(text)):
         storage.write_text(OUTCOME_FILE, text[:length])
@@ -142,7 +136,7 @@ def test_an_outcome_that_was_cut_off_anywhere_is_none(tmp_path):
 def test_the_results_of_a_detached_run_are_read_back(tmp_path):
     storage = RunStorage(tmp_path, "run")
     storage.write_run_facts({"token": "a-1", "run_id": "a", "state": "FINISHED"})
-    write_outcome(storage, "a", outcome())
+    write_outcome(storage, "a", DONE)
     assert Result.from_path(tmp_path / "run").return_value == "done"
     storage.write_run_facts({"token": "b-1", "run_id": "b", "state": "FINISHED"})
     assert Result.from_path(tmp_path / "run").return_value is None
@@ -151,7 +145,7 @@ def test_the_results_of_a_detached_run_are_read_back(tmp_path):
 def test_a_return_value_that_can_not_be_loaded_is_told_and_left_out(tmp_path, caplog):
     storage = RunStorage(tmp_path, "run")
     storage.write_run_facts({"token": "a-1", "run_id": "a", "state": "FINISHED"})
-    write_outcome(storage, "a", outcome(return_value=b"cnowhere\nNothing\n."))
+    write_outcome(storage, "a", RunOutcome(RunState.FINISHED, return_value=b"cnowhere\nNothing\n."))
     assert Result.from_path(tmp_path / "run").return_value is None
     assert "can't be loaded" in caplog.text
 

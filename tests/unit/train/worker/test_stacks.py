@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 
 from miniray.train.worker.stacks import (
-    StackBoard,
     main_stack,
     show_if_asked,
     stacks_of_this_process,
@@ -77,33 +75,3 @@ def test_who_is_not_asked_shows_nothing():
         if thread.name == "train-stacks":
             thread.join(30)
     assert calls.stacks.empty()
-
-
-def test_ranks_wait_until_the_board_is_closed():
-    async def scenario():
-        board = StackBoard()
-        waiting = asyncio.ensure_future(board.wanted())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        board.close()
-        assert await waiting is False
-        assert await board.wanted() is False
-
-    asyncio.run(scenario())
-
-
-def test_answers_are_collected_until_all_have_come():
-    async def scenario():
-        board = StackBoard()
-
-        async def rank(number):
-            if await board.wanted():
-                board.answer(number, stacks_of_this_process())
-
-        ranks = [asyncio.ensure_future(rank(number)) for number in range(3)]
-        await asyncio.sleep(0)
-        found = await board.collect([0, 1, 2])
-        assert sorted(found) == [0, 1, 2]
-        await asyncio.gather(*ranks)
-
-    asyncio.run(scenario())

@@ -114,12 +114,6 @@ def test_a_checkpoint_is_uploaded_before_it_is_reported(session, controller, tmp
     assert get_checkpoint().path.endswith("checkpoint_000010")
 
 
-def test_the_folder_of_a_checkpoint_can_be_named(session, controller, tmp_path):
-    (tmp_path / "files").mkdir()
-    report({}, Checkpoint.from_directory(tmp_path / "files"), checkpoint_dir_name="epoch=1")
-    assert controller.reports[0][3].upload.name == "epoch=1"
-
-
 def test_a_failed_upload_is_no_report(session, controller, tmp_path):
     with pytest.raises(FileNotFoundError):
         report({}, Checkpoint.from_directory(tmp_path / "missing"))
@@ -153,40 +147,6 @@ def test_the_storage_has_rays_names(session, tmp_path):
     assert storage.build_checkpoint_path_from_name("a") == f"{tmp_path}/runs/run/a"
     found = storage.storage_filesystem.get_file_info(storage.experiment_fs_path)
     assert found.type.name == "Directory"
-
-
-def test_an_upload_in_the_background_does_not_hold_the_loop(session, controller, make_checkpoint):
-    checkpoint = make_checkpoint()
-    hold = threading.Event()
-    upload = session.storage.upload
-
-    def slow(*args, **options):
-        assert hold.wait(30)
-        return upload(*args, **options)
-
-    session.storage.upload = slow
-    report({"epoch": 0}, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-    report({"epoch": 1})
-    assert [args[2] for args in controller.reports] == [1]
-    assert get_checkpoint() is None
-    hold.set()
-    session.finish()
-    assert [args[2] for args in controller.reports] == [1, 0]
-    assert controller.reports[1][3].upload.name == "checkpoint_000010"
-    assert get_checkpoint().path.endswith("checkpoint_000010")
-    assert not Path(checkpoint.path).exists()  # deleted after the upload, unless told otherwise
-
-
-def test_uploads_in_the_background_keep_their_order(session, controller, make_checkpoint):
-    for epoch in range(5):
-        report(
-            {"epoch": epoch},
-            make_checkpoint(f"files{epoch}"),
-            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-            delete_local_checkpoint_after_upload=False,
-        )
-    session.finish()
-    assert [args[3].metrics["epoch"] for args in controller.reports] == [0, 1, 2, 3, 4]
 
 
 def test_a_failed_upload_in_the_background_reaches_the_user_as_it_was_raised(
@@ -455,12 +415,6 @@ def test_numpy_numbers_become_python_numbers():
     assert metrics == {"a": 0.5, "b": {"c": [3]}}
     assert type(metrics["a"]) is float
     assert type(metrics["b"]["c"][0]) is int
-
-
-def test_a_tensor_as_a_metric_is_refused():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(ValueError, match=r"loss\.item\(\)"):
-        plain_metrics({"eval": {"loss": torch.ones(1)}})
 
 
 @pytest.mark.parametrize("metrics", [None, [1], 3.0])
