@@ -50,20 +50,6 @@ def test_a_node_is_named_by_the_first_digits_of_its_id(drain: Callable[..., Resu
     assert connection.asked == [("ab12", False), "closed"]
 
 
-def test_a_node_can_be_put_back_into_service(drain: Callable[..., Result]) -> None:
-    connection = Connection()
-    result = drain(connection, "ab12", "--undo")
-    assert result.output == "Node ab12cd34 is in service again.\n"
-    assert connection.asked[0] == ("ab12", True)
-
-
-def test_it_can_be_waited_for(drain: Callable[..., Result]) -> None:
-    connection = Connection()
-    result = drain(connection, "ab12", "--wait", "--timeout", "5")
-    assert result.output.endswith("Nothing runs there any more.\n")
-    assert connection.asked[1] == (NODE, 5.0)
-
-
 @pytest.mark.parametrize(
     ("drained", "args", "complaint"),
     [

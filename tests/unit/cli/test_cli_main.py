@@ -25,12 +25,6 @@ def test_without_a_command_the_help_names_them(miniray: Callable[..., Result]) -
     assert all(name in result.stdout for name in ("start", "stop", "status"))
 
 
-def test_the_help_of_start_shows_both_ways_to_use_it(miniray: Callable[..., Result]) -> None:
-    lines = [line.strip() for line in miniray("start", "--help").stdout.splitlines()]
-    assert "miniray start --head" in lines
-    assert "MINIRAY_TOKEN=TOKEN miniray start --address HOST:PORT" in lines
-
-
 def test_the_help_has_whole_sentences_of_all_commands(miniray: Callable[..., Result]) -> None:
     shown = " ".join(miniray("--help").stdout.partition("Commands:")[2].split())
     assert "..." not in shown

@@ -52,31 +52,6 @@ def program(base: Path) -> Any:
     return publish
 
 
-def test_the_only_cluster_of_a_program_is_looked_at(program: Any) -> None:
-    written = program("unix:/tmp/mr-0-1/head.sock")
-    assert cluster_to_look_at(None, "--address") == written
-    assert cluster_to_look_at(wanted_address("auto"), "--address") == written
-    assert cluster_to_look_at(written.address, "--address") == written
-
-
-def test_a_cluster_that_was_started_comes_before_those_of_programs(program: Any) -> None:
-    started = program("127.0.0.1:6379", embedded=False, driver=None, started=1.0)
-    own = program("unix:/tmp/mr-0-1/head.sock")
-    assert cluster_to_look_at(None, "--address") == started
-    assert cluster_to_look_at(own.address, "--address") == own
-
-
-def test_several_programs_are_listed_and_one_is_chosen_by_its_address(program: Any) -> None:
-    program("unix:/tmp/mr-0-1/head.sock")
-    second = program("unix:/tmp/mr-0-2/head.sock")
-    with pytest.raises(ConnectionError, match=r"^2 programs of yours") as raised:
-        cluster_to_look_at(None, "--address")
-    for told in ("--address", "mr-0-1/head.sock", "mr-0-2/head.sock", f"(pid {os.getpid()}, "):
-        assert told in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert cluster_to_look_at(second.address, "--address") == second
-
-
 def test_drivers_that_are_attached_to_one_cluster_elsewhere_are_no_choice(program: Any) -> None:
     program("10.0.0.1:6379", is_head=False, started=1.0)
     latest = program("10.0.0.1:6379", is_head=False, started=2.0)

@@ -1,7 +1,6 @@
 import io
 import os
 import pty
-import re
 import sys
 import threading
 
@@ -87,25 +86,11 @@ def test_a_name_cannot_steer_the_terminal(printer, capsys):
     assert capsys.readouterr().out == "(f\\x1b[2J pid=1) one\n"
 
 
-def test_each_stream_goes_to_the_same_stream_of_the_driver(printer, capsys):
-    printer.print_batch(batch("out"))
-    printer.print_batch(batch("err", is_stderr=True))
-    assert capsys.readouterr() == ("(f pid=1) out\n", "(f pid=1) err\n")
-
-
 def test_a_stream_that_is_replaced_later_is_the_one_used(printer, monkeypatch):
     replaced = io.StringIO()
     monkeypatch.setattr(sys, "stdout", replaced)
     printer.print_batch(batch("x"))
     assert replaced.getvalue() == "(f pid=1) x\n"
-
-
-def test_prefixes_have_a_colour_per_worker_on_a_terminal_only(printer, on_terminal):
-    terminal = on_terminal()
-    printer.print_batch(batch("a", pid=1))
-    printer.print_batch(batch("b", pid=2))
-    colours = re.findall(r"\x1b\[(\d+)m\(f pid=\d\)\x1b\[0m \w", terminal.getvalue())
-    assert len(set(colours)) == 2
 
 
 def test_no_color_is_respected(printer, on_terminal, monkeypatch):
@@ -265,13 +250,6 @@ def test_no_timer_runs_while_nothing_is_held_back(printer, timers):
     assert timers.waiting == []
 
 
-def test_folding_can_be_turned_off(timers, capsys):
-    printer = LogPrinter(timers.call_later, dedup=False)
-    for pid in range(3):
-        printer.print_batch(batch("same", pid=pid))
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
 def test_a_line_that_goes_on_is_counted_in_every_window():
     folding = LogDeduplicator[int](5.0)
     counts = []
@@ -292,22 +270,6 @@ def test_more_patterns_than_can_be_followed_are_printed():
 # --- progress bars --------------------------------------------------------------------------
 
 
-def test_without_a_terminal_only_the_final_state_of_a_bar_is_printed(printer, capsys):
-    printer.print_batch(batch("10%|\r", is_stderr=True))
-    printer.print_batch(batch("90%|\r", is_stderr=True))
-    printer.print_batch(batch("100%|", is_stderr=True))
-    assert capsys.readouterr().err == "(f pid=1) 100%|\n"
-
-
-def test_on_a_terminal_a_bar_stays_one_line(printer, on_terminal):
-    terminal = on_terminal()
-    for percent in (10, 50, 90):
-        printer.print_batch(batch(f"{percent}%|\r", is_stderr=True))
-        assert terminal.screen() == ["", f"(f pid=1) {percent}%|"]
-    printer.print_batch(batch("100%|", is_stderr=True))
-    assert terminal.screen() == ["(f pid=1) 100%|"]
-
-
 def test_lines_are_printed_above_the_bars_of_all_workers(printer, on_terminal):
     terminal = on_terminal()
     printer.print_batch(batch("10%|\r", pid=1, is_stderr=True))
@@ -318,17 +280,6 @@ def test_lines_are_printed_above_the_bars_of_all_workers(printer, on_terminal):
     assert terminal.screen() == [hello, "", "(f pid=1) 11%|", "(f pid=2) 20%|"]
     printer.print_batch(batch("100%|", pid=1, is_stderr=True))
     assert terminal.screen() == [hello, "(f pid=1) 100%|", "", "(f pid=2) 20%|"]
-
-
-def test_what_the_driver_prints_itself_stays_above_the_bars(printer, on_terminal):
-    terminal = on_terminal()
-    for percent in range(10, 100, 10):
-        printer.print_batch(batch(f"{percent}%|\r", pid=1, is_stderr=True))
-        printer.print_batch(batch(f"{percent}%|\r", pid=2, is_stderr=True))
-        terminal.write(f"driver {percent}\n")
-    printer.print_batch(batch("100%|\r", pid=1, is_stderr=True))
-    mine = [f"driver {percent}" for percent in range(10, 100, 10)]
-    assert terminal.screen() == [*mine, "", "(f pid=1) 100%|", "(f pid=2) 90%|"]
 
 
 def test_a_line_that_the_driver_has_not_finished_goes_on_where_it_was(printer, on_terminal):

@@ -3,7 +3,6 @@ import fcntl
 import hashlib
 import io
 import os
-import sys
 import zipfile
 from pathlib import Path
 
@@ -75,38 +74,6 @@ def test_references_stand_for_the_variables_of_the_node():
 # --- packages -----------------------------------------------------------------------------
 
 
-def test_an_empty_environment_needs_nothing(tmp_path):
-    async def main():
-        manager = manager_in(tmp_path)
-        environment = await manager.prepare({}, JOB, Store().fetch)
-        assert environment.python == sys.executable
-        assert not environment.fresh_interpreter
-        assert environment.cwd is None
-        assert environment.sys_path == ()
-
-    asyncio.run(main())
-
-
-def test_a_working_dir_is_where_the_worker_runs_and_imports_from(tmp_path):
-    code = package(**{"main.py": "print()"})
-    wheel = package(".whl", **{"w-1.data/purelib/w.py": ""})
-    store = Store(code, wheel)
-
-    async def main():
-        manager = manager_in(tmp_path)
-        spec = {"working_dir": code[0], "py_modules": [wheel[0]], "env_vars": {"A": "1"}}
-        environment = await manager.prepare(spec, JOB, store.fetch)
-        assert (Path(environment.cwd) / "main.py").read_text() == "print()"
-        assert (Path(environment.sys_path[0]) / "w.py").exists()
-        assert environment.sys_path[1] == environment.cwd
-        assert environment.env_vars == {"A": "1"}
-        assert not environment.fresh_interpreter
-        manager.release(environment)
-        await manager.close()
-
-    asyncio.run(main())
-
-
 def test_a_package_is_fetched_once_however_many_ask(tmp_path):
     code = package(a="1")
     store = Store(code)
@@ -126,49 +93,6 @@ def test_a_package_is_fetched_once_however_many_ask(tmp_path):
 
     asyncio.run(main())
     assert len(store.fetched) == 1
-
-
-def test_what_one_job_writes_no_other_job_sees(tmp_path):
-    code = package(lib="as it was")
-    store = Store(code)
-
-    async def main():
-        manager = manager_in(tmp_path)
-        first = await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
-        (Path(first.cwd) / "lib").write_text("changed")
-        (Path(first.cwd) / "secret").touch()
-        second = await manager.prepare({"working_dir": code[0]}, b"another", store.fetch)
-        assert [path.name for path in Path(second.cwd).iterdir()] == ["lib"]
-        assert (Path(second.cwd) / "lib").read_text() == "as it was"
-        # And its own workers do.
-        again = await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
-        assert (Path(again.cwd) / "lib").read_text() == "changed"
-        await manager.close()
-
-    asyncio.run(main())
-    assert len(store.fetched) == 1
-
-
-def test_the_folder_of_a_job_that_is_over_goes_with_its_last_worker(tmp_path):
-    code = package(a="1")
-
-    async def main():
-        manager = manager_in(tmp_path)
-        spec = {"working_dir": code[0]}
-        first = await manager.prepare(spec, JOB, Store(code).fetch)
-        second = await manager.prepare(spec, JOB, Store(code).fetch)
-        other = await manager.prepare(spec, b"another", Store(code).fetch)
-        assert manager.jobs() == {JOB, b"another"}
-        manager.release(first)
-        manager.end_job(JOB)
-        assert (Path(second.cwd) / "a").exists()
-        manager.release(second)
-        assert manager.jobs() == {b"another"}
-        while list((tmp_path / "jobs").iterdir()) != [Path(other.cwd).parent]:
-            await asyncio.sleep(0.01)
-        await manager.close()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("content", [b"another", None])

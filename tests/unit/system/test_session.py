@@ -256,21 +256,6 @@ def test_a_machine_that_only_joined_finds_the_cluster_it_joined() -> None:
     assert latest.address == "far:1"
 
 
-def test_a_cluster_is_found_by_its_address() -> None:
-    for started in (1.0, 2.0):
-        write_record(record(create_session(), started=started, address=f"h:{started:g}"))
-    found = latest_cluster("h:1")
-    assert found is not None
-    assert found.started == 1.0
-    assert latest_cluster("h:9") is None
-
-
-def test_an_embedded_cluster_is_not_offered_to_others() -> None:
-    write_record(record(create_session(), embedded=True))
-    assert latest_cluster() is None
-    assert len(find_clusters()) == 1
-
-
 # --- removal -----------------------------------------------------------------------------
 
 
