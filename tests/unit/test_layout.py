@@ -39,6 +39,7 @@ LAYERS = """
     miniray.node.workers
     miniray.node.objects
     miniray.node
+    miniray.launch
     miniray.cli miniray.__main__
     miniray.train.base
     miniray.train.storage

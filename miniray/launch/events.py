@@ -1,0 +1,95 @@
+"""What a run waits for: signals, ends of processes, the end of the connection that it lives by."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Signals with which schedulers and users end a run.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Signals that only the program may know: a warning of the scheduler's, for example.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StoppedError(Exception):
+    """A signal came while there was nothing that could end in order."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class Events:
+    """Signals, which are noted or interrupt, and descriptors that become readable."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self._reader, self._writer = reader, writer
+        self._interrupts = True
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        self._poll.register(reader, select.POLLIN)
+
+    def collect(self) -> None:
+        """Note signals from now on: there is something to end in order."""
+        self._interrupts = False
+
+    def note(self, number: int, _frame: Any) -> None:
+        """Handle a signal."""
+        if not self._interrupts:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writer, bytes([number]))
+        elif number in ENDING:
+            raise StoppedError(number)
+
+    def when_readable(self, descriptor: int, handler: Callable[[], object]) -> None:
+        """Call ``handler`` in ``wait`` whenever there is something to read."""
+        self._handlers[descriptor] = handler
+        self._poll.register(descriptor, select.POLLIN)
+
+    def when_ended(self, pid: int, handler: Callable[[], object]) -> None:
+        """Call ``handler`` in ``wait`` once a child has ended."""
+        descriptor = os.pidfd_open(pid)
+
+        def ended() -> None:
+            self.forget(descriptor)
+            os.close(descriptor)
+            handler()
+
+        self.when_readable(descriptor, ended)
+
+    def forget(self, descriptor: int) -> None:
+        """Look at a descriptor no more."""
+        del self._handlers[descriptor]
+        self._poll.unregister(descriptor)
+
+    def wait(self, until: float | None) -> list[int]:
+        """Wait until something happens, or until a time; return the signals that have come."""
+        left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        ready = [descriptor for descriptor, _ in self._poll.poll(left)]
+        for descriptor in ready:
+            if descriptor in self._handlers:
+                self._handlers[descriptor]()
+        return list(os.read(self._reader, 512)) if self._reader in ready else []
+
+
+@contextlib.contextmanager
+def events() -> Iterator[Events]:
+    """Take signals as events meanwhile. A signal that is ignored stays so, as nohup has it."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    found = Events(reader, writer)
+    wanted = [n for n in (*ENDING, *PASSED_ON) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = [signal.signal(number, found.note) for number in wanted]
+    try:
+        yield found
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)

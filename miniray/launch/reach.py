@@ -1,0 +1,92 @@
+"""Finding the head of a run: every address that it may have, until one answers or time is up."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent import futures
+from typing import TYPE_CHECKING
+
+from miniray.common.host_port import full_address, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.security.token import JoinToken
+
+#: Seconds that a head may take to answer; an address that leads nowhere takes all of it.
+_PATIENCE = 5.0
+#: Seconds between two rounds: nothing announces that a head listens on another machine.
+_PAUSE = 0.2
+
+
+class NotReachedError(ConnectionError):
+    """No head of the run answered in time; the text says what each address did."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Door:
+    """Where the head of a run may be, and what is needed to join it."""
+
+    #: ``HOST:PORT`` or ``HOST``.
+    addresses: tuple[str, ...]
+    token: JoinToken
+
+
+def reach_head(
+    find: Callable[[], Door | None], seconds: float, sleep: Callable[[float], object] = time.sleep
+) -> tuple[str, JoinToken]:
+    """Return the address at which the head answers, and the token to join with.
+
+    Args:
+        find: Says where it may be, before each round; None: that is not known yet.
+        seconds: For which this goes on.
+        sleep: Waits between two rounds.
+
+    Raises:
+        NotReachedError: It did not answer.
+    """
+    deadline = time.monotonic() + seconds
+    reason = "the first host has not told where its head is."
+    while True:
+        door = find()
+        try:
+            if door is not None:
+                return first_to_answer(door), door.token
+        except NotReachedError as error:
+            reason = str(error)
+        if time.monotonic() > deadline:
+            raise NotReachedError(f"The head was not found within {seconds:g} s: {reason}")
+        sleep(_PAUSE)
+
+
+def first_to_answer(door: Door) -> str:
+    """Return the first address at which the head with the token's certificate answers.
+
+    All are tried side by side, and names looked up anew: those of pods come late. Whoever else
+    answers at one of them has another certificate, and does not get to know the secret.
+
+    Raises:
+        NotReachedError: None did.
+    """
+    from miniray.security.certificates import make_credentials
+    from miniray.security.tls import meet_head
+
+    places = list(dict.fromkeys(full_address(address) for address in door.addresses))
+    credentials = make_credentials(door.token.members_key)
+
+    def answers(address: str) -> str:
+        host, port = parse_address(address)
+        meet_head(host, port, door.token.fingerprint, credentials, _PATIENCE)
+        return address
+
+    pool = futures.ThreadPoolExecutor(max_workers=len(places))
+    try:
+        attempts = [pool.submit(answers, place) for place in places]
+        for attempt in futures.as_completed(attempts):
+            if attempt.exception() is None:
+                return attempt.result()
+        reasons = [str(attempt.exception()) for attempt in attempts]
+        raise NotReachedError(" ".join(reasons))
+    finally:
+        pool.shutdown(wait=False)

@@ -1,0 +1,222 @@
+"""How the hosts of a run tell each other where its head is, and why one cannot join.
+
+Each kind of rendezvous is one small class. The secret is in files that only the user can read, in a
+mounted Secret, or in a pipe; never in an argument or a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.common.host_port import parse_address
+from miniray.launch.allocation import AllocationError
+from miniray.launch.reach import Door
+from miniray.security.certificates import token_in
+from miniray.security.token import parse_token, read_token_file, write_private
+
+if TYPE_CHECKING:
+    from miniray.launch.allocation import Allocation
+
+#: Seconds after which what a run has left is removed by the next one.
+_OLD = 86_400.0
+
+
+class RunEndedError(ConnectionError):
+    """The first host has ended the run before this one had joined."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostState:
+    """What one host tells the first one until it has joined."""
+
+    #: Its name.
+    host: str
+    #: Why it does not join; empty while it tries.
+    failure: str = ""
+
+
+class Rendezvous(Protocol):
+    """Where the hosts of a run meet."""
+
+    #: Port of the head; 0: any free one.
+    port: int
+    #: Folder of the token and certificate of the head; None: it makes its own.
+    authority: str | None
+
+    def publish(self, door: Door) -> None:
+        """Tell the other hosts where the head is."""
+
+    def find(self) -> Door | None:
+        """Return where the head is; None: not known yet. RunEndedError: there is none any more."""
+
+    def report(self, rank: int, state: HostState) -> None:
+        """Tell the first host about this one."""
+
+    def reports(self) -> dict[int, HostState]:
+        """Return what the other hosts have told, by rank."""
+
+    def all_joined(self) -> None:
+        """Remove what nobody needs any more."""
+
+    def give_up(self, reason: str) -> None:
+        """Tell hosts that have not joined that there is nothing to join any more."""
+
+    def leave(self, rank: int) -> None:
+        """Remove what this host has brought."""
+
+
+class SharedFolder:
+    """Files in a folder that all hosts see; each is written whole."""
+
+    port = 0
+    authority: str | None = None
+
+    def __init__(self, base: Path, run_id: str, rank: int) -> None:
+        folder = self._folder = base / (run_id or "run")
+        self._join, self._end = folder / "join", folder / "end"
+        base.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _require_private(folder)
+        if rank == 0:
+            _remove_old(base, time.time() - _OLD)
+            self._join.unlink(missing_ok=True)  # of an earlier run, where no id tells them apart
+            self._end.unlink(missing_ok=True)
+
+    def publish(self, door: Door) -> None:
+        """Write the file that the others wait for."""
+        text = json.dumps({"addresses": door.addresses, "token": str(door.token)})
+        self._write("join", text)
+
+    def find(self) -> Door | None:
+        """Read it."""
+        end = _text_of(self._end)
+        if end is not None:
+            raise RunEndedError(f"The first host has ended the run: {end}")
+        text = _text_of(self._join)
+        return None if text is None else _door(text)
+
+    def report(self, rank: int, state: HostState) -> None:
+        """Write the file of this host."""
+        self._write(f"n{rank}", json.dumps(dataclasses.asdict(state)))
+
+    def reports(self) -> dict[int, HostState]:
+        """Read the files of the other hosts."""
+        found = {int(path.name[1:]): _text_of(path) for path in self._folder.glob("n[0-9]*")}
+        return {rank: HostState(**json.loads(text)) for rank, text in found.items() if text}
+
+    def all_joined(self) -> None:
+        """Remove the secret."""
+        self._join.unlink(missing_ok=True)
+
+    def give_up(self, reason: str) -> None:
+        """Write a file that stays for hosts that come late; it holds no secret."""
+        self._write("end", reason)
+
+    def leave(self, rank: int) -> None:
+        """Remove the file of this host; the last host removes the folder."""
+        (self._join if rank == 0 else self._folder / f"n{rank}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are still there, or may come
+            self._folder.rmdir()
+
+    def _write(self, name: str, text: str) -> None:
+        write_private(self._folder / name, text.encode())
+
+
+class Mounted:
+    """A folder of `miniray token new` on every host, and a head whose place is known."""
+
+    def __init__(self, authority: Path, head: tuple[str, ...]) -> None:
+        if not head:
+            raise AllocationError(
+                "Where the head is has to be known with --authority: give --head HOST:PORT."
+            )
+        self.authority: str | None = str(authority)
+        self.port = parse_address(head[0])[1]
+        self._door = Door(head, read_token_file(token_in(authority)))
+
+    def publish(self, door: Door) -> None:
+        """Do nothing: the others know."""
+
+    def find(self) -> Door | None:
+        """Return what was given."""
+        return self._door
+
+    def report(self, rank: int, state: HostState) -> None:
+        """Do nothing: this host prints why it fails, and nothing leads to the first one."""
+
+    def reports(self) -> dict[int, HostState]:
+        """Return nothing: see ``report``."""
+        return {}
+
+    def all_joined(self) -> None:
+        """Do nothing."""
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing: the others do not find the head any more."""
+
+    def leave(self, rank: int) -> None:
+        """Do nothing."""
+
+
+def meeting_place(
+    allocation: Allocation, rendezvous: str | None, authority: str | None
+) -> Rendezvous:
+    """Return where the hosts of an allocation meet.
+
+    Raises:
+        AllocationError: Nothing tells where.
+        TokenError: The authority has no token.
+        OSError: The folder cannot be made.
+    """
+    if authority is not None:
+        return Mounted(Path(authority), allocation.head)
+    if rendezvous is None and not allocation.run_id:
+        raise AllocationError(
+            f"{allocation.launcher} gives no id that tells this run from others: give a folder of "
+            "this run alone, which all hosts see, as --rendezvous FOLDER; or --authority FOLDER."
+        )
+    base = Path(rendezvous) if rendezvous is not None else Path.home() / ".miniray" / "run"
+    return SharedFolder(base, allocation.run_id, allocation.rank)
+
+
+def _door(text: str) -> Door:
+    data: dict[str, Any] = json.loads(text)
+    return Door(tuple(data["addresses"]), parse_token(data["token"]))
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:  # there is none, or a network file system has just lost it
+        return None
+
+
+def _require_private(folder: Path) -> None:
+    """Raise PermissionError if others could have put a cluster of theirs there."""
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} is not a folder that only uid {os.geteuid()} can use. Remove it, or give "
+            "another one as --rendezvous."
+        )
+
+
+def _remove_old(base: Path, before: float) -> None:
+    """Remove what runs have left that were killed on every host; nothing but files of runs."""
+    for folder in base.iterdir():
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_mtime > before:
+                continue
+            files = list(folder.iterdir())
+            if all(re.fullmatch(r"join|end|n[0-9]+", path.name) for path in files):
+                for path in files:
+                    path.unlink()
+                folder.rmdir()

@@ -1,0 +1,344 @@
+"""`miniray run`: what the first host of a run does, and what the others do."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from miniray.client.cluster_choice import start_node
+from miniray.client.command_connection import CommandConnection
+from miniray.client.init_options import ADDRESS_VARIABLE
+from miniray.common.host_port import join_host_port, parse_address
+from miniray.exceptions import MinirayError
+from miniray.launch.allocation import few_cpus
+from miniray.launch.events import Events, StoppedError, events
+from miniray.launch.program import Program, ProgramError
+from miniray.launch.reach import Door, reach_head
+from miniray.launch.rendezvous import HostState, Rendezvous, RunEndedError, meeting_place
+from miniray.security.token import read_token_file, take_token
+from miniray.system.boot_options import BootError, BootOptions
+from miniray.system.machine import address_for_others, cpu_count, own_addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.client.cluster_choice import LocalNode
+    from miniray.launch.allocation import Allocation
+
+#: The label by which the first host knows which hosts have joined.
+RANK_LABEL = "rank"
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts have to reach it
+#: Seconds between two looks at which hosts have joined, and at whether all still live.
+_BETWEEN_LOOKS, _BETWEEN_CHECKS = 0.1, 1.0
+
+
+class MissingHostsError(BootError):
+    """Not all hosts of a run have joined. The text says which, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What `miniray run` is asked to do. Times are seconds."""
+
+    command: tuple[str, ...]
+    #: For which the hosts wait for each other.
+    wait: float = 300.0
+    #: From SIGTERM on, until what still runs is ended.
+    grace: float = 30.0
+    #: End the run when a host is lost.
+    strict: bool = False
+    #: Folder where the hosts meet, and folder of a token made ahead.
+    rendezvous: str | None = None
+    authority: str | None = None
+    #: Further arguments of ``BootOptions``.
+    node: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ValueError("Give the program to run: miniray run -- python train.py")
+        for name in ("wait", "grace"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0 s, not {getattr(self, name):g}.")
+        if RANK_LABEL in self.node.get("labels", {}):
+            raise ValueError(f"The label {RANK_LABEL!r} is set by miniray run: choose another.")
+
+
+def run(options: RunOptions, allocation: Allocation, tell: Callable[[str], object]) -> int:
+    """Do this host's part of a run; return the exit code.
+
+    Args:
+        options: Of the command.
+        allocation: Which host this is.
+        tell: Shows a line to the user.
+
+    Raises:
+        MissingHostsError: This is the first host, and not all others have joined.
+        ProgramError: The program cannot be started.
+        BootError, MinirayError, OSError, ValueError: The node cannot be started, or has failed.
+    """
+    take_token()  # neither the node's workers nor the program may find one
+    if allocation.local_rank > 0:
+        tell(f"Process {allocation.local_rank} of this host has nothing to do: one is enough.")
+        return 0
+    warning = few_cpus(allocation, cpu_count())
+    if warning:
+        tell(f"Warning: {warning}")
+    part = FirstHost if allocation.rank == 0 else OtherHost
+    with events() as seen:
+        try:
+            return part(options, allocation, seen, tell).run()
+        except StoppedError as error:
+            tell(f"The run was {error}.")
+            return 128 + error.number
+
+
+class FirstHost:
+    """Has the head, waits for the other hosts, runs the program, and ends the cluster."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        allocation: Allocation,
+        seen: Events,
+        tell: Callable[[str], object],
+    ) -> None:
+        self._options = options
+        self._allocation = allocation
+        self._events = seen
+        self._tell = tell
+        self._alone = allocation.size == 1
+        self._failed = False
+        #: When what still runs is killed.
+        self._until: float | None = None
+
+    def run(self) -> int:
+        """Return the program's exit code."""
+        if self._alone:
+            return self._with_cluster(None)
+        place = meeting_place(self._allocation, self._options.rendezvous, self._options.authority)
+        try:
+            return self._with_cluster(place)
+        except StoppedError:
+            place.give_up("it was stopped before all hosts had joined.")
+            raise
+        except (BootError, MinirayError, OSError, ValueError) as error:
+            place.give_up(str(error))
+            raise
+        finally:
+            place.leave(0)
+
+    def _with_cluster(self, place: Rendezvous | None) -> int:
+        if shutil.which(self._options.command[0]) is None:
+            raise ProgramError(f"There is no program {self._options.command[0]!r}.")
+        node = start_node(self._boot_options(place))
+        try:
+            if place is not None:
+                place.publish(self._door(node))
+                self._await_hosts(node, place)
+                place.all_joined()
+            self._events.collect()
+            return self._run_program(node)
+        finally:
+            node.end()
+
+    def _boot_options(self, place: Rendezvous | None) -> BootOptions:
+        given = dict(self._options.node)
+        if place is not None:
+            given["host"] = given.get("host") or _EVERYWHERE
+            if given["host"] == _EVERYWHERE and given.get("node_ip_address") is None:
+                given["node_ip_address"] = _address_for_others()
+        return BootOptions(
+            head=True,
+            port=place.port if place is not None else 0,
+            authority=place.authority if place is not None else None,
+            parent_pid=os.getpid(),
+            **_labelled(given, 0),
+        )
+
+    def _door(self, node: LocalNode) -> Door:
+        """Return every address that this host has: one of them leads here from another host."""
+        told, port = parse_address(node.address)
+        hosts = [told]
+        if self._options.node.get("host") in (None, _EVERYWHERE):
+            hosts += [host for host in own_addresses() if ipaddress.ip_address(host).version == 4]
+        token = read_token_file(Path(node.session_dir) / "token")
+        return Door(tuple(join_host_port(host, port) for host in dict.fromkeys(hosts)), token)
+
+    def _await_hosts(self, node: LocalNode, place: Rendezvous) -> None:
+        began = time.monotonic()
+        while missing := set(range(self._allocation.size)) - _living_ranks(node):
+            reports = place.reports()
+            late = time.monotonic() - began > self._options.wait
+            if late or any(reports[rank].failure for rank in missing & reports.keys()):
+                waited = min(self._options.wait, time.monotonic() - began)
+                raise MissingHostsError(
+                    describe_missing(self._allocation.size, missing, reports, waited)
+                )
+            self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
+
+    # --- the program ---------------------------------------------------------------
+    def _run_program(self, node: LocalNode) -> int:
+        program = Program(self._options.command, {ADDRESS_VARIABLE: node.address})
+        ended: list[bool] = []
+        self._events.when_ended(program.pid, lambda: ended.append(True))
+        assert node.process is not None
+        self._events.when_ended(
+            node.process.pid,
+            lambda: self._give_up(program, f"The node of this host has ended. {_logs(node)}"),
+        )
+        while not ended:
+            for number in self._events.wait(self._next_look()):
+                program.send(number)
+                if number != signal.SIGINT and number in _DEADLY:
+                    self._limit()
+            if self._until is not None and time.monotonic() >= self._until:
+                program.send(signal.SIGKILL)
+            elif self._options.strict and not self._failed and not ended:
+                self._require_all(program, node)
+        return program.finish() or int(self._failed)
+
+    def _next_look(self) -> float | None:
+        if self._until is not None:
+            return max(self._until, time.monotonic() + _BETWEEN_LOOKS)
+        return time.monotonic() + _BETWEEN_CHECKS if self._options.strict else None
+
+    def _require_all(self, program: Program, node: LocalNode) -> None:
+        lost = set(range(self._allocation.size)) - _living_ranks(node)
+        if lost:
+            self._give_up(program, f"{_hosts(lost)} of the run: lost. It ends (--strict).")
+
+    def _give_up(self, program: Program, reason: str) -> None:
+        self._tell(reason)
+        self._failed = True
+        program.send(signal.SIGTERM)
+        self._limit()
+
+    def _limit(self) -> None:
+        if self._until is None:
+            self._until = time.monotonic() + self._options.grace
+
+
+class OtherHost:
+    """Joins the cluster of the first host, and stays until that ends."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        allocation: Allocation,
+        seen: Events,
+        tell: Callable[[str], object],
+    ) -> None:
+        self._options = options
+        self._rank = allocation.rank
+        self._events = seen
+        self._tell = tell
+        self._allocation = allocation
+
+    def run(self) -> int:
+        """Return 0 if the run has ended as it should."""
+        place = meeting_place(self._allocation, self._options.rendezvous, self._options.authority)
+        name = socket.gethostname()
+        keep = False
+        try:
+            place.report(self._rank, HostState(name))
+            try:
+                node = self._join(place)
+            except RunEndedError:
+                raise
+            except (BootError, MinirayError, OSError, ValueError) as error:
+                place.report(self._rank, HostState(name, " ".join(str(error).split())))
+                keep = True  # the first host has to read it
+                raise
+            self._events.collect()
+            return self._stay(node)
+        finally:
+            if not keep:
+                place.leave(self._rank)
+
+    def _join(self, place: Rendezvous) -> LocalNode:
+        address, token = reach_head(
+            place.find,
+            self._options.wait,
+            lambda seconds: self._events.wait(time.monotonic() + seconds),
+        )
+        return start_node(
+            BootOptions(
+                head=False,
+                address=address,
+                token=str(token),
+                parent_pid=os.getpid(),
+                **_labelled(self._options.node, self._rank),
+            )
+        )
+
+    def _stay(self, node: LocalNode) -> int:
+        """Hold through SIGTERM, which all hosts get: the program may save what it has."""
+        assert node.process is not None
+        ended: list[bool] = []
+        self._events.when_ended(node.process.pid, lambda: ended.append(True))
+        until: float | None = None
+        while not ended:
+            for number in self._events.wait(until):
+                if until is None and number in _DEADLY and number != signal.SIGINT:
+                    until = time.monotonic() + self._options.grace
+            if until is not None and time.monotonic() >= until and not ended:
+                self._tell(f"The run did not end within {self._options.grace:g} s: this node does.")
+                node.end()
+                return 0
+        if node.process.wait() != 0:
+            raise BootError(f"The node of this host has failed. {_logs(node)}")
+        return 0
+
+
+_DEADLY = (signal.SIGTERM, signal.SIGHUP)
+
+
+def describe_missing(
+    size: int, missing: set[int], reports: Mapping[int, HostState], waited: float
+) -> str:
+    """Say which hosts of a run are missing, and what is known of each."""
+    reasons = []
+    for rank in sorted(missing):
+        state = reports.get(rank)
+        if state is None:
+            reasons.append(f"host {rank} has not been heard of")
+        elif state.failure:
+            reasons.append(f"host {rank} ({state.host}) cannot join: {state.failure.rstrip('.')}")
+        else:
+            reasons.append(f"host {rank} ({state.host}) has started and not joined yet")
+    count = f"{size - len(missing)} of {size} hosts joined within {waited:.0f} s"
+    return f"{count}: {'; '.join(reasons)}."
+
+
+def _living_ranks(node: LocalNode) -> set[int]:
+    nodes = CommandConnection(node).listing("nodes")
+    labels = [each["Labels"] for each in nodes if each["Alive"]]
+    return {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}
+
+
+def _labelled(given: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    return {**given, "labels": {**given.get("labels", {}), RANK_LABEL: str(rank)}}
+
+
+def _address_for_others() -> str:
+    """Return the address to tell the nodes, where the head listens on all of this host's."""
+    try:
+        return address_for_others(4)
+    except OSError:
+        usable = [host for host in own_addresses() if ipaddress.ip_address(host).version == 4]
+        return next((h for h in usable if not ipaddress.ip_address(h).is_loopback), "127.0.0.1")
+
+
+def _hosts(ranks: set[int]) -> str:
+    return f"Host{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _logs(node: LocalNode) -> str:
+    return f"Its logs are in {node.session_dir}/logs."
