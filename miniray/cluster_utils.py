@@ -18,6 +18,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.runtime_env.validate import check_env_vars
 from miniray.system.boot_options import BootOptions
 from miniray.system.launch import launch
 
@@ -147,7 +148,7 @@ class Cluster:
             TypeError: ``env_vars`` holds something else than text.
         """
         del wait
-        _check_env_vars(env_vars or {})
+        check_env_vars(env_vars or {}, "env_vars")
         what = BootOptions(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
@@ -254,14 +255,3 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-
-def _check_env_vars(env_vars: Mapping[str, str]) -> None:
-    for name, value in env_vars.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env_vars maps names to text, not {name!r} to {value!r}.")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(
-                f"env_vars can't set {name!r} to {value!r}: a name must not be empty or contain "
-                "'=', and neither may contain a NUL character."
-            )

@@ -12,7 +12,6 @@ from miniray.system import option_checks as check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
 __all__ = ["JobConfig"]
 
@@ -118,12 +117,12 @@ class JobConfig:
     def set_py_logging_config(self, logging_config: Any = None) -> None:
         """Refuse anything but None."""
         if logging_config is not None:
-            _refuse_logging()
+            raise TypeError(
+                "JobConfig has no logging configuration in miniray: configure logging in the tasks "
+                "and actors, or with the worker_runtime_env and LoggingConfig of miniray.train."
+            )
 
-    def ensure_logging_config(self, logging_config: Any = None) -> None:
-        """Refuse anything but None."""
-        if logging_config is not None:
-            _refuse_logging()
+    ensure_logging_config = set_py_logging_config
 
     @classmethod
     def from_json(cls, job_config_json: Mapping[str, Any]) -> JobConfig:
@@ -139,10 +138,3 @@ class JobConfig:
                 hint = check.suggestion(name, {*arguments, *known})
                 raise TypeError(f"JobConfig.from_json() knows no {name!r}.{hint}")
         return cls(**{arguments.get(name, name): job_config_json[name] for name in job_config_json})
-
-
-def _refuse_logging() -> NoReturn:
-    raise TypeError(
-        "JobConfig has no logging configuration in miniray: configure logging in the tasks and "
-        "actors, or with the worker_runtime_env and LoggingConfig of miniray.train."
-    )

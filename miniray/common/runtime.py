@@ -232,7 +232,12 @@ class RuntimeHead(abc.ABC):
 
     @abc.abstractmethod
     def head_call(self, method: str, *args: Any) -> Any:
-        """Ask the head (state listings, key-values, jobs); plain data both ways."""
+        """Ask the head (key-values, jobs, and more); plain data both ways."""
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """Return one of the head's listings: "actors", "node_states", ..."""
+        found: list[dict[str, Any]] = self.head_call("state", what)
+        return found
 
     @abc.abstractmethod
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:

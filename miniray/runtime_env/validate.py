@@ -89,19 +89,20 @@ def validate_config(config: Any) -> dict[str, Any]:
     return {"setup_timeout_seconds": timeout, "eager_install": eager}
 
 
-def _validate_env_vars(value: Any) -> dict[str, str]:
+def check_env_vars(value: Any, name: str = "runtime_env['env_vars']") -> dict[str, str]:
+    """Return variables of an environment; errors as of ``validate``, with this name for them."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"runtime_env['env_vars'] must be a dict of strings, not {_shown(value)}.")
-    for name, text in value.items():
-        if not isinstance(name, str) or not isinstance(text, str):
+        raise TypeError(f"{name} must be a dict of strings, not {_shown(value)}.")
+    for variable, text in value.items():
+        if not isinstance(variable, str) or not isinstance(text, str):
             raise TypeError(
-                "runtime_env['env_vars'] must map names to strings; "
-                f"{name!r} is given {_shown(text)}. Write it as a string."
+                f"{name} must map names to strings; {variable!r} is given {_shown(text)}. Write it "
+                "as a string."
             )
-        if not name or "=" in name or "\0" in name + text:
+        if not variable or "=" in variable or "\0" in variable + text:
             raise ValueError(
-                f"runtime_env['env_vars'] can't hold {name!r}: a name is not empty and has no "
-                "'=', and neither name nor value has a NUL character."
+                f"{name} can't hold {variable!r}: a name is not empty and has no '=', and neither "
+                "name nor value has a NUL character."
             )
     return dict(value)
 
@@ -249,7 +250,7 @@ def _shown(value: object) -> str:
 
 
 _VALIDATORS: dict[str, Callable[[Any], Any]] = {
-    "env_vars": _validate_env_vars,
+    "env_vars": check_env_vars,
     "working_dir": _validate_working_dir,
     "py_modules": _validate_py_modules,
     "pip": _validate_pip,

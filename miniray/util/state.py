@@ -36,8 +36,8 @@ from miniray.util.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from miniray.common.runtime import Runtime
-    from miniray.common.state_types import NodeMemory
+    from miniray.client.command_connection import CommandConnection
+    from miniray.common.runtime import RuntimeHead
     from miniray.util.state_records import Filter
 
 __all__ = [
@@ -309,40 +309,18 @@ def _summary_of(objects: list[ObjectState]) -> dict[str, Any]:
     }
 
 
-class _Source(Protocol):
-    """Where the facts come from."""
-
-    def listing(self, what: str) -> list[dict[str, Any]]:
-        """Return one of the head's listings."""
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """Return what every node and process holds."""
-
-
-class _Attached:
-    """The cluster that this process is attached to."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.memory_report = runtime.head.memory_report
-
-    def listing(self, what: str) -> list[dict[str, Any]]:
-        listing: list[dict[str, Any]] = self._runtime.head.head_call("state", what)
-        return listing
-
-
 def _ask(address: str | None, what: str) -> list[dict[str, Any]]:
     with _source(address) as source:
         return source.listing(what)
 
 
 @contextlib.contextmanager
-def _source(address: str | None) -> Iterator[_Source]:
+def _source(address: str | None) -> Iterator[RuntimeHead | CommandConnection]:
     """Yield the cluster of this process, or attach to another one for the time."""
     runtime = runtime_or_none()
     own = runtime.context().address if runtime is not None else ""
     if runtime is not None and (address in (None, "auto") or same_address(address, own)):
-        yield _Attached(runtime)
+        yield runtime.head
         return
     from miniray.client.command_connection import connect_for_cli
 

@@ -252,4 +252,4 @@ def get_num_ready_tpu_slices(topology: str, accelerator_type: str) -> int:
 
 def _hosts() -> list[TpuHost]:
     runtime = runtime_or_none()
-    return [] if runtime is None else TpuHost.all_of(runtime.head.head_call("state", "node_states"))
+    return [] if runtime is None else TpuHost.all_of(runtime.head.listing("node_states"))

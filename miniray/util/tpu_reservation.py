@@ -147,7 +147,7 @@ def slice_names(group: PlacementGroup) -> list[str]:
 
 def _useless(shape: SliceShape) -> list[str]:
     """Return the slices not to reserve; none if there are no others."""
-    states = current_runtime().head.head_call("state", "node_states")
+    states = current_runtime().head.listing("node_states")
     hosts = TpuHost.all_of(states)
     head = head_resource(shape.pod_type)
     heads_in_use = [state["node_id"] for state in states if state["used"].get(head)]
@@ -157,7 +157,7 @@ def _useless(shape: SliceShape) -> list[str]:
 
 def tpu_hosts() -> list[TpuHost]:
     """Return the cluster's living nodes with TPU chips."""
-    return TpuHost.all_of(current_runtime().head.head_call("state", "node_states"))
+    return TpuHost.all_of(current_runtime().head.listing("node_states"))
 
 
 def wait_for(groups: list[PlacementGroup], timeout: float | None) -> bool:
