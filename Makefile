@@ -9,11 +9,12 @@ JOBS ?= auto
 
 PROTO = $(wildcard proto/miniray/v1/*.proto)
 
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all test-ray lint format bench clean
 help:
 	@echo "make demo      train on 1,797 handwritten digits with two workers"
 	@echo "make test      the tests, in about ten minutes on two cores"
 	@echo "make test-all  the slow tests too"
+	@echo "make test-ray  the tests of the public API with Ray as the engine (installs Ray)"
 	@echo "make lint      ruff, mypy"
 	@echo "make format    ruff's fixes and formatting"
 	@echo "make bench     miniray beside Ray on the same machine (installs Ray)"
@@ -63,6 +64,20 @@ test-all: $(BIN)/.slow
 	$(COMPILE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
 
+# The tests of the public API with Ray as the engine; `make test-ray CHOSEN=1` runs those of CI.
+RAY_VENV ?= .venv-engine
+RAY_FILES = actors async_actors tasks get_wait_put waiting generators named_actors nesting refs_in_results errors \
+	errors_of_values cancel placement_groups actor_pool queue mp_pool train_reports train_runs
+$(RAY_VENV)/bin/.installed: $(WHAT)
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-compile \
+		--editable '.[ray,test]' 'ray[default]==2.60.0' pyarrow fsspec
+	@touch $@
+
+test-ray: $(RAY_VENV)/bin/.installed
+	$(RAY_VENV)/bin/python -m pytest --engine=ray $(if $(CHOSEN),-m chosen) \
+		$(RAY_FILES:%=tests/cluster/test_%.py) tests/cluster/test_ray_engine.py
+
 lint: $(BIN)/.lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -83,5 +98,5 @@ bench: $(BIN)/.installed $(BENCH_VENV)/bin/.installed
 	$(BIN)/python benchmarks/train_step.py --against ray --ray-python $(BENCH_VENV)/bin/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build dist *.egg-info miniray/_proto
+	rm -rf $(VENV) $(BENCH_VENV) $(RAY_VENV) build dist *.egg-info miniray/_proto
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -60,6 +60,7 @@ _owner_pid: int | None = None
 def init(
     address: str | None = None,
     *,
+    engine: str | None = None,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     gpu_family: str | None = None,
@@ -80,7 +81,9 @@ def init(
     Args:
         address: "host:port" of a cluster's head, "auto" for one that runs on this
             machine, "local" to start one. Default: the variable MINIRAY_ADDRESS, else a
-            running one, else a new one.
+            running one, else a new one. "ray://host:10001" is a cluster of Ray.
+        engine: "miniray", or "ray" to run on a cluster of Ray, whose address is then Ray's.
+            Default: the variable MINIRAY_ENGINE, else "miniray".
         num_cpus: Logical CPUs of a new cluster. Default: those of the machine.
         num_gpus: Logical GPUs of a new cluster. Default: those of the machine.
         gpu_family: Whose these GPUs are: "nvidia", "amd" or "intel". Default: the first of
@@ -114,6 +117,7 @@ def init(
     options = check_init(
         {
             "address": address,
+            "engine": engine,
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "gpu_family": gpu_family,
@@ -377,7 +381,7 @@ def cancel(
     """
     given: Any = ray_waitable
     if is_generator(given):
-        given = ObjectRef(given._state.id, b"")  # not counted: it only names the call
+        given = given.call_ref()
     if not isinstance(given, ObjectRef):
         raise TypeError(
             f"cancel takes an ObjectRef, not {shown(given)} ({type(given).__name__}). "

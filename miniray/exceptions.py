@@ -24,6 +24,7 @@ __all__ = [
     "AuthenticationError",
     "CodeStoreFullError",
     "DeathCause",
+    "EngineError",
     "GetTimeoutError",
     "LocalRayletDiedError",
     "MinirayError",
@@ -461,6 +462,10 @@ class ObjectStoreFullError(MinirayError):
         self.capacity = capacity
         self.details = details
         self.node_id = node_id
+
+
+class EngineError(MinirayError, NotImplementedError):
+    """The engine that this process has chosen does not offer what was asked for."""
 
 
 # Ray's names.

@@ -13,6 +13,7 @@ import click
 
 from miniray.cli.debug import debug
 from miniray.cli.drain import drain
+from miniray.cli.engines import engines
 from miniray.cli.memory import memory
 from miniray.cli.run import run
 from miniray.cli.services import Services
@@ -115,6 +116,7 @@ def main(ctx: click.Context) -> None:
 
 main.add_command(debug)
 main.add_command(drain)
+main.add_command(engines)
 main.add_command(memory)
 main.add_command(run)
 main.add_command(start)

@@ -22,6 +22,7 @@ from miniray.client.handover import leave_to_actors
 from miniray.common.config import config
 from miniray.common.ids import new_id
 from miniray.common.process_limits import ENOUGH, raise_limit
+from miniray.engines import choose, start_ray
 from miniray.security.token import TOKEN_VARIABLE, take_token
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         RuntimeEnvSetupError: the files of the runtime_env could not be uploaded.
         FileNotFoundError: the working directory of this process was removed.
     """
+    choose(options.engine)
+    if options.engine == "ray":
+        return start_ray(options)
     cwd = _working_directory()  # before anything is started in vain
     raise_limit(ENOUGH)
     take_token()  # needed or not: children and workers would inherit it

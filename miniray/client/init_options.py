@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address
 from miniray.common.names import user_frame
+from miniray.engines import engine_of
 from miniray.system import option_checks as check
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class InitOptions:
     #: "local" (start an embedded cluster), "auto" (find a running one), "host:port", or
     #: None: find a running one, else start an embedded one.
     address: str | None = None
+    engine: str = "miniray"
     #: Fields of ``BootOptions`` for a new cluster, those that were given.
     node: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     namespace: str | None = None  # None: one of its own
@@ -99,6 +101,7 @@ def check_init(
     _check_others(others, {*given, "job_config", *_NO_EFFECT})
     checks: dict[str, Callable[[str, Any], Any]] = {
         "address": _check_address,
+        "engine": check.text,
         "num_cpus": check.whole(0),
         "num_gpus": check.whole(0),
         "gpu_family": _gpu_family,
@@ -116,6 +119,7 @@ def check_init(
     from_variable = os.environ.get(ADDRESS_VARIABLE)
     if "address" not in values and from_variable:
         values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
+    values["engine"] = engine_of(values.get("engine"), values.get("address"))
     node = {name: values.pop(name) for name in _OF_NODE if name in values}
     options = InitOptions(**(_configured(job_config) | values), node=node)
     if options.address not in (None, "local"):
@@ -186,13 +190,8 @@ def _check_address(name: str, given: Any) -> str:
     if not isinstance(given, str):
         raise check.wrong_type(name, given, '"local", "auto" or "host:port"')
     value = check.plain_text(given)
-    if value in ("local", "auto"):
+    if value in ("local", "auto") or value.startswith("ray://"):
         return value
-    if value.startswith("ray://"):
-        raise ValueError(
-            f"{name}={value!r}: miniray has no client mode. Give host:port, and a driver outside "
-            f"the cluster attaches in the same way as one inside."
-        )
     if value.startswith("unix:"):
         raise ValueError(
             f"{name}={value!r} is the address of a cluster that an init() has started: it ends "

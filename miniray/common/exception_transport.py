@@ -32,6 +32,7 @@ _OWN_FOLDERS = tuple(
         "objects",
         "calls",
         "client",
+        "engines",
         "worker",
     )
 )

@@ -295,6 +295,10 @@ class ObjectRefGenerator(Generic[T]):
         """A ref that is ready when the next item, or the end, is there: for ``wait``."""
         return self._state.next_ref()
 
+    def call_ref(self) -> ObjectRef[Any]:
+        """A ref that names the call, and is not counted: for ``cancel``."""
+        return ObjectRef(self._state.id, b"")
+
     def close(self) -> None:
         """Stop the task; values not taken are freed."""
         self._state.close()

@@ -38,9 +38,14 @@ def _sent_to_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     if getattr(request.module, "IMPORTED_BY_WORKERS", False):
         yield
         return
-    cloudpickle.register_pickle_by_value(request.module)
+    picklers = [cloudpickle]
+    if request.config.getoption("engine") == "ray":  # it has a cloudpickle of its own
+        picklers.append(pytest.importorskip("ray.cloudpickle"))
+    for pickler in picklers:
+        pickler.register_pickle_by_value(request.module)
     yield
-    cloudpickle.unregister_pickle_by_value(request.module)
+    for pickler in picklers:
+        pickler.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,8 @@ def session_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def cluster(session_root: Path, request: pytest.FixtureRequest) -> Any:
     """A running cluster, shared by the module; ``CLUSTER`` of the module says its size."""
     options = {**DEFAULT_CLUSTER, **getattr(request.module, "CLUSTER", {})}
+    if request.config.getoption("engine") == "ray":
+        options |= {"engine": "ray", "_temp_dir": str(session_root)}
     return miniray.init(**options)
 
 

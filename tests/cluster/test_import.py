@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: What users and workers must not pay for before they use it.
-HEAVY = ("asyncio", "cloudpickle", "cryptography", "grpc", "numpy", "pandas", "rich", "torch")
+HEAVY = (
+    "asyncio",
+    "cloudpickle",
+    "cryptography",
+    "grpc",
+    "numpy",
+    "pandas",
+    "ray",
+    "rich",
+    "torch",
+)
 #: Times the processor time that importing asyncio takes, which is about as much work: seconds
 #: would say how fast and how busy the machine is.
 LIMIT = 1.6

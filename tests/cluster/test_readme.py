@@ -23,6 +23,7 @@ DOCUMENTS = (
     "SECURITY.md",
     "CHANGELOG.md",
     "docs/roadmap.md",
+    "docs/ray_engine.md",
 )
 _BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.M | re.S)
 _PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:json|md|proto|py|pyi|toml|txt|yaml)))`")

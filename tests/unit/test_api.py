@@ -125,7 +125,6 @@ def test_the_address_may_come_from_the_environment(
         ({"namespace": ""}, ValueError, "namespace"),
         ({"address": "some where"}, ValueError, "HOST:PORT"),
         ({"address": "host:99999"}, ValueError, "HOST:PORT"),
-        ({"address": "ray://host:1"}, ValueError, "no client mode"),
         ({"address": "unix:/tmp/mr-0/head.sock"}, ValueError, "it ends with its driver"),
         ({"address": "host:1", "num_cpus": 2}, ValueError, "num_cpus can't be given"),
         ({"address": "auto", "labels": {"a": "b"}}, ValueError, "labels can't be given"),

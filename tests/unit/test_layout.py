@@ -26,6 +26,7 @@ LAYERS = """
     miniray.objects
     miniray.calls
     miniray.logs
+    miniray.engines
     miniray.client miniray.job_config
     miniray
     miniray.worker

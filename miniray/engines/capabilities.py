@@ -1,0 +1,44 @@
+"""What the engine lacks or does otherwise: refusals, and the table of ``docs/ray_engine.md``."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from miniray.exceptions import EngineError
+
+#: What is refused at the call, and what to do instead.
+REFUSED = {
+    "util.state": "miniray.util.state looks at miniray's head; use `ray.util.state` or "
+    "`ray list actors`",
+    "util.memory": "the memory report looks at miniray's store; use `ray memory`",
+    "util.tpu": "slices are reserved by miniray's head; use `ray.util.tpu`",
+    "commands": "`miniray status`, `memory`, `drain` and `debug` are for miniray's clusters; use "
+    "`ray status`, `ray memory`, `ray drain-node` and `ray debug`",
+    "generators over ray://": "Ray Client has no streaming; run the driver inside the cluster, "
+    'with address="auto" or as a Ray job',
+}
+
+#: What works otherwise than on miniray's own engine, since Ray decides it.
+DIFFERENT = {
+    "constructors' errors": "ActorDiedError has the text of the error, not its class",
+    "exceptions of workers": "ends of processes are told in Ray's words",
+    "ids": "refs have 28 bytes, actors and placement groups the lengths that Ray gives them",
+    "preloaded modules": "the option _preload has no effect",
+    "fractions of devices": "Ray counts totals per node, not shares per device",
+    "reasons for waiting": "`ray status` tells them",
+    "encryption": "as the Ray cluster is configured; miniray's TLS is that of its own clusters",
+    "code of your own modules": "workers on other machines need them: give "
+    'runtime_env={"working_dir": "."}; on the driver\'s machine its sys.path is used',
+}
+
+
+def refuse(capability: str) -> NoReturn:
+    """Raise EngineError for what the engine lacks."""
+    raise EngineError(f"The engine 'ray' does not have this: {REFUSED[capability]}.")
+
+
+def table() -> str:
+    """Return both lists as a table in Markdown."""
+    rows = [f"| {name} | refused | {why} |" for name, why in REFUSED.items()]
+    rows += [f"| {name} | different | {why} |" for name, why in DIFFERENT.items()]
+    return "\n".join(["| what | | |", "|---|---|---|", *rows])

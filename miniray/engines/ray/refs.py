@@ -1,0 +1,105 @@
+"""Refs, actors' ids and generators that stand for Ray's.
+
+Ray counts references itself: each object here holds Ray's own, and pickles as that.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+import ray
+import ray.cloudpickle
+
+from miniray.common.object_ref import ObjectRef
+from miniray.engines.ray.errors import raising
+from miniray.objects.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
+
+
+class RayRef(ObjectRef[Any]):
+    """A ref that holds Ray's, or an actor's handle, in ``held``."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self._owner_node = b""  # miniray does not count it
+        self.held = held
+
+    @property
+    def _id(self) -> bytes:  # type: ignore[override]
+        # Not before somebody asks: over Ray Client that waits for the server.
+        held = self.held
+        id: bytes = getattr(held, "_actor_id", held).binary()
+        return id
+
+    def __reduce__(self) -> Any:
+        return RayRef, (self.held,)
+
+
+class RayGenerator(ObjectRefGenerator[Any]):
+    """The refs of a generator's values, as Ray gives them."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __next__(self) -> RayRef:
+        with raising():
+            return RayRef(next(self.held))
+
+    async def __anext__(self) -> RayRef:
+        with raising():
+            return RayRef(await self.held.__anext__())
+
+    def completed(self) -> RayRef:
+        return RayRef(self.held.completed())
+
+    def next_ready(self) -> bool:
+        return bool(self.held.next_ready())
+
+    def is_finished(self) -> bool:
+        return bool(self.held.is_finished())
+
+    def call_ref(self) -> RayRef:
+        return RayRef(self.held)
+
+    def close(self) -> None:
+        if not self.held.is_finished():
+            ray.cancel(self.held)
+
+    def __del__(self) -> None:
+        # Ray would run the task to its end.
+        if ray is not None and ray.is_initialized():
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self.held!r})"
+
+
+def wrapped(found: Any) -> Any:
+    """Return what a call gives to the user, for what Ray has returned."""
+    if isinstance(found, list):
+        return [RayRef(each) for each in found] or None
+    if isinstance(found, ray.ObjectRefGenerator):
+        return RayGenerator(found)
+    return None if found is None else RayRef(found)
+
+
+def unwrapped(args: tuple[Any, ...]) -> list[Any]:
+    """Return arguments with Ray's refs, which it replaces by their values."""
+    return [each.held if isinstance(each, RayRef) else each for each in args]
+
+
+def loaded(value: Any) -> Any:
+    """Return a value that Ray has loaded, with our class in place of its own."""
+    if isinstance(value, ray.DynamicObjectRefGenerator):
+        return DynamicObjectRefGenerator(map(RayRef, value))
+    return value
+
+
+def _reduce(held: Any) -> Any:
+    return ray.cloudpickle.loads, (ray.cloudpickle.dumps(held),)
+
+
+# Ray's own pickler knows these. Others, as for code or by users, would lose who owns the value.
+copyreg.pickle(ray.ObjectRef, _reduce)
+copyreg.pickle(ray.actor.ActorHandle, _reduce)

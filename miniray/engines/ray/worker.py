@@ -1,0 +1,163 @@
+"""What runs in Ray's workers: user code, after the process got miniray's runtime.
+
+Ray unpickles a function or class before the arguments of its calls, so that a ``Code`` in it makes
+the process ready for those too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import AsyncioActorExit
+
+from miniray.common.names import short_name
+from miniray.common.runtime import runtime_or_none, set_runtime
+from miniray.engines.ray.errors import carried
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.common.runtime import ActorClassInfo
+
+#: Methods of classes that are no methods of the actor.
+_NOT_FORWARDED = {*dir(object), "__getattr__", "__del__"}
+
+
+class Code:
+    """A function or class of the user's, pickled; a worker loads it at the first call."""
+
+    def __init__(self, blob: bytes, name: str, machine: str = "", paths: tuple[str, ...] = ()):
+        self.blob, self.name = blob, name
+        self.machine = machine or platform.node()
+        self.paths = paths or tuple(sys.path)
+
+    @functools.cached_property
+    def target(self) -> Any:
+        """The function or class."""
+        return pickle.loads(self.blob)
+
+    def function(self) -> Any:
+        """Return the function and its name."""
+        return self.target, self.name
+
+    def __reduce__(self) -> Any:
+        return arrived, (self.blob, self.name, self.machine, self.paths)
+
+
+def arrived(blob: bytes, name: str, machine: str, paths: tuple[str, ...]) -> Code:
+    """Load a ``Code``, and attach this process if it is the first one here."""
+    if runtime_or_none() is None:
+        from miniray.engines.ray.runtime import RayRuntime
+
+        if machine == platform.node():
+            sys.path += [path for path in paths if path not in sys.path]
+        set_runtime(RayRuntime())
+    return Code(blob, name, machine, paths)
+
+
+class Actor:
+    """The actor of this process."""
+
+    instance: Any = None
+    info: ActorClassInfo
+
+    @classmethod
+    def construct(cls, code: Code, info: ActorClassInfo) -> Any:
+        """Return the constructor of the actor and its name."""
+
+        def make(*args: Any, **kwargs: Any) -> None:
+            cls.instance = code.target(*args, **kwargs)
+
+        cls.info = info
+        return make, f"{info.name}.__init__"
+
+    @classmethod
+    def method(cls, name: str) -> Any:
+        """Return a method and its name."""
+        actor, full_name = cls.instance, f"{cls.info.name}.{name}"
+        if name == "__miniray_call__":
+            return lambda function, *args, **kwargs: function(actor, *args, **kwargs), full_name
+        # From the class: an attribute of the instance may have the same name.
+        return inspect.getattr_static(type(actor), name).__get__(actor, type(actor)), full_name
+
+
+# --- what Ray is given -------------------------------------------------------------------------
+def task_for(code: Code, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that Ray runs for one of the user's."""
+    task = _forwarding(function, code.function, 0)
+    task.__name__ = task.__qualname__ = short_name(code.name)
+    task.__module__ = function.__module__
+    return task
+
+
+def class_for(code: Code, cls: type, info: ActorClassInfo) -> type:
+    """Return the class that Ray runs for one of the user's: the same methods, which forward."""
+    names = {name for name in info.methods if name not in _NOT_FORWARDED}
+    kinds = {name: inspect.getattr_static(cls, name) for name in names} | {"__miniray_call__": None}
+    space = {
+        name: _forwarding(getattr(kind, "__func__", kind), functools.partial(Actor.method, name), 1)
+        for name, kind in kinds.items()
+    }
+    space["__init__"] = _forwarding(None, functools.partial(Actor.construct, code, info), 1)
+    if vars(cls).get("__repr__"):
+        space["__repr__"] = lambda _self: repr(Actor.instance)
+    if "__miniray_shutdown__" in space:
+        space["__ray_shutdown__"] = space["__miniray_shutdown__"]
+    for name, method in space.items():
+        method.__name__ = method.__qualname__ = name
+    return type(short_name(info.name), (), {**space, "__module__": info.module})
+
+
+def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[..., Any]:
+    """Return what calls ``find()`` in the worker, of the kind of ``function``.
+
+    Args:
+        function: A plain, generator or coroutine function.
+        find: Returns what to call, and its name for errors.
+        skip: How many arguments are not for it: ``self``.
+    """
+    kind = inspect.unwrap(function)
+    if inspect.isasyncgenfunction(kind):
+
+        async def forward(*args: Any, **kwargs: Any) -> Any:
+            called, name = find()
+            try:
+                async for item in called(*args[skip:], **kwargs):
+                    yield item
+            except Exception as error:  # noqa: BLE001 -- whatever user code raises
+                raise _sent(error, name) from None
+    elif inspect.iscoroutinefunction(kind):
+
+        async def forward(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
+            called, name = find()
+            try:
+                return await called(*args[skip:], **kwargs)
+            except Exception as error:  # noqa: BLE001
+                raise _sent(error, name) from None
+    elif inspect.isgeneratorfunction(kind):
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            called, name = find()
+            try:
+                yield from called(*args[skip:], **kwargs)
+            except Exception as error:  # noqa: BLE001
+                raise _sent(error, name) from None
+    else:
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            called, name = find()
+            try:
+                return called(*args[skip:], **kwargs)
+            except Exception as error:  # noqa: BLE001
+                raise _sent(error, name) from None
+
+    return forward
+
+
+def _sent(error: Exception, name: str) -> Exception:
+    return error if isinstance(error, AsyncioActorExit) else carried(error, name)

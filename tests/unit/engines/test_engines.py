@@ -1,0 +1,85 @@
+"""Which engine a program gets, and what is told of those that lack something."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from miniray import engines
+from miniray.cli.main import main
+from miniray.client.init_options import check_init
+from miniray.engines.capabilities import REFUSED, refuse, table
+from miniray.exceptions import EngineError, MinirayError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_chosen", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "engine"),
+    [
+        ({}, None, "miniray"),
+        ({"engine": "ray"}, None, "ray"),
+        ({}, "ray", "ray"),
+        ({"engine": "miniray"}, "ray", "miniray"),
+        ({"address": "ray://host:10001"}, None, "ray"),
+        ({"address": "10.0.0.7:6379"}, "ray", "ray"),
+    ],
+)
+def test_an_argument_comes_before_the_variable(
+    given: dict[str, str], variable: str | None, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(engines.ENGINE_VARIABLE, variable)
+    assert check_init(given, {}).engine == engine
+
+
+def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="engine must be one of miniray, ray, not 'dask'"):
+        check_init({"engine": "dask"}, {})
+
+
+def test_an_address_of_ray_is_refused_for_another_engine() -> None:
+    with pytest.raises(ValueError, match="is Ray's: leave out engine='miniray'"):
+        check_init({"engine": "miniray", "address": "ray://host:10001"}, {})
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_process_keeps_its_engine() -> None:
+    engines.choose("miniray")
+    engines.choose("miniray")
+    with pytest.raises(RuntimeError, match="has used the engine 'miniray' and can't change to"):
+        engines.choose("ray")
+
+
+@pytest.mark.parametrize("capability", REFUSED)
+def test_what_an_engine_lacks_is_refused_with_what_to_do_instead(capability: str) -> None:
+    with pytest.raises(EngineError, match="The engine 'ray' does not have this") as caught:
+        refuse(capability)
+    assert isinstance(caught.value, MinirayError)
+    assert isinstance(caught.value, NotImplementedError)
+    assert REFUSED[capability] in str(caught.value)
+
+
+def test_the_page_has_the_table_of_what_differs() -> None:
+    """Paste the output of `miniray engines` there."""
+    assert table() in (ROOT / "docs/ray_engine.md").read_text()
+    assert CliRunner().invoke(main, ["engines"]).output.strip() == table()
+
+
+@pytest.mark.usefixtures("undecided")
+def test_the_error_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for name in [name for name in sys.modules if name.startswith("miniray.engines.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    from miniray.client.bootstrap import connect
+
+    with pytest.raises(ImportError, match=r"pip install 'miniray\[ray\]'"):
+        connect(check_init({"engine": "ray"}, {}))
