@@ -219,7 +219,7 @@ def _take_refs(
 
 
 def error_of_call(value: Value, name: str, where: int | str) -> Value:
-    """The error value of a call that did not run, as one of its arguments has an error.
+    """Make the error value of a call that did not run: one of its arguments has an error.
 
     It is a ``TaskError`` that names the call, and of the argument's class too. Errors that a task
     or a method has raised name what raised them, and are passed on as they are.

@@ -127,7 +127,7 @@ class CallTable:
             self.fail(call, self._link.end())
 
     def _await_dependencies(self, call: Call) -> bool:
-        """Whether all refs of a call have values; if not, its channel is notified once they do."""
+        """Return whether all refs of a call have values; if not, tell its channel once they do."""
         pending: list[Entry] = []
         for _, id, _, value in call.refs:
             entry = self._table.entry(id) if value is None else None

@@ -185,7 +185,7 @@ class Lineage:
             self._pinning[origin.number] = origin
 
     def _can_be_made(self, id: bytes) -> bool:
-        """Whether a task can make an object again, whatever has been dropped by then."""
+        """Return whether a task can make an object again, whatever has been dropped by then."""
         origin = self._by_result.get(id)
         return origin is not None and origin.keeps
 

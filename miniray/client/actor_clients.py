@@ -232,7 +232,7 @@ class ActorClients(Channel):
         return ActorLocation(ref, pickle.loads(info))
 
     def knows(self, id: bytes) -> bool:
-        """Whether this process made the actor of an id, or has called it."""
+        """Return whether this process made the actor of an id, or has called it."""
         return id in self._clients
 
     def owns_any(self) -> bool:
@@ -328,7 +328,7 @@ class ActorClients(Channel):
 
 
 def _size(resolved: list[RefArgument]) -> int:
-    """Bytes of the values of refs that travel with a call."""
+    """Return the bytes of the values of refs that travel with a call."""
     return sum(size_of(value) for *_, value in resolved if not is_shared(value))
 
 

@@ -108,7 +108,7 @@ def running_here() -> str:
 
 
 def program_of(record: ClusterRecord) -> str:
-    """The program that a node belongs to, for a person."""
+    """Name the program that a node belongs to."""
     if record.driver is None:
         return f"node {record.node_id[:8]}"
     program, *arguments = command_of(record.driver.pid) or [""]
@@ -147,7 +147,7 @@ class LocalNode:
 
 
 def node_of_cluster(record: ClusterRecord) -> LocalNode:
-    """The node that a record of a running cluster is of.
+    """Return the node that a record of a running cluster is of.
 
     Raises:
         VersionMismatchError: It is of another version of miniray or Python.

@@ -339,7 +339,7 @@ class ClusterRuntime(Runtime):
         self._fail_pending(error)
 
     def abandon(self) -> None:
-        """In a forked child: close what was inherited, tell nobody."""
+        """Close what a forked child has inherited; tell nobody."""
         self._closed = self._abandoned = True
         hooks.abandon()
         self.peers.abandon()

@@ -45,11 +45,11 @@ class CommandConnection:
         self.address = node.address
 
     def status(self) -> Any:
-        """The cluster's status (util/state_types.ClusterStatus)."""
+        """Return the cluster's status: a ``ClusterStatus``."""
         return self._ask("status")
 
     def listing(self, what: str) -> list[dict[str, Any]]:
-        """One of the head's listings: "actors", "nodes", ..."""
+        """Return one of the head's listings: "actors", "node_states", ..."""
         listing: list[dict[str, Any]] = self._ask("state", what)
         return listing
 
@@ -72,7 +72,7 @@ class CommandConnection:
             return bool(link.head_request("await_drained", node_id, timeout=seconds))
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """What every node and process holds; each process has so many seconds to answer."""
+        """Return what every node and process holds; each process has so many seconds to answer."""
         with self._attached() as link:
             reports = link.memory_report(limit, detail, seconds)
         own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""

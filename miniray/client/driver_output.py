@@ -46,7 +46,7 @@ class WaitingNews:
         self._cancel: Callable[[], object] = lambda: None
 
     def on_pending(self, name: str, reason: str, infeasible: bool) -> None:
-        """The head says that something waits, and why."""
+        """Tell that something waits, and why: the head says so."""
         self._tell(f"{short_name(name)} waits: {reason}.{_hint(infeasible)}")
         first = _FIRST * config().pending_warning
         if not 0 < self._delay <= first:  # nothing waited, or the next reminder is far

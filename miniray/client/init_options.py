@@ -128,7 +128,7 @@ def check_init(
 
 
 def _configured(job_config: JobConfig | None) -> dict[str, Any]:
-    """What a ``JobConfig`` says, as options."""
+    """Return the options that a ``JobConfig`` sets."""
     if job_config is None:
         return {}
     from miniray.job_config import JobConfig
@@ -159,7 +159,7 @@ def _gpu_family(name: str, value: Any) -> str:
 
 
 def _node_resources(name: str, value: Any) -> dict[str, Any]:
-    """What a node is to have: amounts, or declarations of custom devices."""
+    """Accept what a node is to have: amounts, or declarations of custom devices."""
     from miniray.system.boot_options import check_resources
 
     if not isinstance(value, Mapping):

@@ -55,7 +55,7 @@ class JobUploads:
 
     # --- environments --------------------------------------------------------------
     def environment(self, own: Mapping[str, Any] | None) -> str:
-        """The job's environment with what a task or actor adds, as canonical JSON.
+        """Return the job's environment with what a task or actor adds, as canonical JSON.
 
         Raises:
             TypeError, ValueError: What is added is not a valid environment.
@@ -81,7 +81,7 @@ class JobUploads:
         return known
 
     def _has_package(self, uri: str) -> bool:
-        """Whether the cluster has a package; it keeps it for this job too then."""
+        """Return whether the cluster has a package, and have it kept for this job too."""
         return bool(self._link.head_request("use_code", self._facts.job_id, uri.encode()))
 
     def _put_package(self, uri: str, content: bytes) -> None:

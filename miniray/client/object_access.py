@@ -314,7 +314,7 @@ class ObjectAccess(RuntimeObjects):
         timeout: float | None,
         fetch_local: bool,
     ) -> tuple[list[Any], list[Any]]:
-        """``wait`` with generators among the refs: they are ready when they have an item."""
+        """Do as ``wait`` with generators among the refs: they are ready when they have an item."""
         given = {
             (ref._next_ref() if isinstance(ref, ObjectRefGenerator) else ref): ref for ref in refs
         }
@@ -410,7 +410,7 @@ class ObjectAccess(RuntimeObjects):
                 return _unpickled(found)
 
     async def _map_later(self, entry: Entry, value: Value) -> tuple[Mapping, Block]:
-        """As ``_map``, without blocking the event loop: it may be on another node, or on disk."""
+        """Do as ``_map`` without blocking the event loop: it may be on another node, or on disk."""
         mapping = entry.mapping
         block = None if mapping is None else mapping.block()
         if mapping is None or block is None:

@@ -186,7 +186,7 @@ class _Look:
             yield _order_of(each.value, b""), each
 
     def _is_large(self, id: bytes, value: Value | None) -> bool:
-        """Whether a value is in shared memory, or may be: of one not read, only its owner knows."""
+        """Return whether a value may be in shared memory: of one not read, only its owner knows."""
         if value is not None:
             return is_shared(value)
         return not (self._table.is_owned(id) or self._is_actor(id))

@@ -66,7 +66,7 @@ class RefHooks:
         self.wake = self.serialized = self.deserialized = None
 
     def abandon(self) -> None:
-        """In a forked child: refs of the parent go without being counted."""
+        """Count no more in a forked child: refs of the parent go uncounted."""
         self.end()
         self.dropped = collections.deque(maxlen=0)
 

@@ -245,7 +245,7 @@ class RuntimeHead(abc.ABC):
 
     @abc.abstractmethod
     def flush_output(self) -> Coroutine[Any, Any, None]:
-        """A coroutine that has nodes write to files what processes of the job have printed."""
+        """Have nodes write to files what processes of the job have printed."""
 
 
 class Runtime(abc.ABC):
@@ -275,7 +275,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
-        """The job's environment with what a task or actor adds, uploaded, as canonical JSON."""
+        """Return the job's environment with what a task or actor adds, as canonical JSON."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:

@@ -25,34 +25,34 @@ TRUE: Value = (VALUE_PICKLE, pickle.dumps(True, 5), ())
 
 
 def is_shared(value: Value | None) -> bool:
-    """Whether a value is in the shared memory of some node, and so can be lost."""
+    """Return whether a value is in the shared memory of some node, and so can be lost."""
     return value is not None and value[0] == VALUE_SHARED
 
 
 def is_error(value: Value | None) -> bool:
-    """Whether reading a value raises an exception."""
+    """Return whether reading a value raises an exception."""
     return value is not None and value[0] == VALUE_ERROR
 
 
 def payload_of(value: Value) -> Any:
-    """The bytes of a value, or its ``Location``: how a reader names the value that it means."""
+    """Return the bytes of a value, or its ``Location``, by which a reader names a value."""
     return value[1]
 
 
 def location_of(value: Value) -> Location:
-    """Where a value in shared memory is."""
+    """Return where a value in shared memory is."""
     _, location, _ = value
     return location  # type: ignore[no-any-return]
 
 
 def node_of(value: Value) -> bytes:
-    """The node of a value in shared memory."""
+    """Return the node of a value in shared memory."""
     node, _, _ = location_of(value)
     return node
 
 
 def size_of(value: Value | None) -> int:
-    """Bytes of a value; 0 if there is none."""
+    """Return the bytes of a value; 0 if there is none."""
     if value is None:
         return 0
     form, payload, _ = value
@@ -63,25 +63,25 @@ def size_of(value: Value | None) -> int:
 
 
 def place_of(value: Value | None) -> tuple[bytes, int, int]:
-    """Node, segment and size of a value; no node and segment 0 if it is not in shared memory."""
+    """Return node, segment (b"" and 0 if it is not in shared memory) and size of a value."""
     if value is not None and is_shared(value):
         return location_of(value)
     return b"", 0, size_of(value)
 
 
 def refs_in(value: Value) -> tuple[tuple[bytes, bytes], ...]:
-    """The refs inside a value, as (object id, owner's node)."""
+    """Return the refs inside a value, as (object id, owner's node)."""
     _, _, contained = value
     return contained
 
 
 def error_value(error: BaseException) -> Value:
-    """An exception as a value, so that `get` raises it."""
+    """Make a value of an exception, so that `get` raises it."""
     return (VALUE_ERROR, pickle.dumps(error, 5), ())
 
 
 def load_error(value: Value) -> BaseException | None:
-    """The exception of an error value; None if its class cannot be loaded here."""
+    """Return the exception of an error value; None if its class cannot be loaded here."""
     try:
         error: BaseException = pickle.loads(payload_of(value))
     except Exception:

@@ -120,7 +120,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
             self._pool = _idle.take(self._jobs, self._remote_args)
 
     def terminate(self) -> None:
-        """The loop is over."""
+        """Keep the processes for the next loop: this one is over."""
         self._stored.clear()
         if self._pool is not None:
             _idle.give_back(self._pool, self._jobs, self._remote_args)

@@ -134,7 +134,7 @@ def reserve_tpu_slice(
 
 
 def fetch_tpu_slice_name_from_pg(pg: PlacementGroup) -> str | None:
-    """Name of the slice whose host has the first bundle of a placement group, or None."""
+    """Return the name of the slice whose host has a placement group's first bundle, or None."""
     return slice_names(pg)[0] or None
 
 

@@ -310,7 +310,7 @@ def _pass_interruption(value: object, error: Exception) -> None:
 def _explain_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], error: BaseException
 ) -> TypeError:
-    """As ``explain``, for the arguments of a call: name the one at fault."""
+    """Do as ``explain`` for the arguments of a call: name the one at fault."""
     placed: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
     for where, value in placed:
         if _fails(value):

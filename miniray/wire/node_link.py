@@ -219,7 +219,7 @@ class NodeLink:
     async def node_request_later(
         self, method: str, args: tuple[Any, ...], undo: Callable[[Any], None]
     ) -> tuple[Any, int]:
-        """As ``node_request``, without blocking the event loop; it can be cancelled.
+        """Do as ``node_request`` without blocking the event loop; it can be cancelled.
 
         ``undo`` is called with the result if nobody takes it.
         """

@@ -30,14 +30,13 @@ _REMEMBERED = 10_000
 
 
 class Leases:
-    """The leases of this worker. Not thread-safe: used in the I/O thread's turns only."""
+    """The leases of this worker. Not thread-safe: used in the I/O thread's turns only.
+
+    Args:
+        put: Queues a task.
+    """
 
     def __init__(self, put: Callable[[Work], object]) -> None:
-        """No lease yet.
-
-        Args:
-            put: Queues a task.
-        """
         self._put = put
         #: The number of the lease that this process has.
         self.current = 0
