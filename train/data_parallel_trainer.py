@@ -14,12 +14,11 @@ from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
 from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.outcome import make_error
-from miniray.train.controller.run_spec import RunSpec
+from miniray.train.controller.run_spec import RunSpec, describe_run
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
 from miniray.train.run.result import Result
-from miniray.train.run.run_description import describe_run
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.backend import BackendConfig

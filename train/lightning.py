@@ -94,7 +94,6 @@ class _InGroup:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """By which Lightning splits the data of its loaders."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
 

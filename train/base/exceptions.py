@@ -99,8 +99,6 @@ class CallbackError(MinirayError):
     """A hook of a callback failed; the ``controller_failure`` of a :class:`ControllerError`.
 
     Attributes:
-        callback: Name of the callback's class.
-        hook: Name of the hook.
         cause: The exception that the hook raised.
     """
 

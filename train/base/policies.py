@@ -83,11 +83,7 @@ class FailurePolicy(abc.ABC):
 
     @abc.abstractmethod
     def decide(self, failure: GroupFailure) -> FailureDecision:
-        """Decide what follows.
-
-        Args:
-            failure: What has happened.
-        """
+        """Decide what follows."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,7 +131,6 @@ class Step:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports in order of rank."""
         return [self.by_rank[rank] for rank in sorted(self.by_rank)]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import CallbackError
 
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from miniray.train.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
-
-Hook = Literal[
-    "on_start",
-    "on_state_change",
-    "after_report",
-    "after_checkpoint",
-    "after_exception",
-    "after_resize",
-    "on_end",
-]
 
 
 class CallbackRunner:
@@ -50,7 +40,7 @@ class CallbackRunner:
             self._started.append(callback)
             self._call(callback, "on_start", self._context)
 
-    def tell(self, hook: Hook, *arguments: Any) -> None:
+    def tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of each callback.
 
         Raises:
@@ -90,7 +80,7 @@ class CallbackRunner:
         if failures:
             raise failures[0]
 
-    def _call(self, callback: Callback, hook: Hook, *arguments: Any) -> None:
+    def _call(self, callback: Callback, hook: str, *arguments: Any) -> None:
         try:
             getattr(callback, hook)(*arguments)
         except (Exception, SystemExit) as error:

@@ -201,17 +201,14 @@ class ScalingConfig:
 
     @property
     def elasticity_enabled(self) -> bool:
-        """Whether the group may grow and shrink."""
         return isinstance(self.num_workers, tuple)
 
     @property
     def min_workers(self) -> int:
-        """The least number of workers."""
         return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def max_workers(self) -> int:
-        """The largest number of workers."""
         return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
@@ -256,17 +253,14 @@ class ScalingConfig:
 
     @property
     def num_cpus_per_worker(self) -> float:
-        """CPUs that each worker holds."""
         return self.worker_resources.get("CPU", 0.0)
 
     @property
     def num_gpus_per_worker(self) -> float:
-        """GPUs that each worker holds."""
         return self.worker_resources.get("GPU", 0.0)
 
     @property
     def num_tpus_per_worker(self) -> float:
-        """TPU chips that each worker holds."""
         return self.worker_resources.get("TPU", 0.0)
 
     @property
@@ -295,7 +289,6 @@ class ScalingConfig:
 
 
 def _check_tpu(config: ScalingConfig) -> None:
-    """Raise ValueError if workers with TPUs can't be as this says."""
     for name, value in (
         ("topology", config.topology),
         ("accelerator_type", config.accelerator_type),

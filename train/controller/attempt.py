@@ -134,14 +134,11 @@ class Attempt:
         self._announced.add((rank, index))
 
     async def begin_upload(self, rank: int, index: int, name: str, in_place: bool) -> str:
-        """Enter that a rank is about to upload the checkpoint of a report.
+        """Enter that a rank is about to upload the checkpoint of a report; return its folder.
 
         What an earlier attempt or run has under this name is taken away before, without its files
         if those of the new one are in their folder already (``in_place``). While a run is being
         stopped, only uploads of reports begin that other ranks upload already.
-
-        Returns:
-            Name of the folder to upload to.
 
         Raises:
             AttemptOverError: The attempt is over.
@@ -178,10 +175,7 @@ class Attempt:
     ) -> tuple[list[CheckpointRecord], list[int]]:
         """Return the run's checkpoints once the first ``count`` reports are in the storage.
 
-        Args:
-            rank: The rank.
-            count: How many reports it has made.
-            timeout: Seconds; None is the limit of collective calls.
+        Without a timeout in seconds, the limit of collective calls holds.
 
         Returns:
             The checkpoints, and the ranks that have not made these reports if time ran out.

@@ -70,7 +70,6 @@ UPLOAD_GRACE = 30.0
 
 
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
-    """Return the worker group that a run starts when its scaling policy decides so."""
     from miniray.train.controller.worker_group import WorkerGroup
 
     return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
@@ -242,7 +241,6 @@ class TrainController:
         return RunState.RUNNING
 
     async def _note_size(self, size: int) -> None:
-        """Remember the world size, and tell the callbacks if it is another than before."""
         old, self._size = self._size, size
         if old not in (0, size) and self._callbacks:
             await self._blocking(self._callbacks.tell, "after_resize", old, size)
@@ -407,10 +405,7 @@ class TrainController:
                 error,
             )
             return
-        logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=error)
-        self._failure = WorkerFailure.of(error)
-        self._message = self._failure.summary
-        self._state = RunState.ERRORED
+        self._fail(error)
 
     async def _stop_group(self, *, graceful: bool) -> None:
         await self._growth.end()

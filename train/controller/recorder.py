@@ -144,11 +144,7 @@ class RunRecorder:
             self._next_number = max(self._next_number, newest + 1)
 
     def clear_incomplete(self, next_number: int) -> None:
-        """Delete what ended workers left incomplete.
-
-        Args:
-            next_number: No later report may have a lower number: ended workers had those.
-        """
+        """Delete what ended workers left incomplete; later reports begin at ``next_number``."""
         free = self.storage.delete_incomplete()
         self._next_number = max(self._next_number, next_number, free)
         self._earlier = self.storage.committed()
@@ -160,11 +156,8 @@ class RunRecorder:
     def make_way(self, name: str, *, in_place: bool) -> None:
         """Take a checkpoint of an earlier attempt or run away, for a new one of its name.
 
-        Of several calls for one name, the first does it.
-
-        Args:
-            name: The name.
-            in_place: Files of the new one are in its folder already, so none is deleted.
+        Of several calls for one name, the first does it. ``in_place``: files of the new one are in
+        its folder already, so none is deleted.
         """
         if self.is_taken(name):
             self.storage.require_owner(self.token)
@@ -177,7 +170,6 @@ class RunRecorder:
 
     @property
     def next_number(self) -> int:
-        """Number of the next report among all reports of the run."""
         return self._next_number
 
     @property
@@ -192,11 +184,7 @@ class RunRecorder:
         return self._book.records
 
     def record(self, first_number: int, steps: Sequence[Step]) -> list[str]:
-        """Record steps of an attempt whose first report has this number.
-
-        Returns:
-            Sentences that the user should read.
-        """
+        """Record steps of an attempt whose first report has this number; return what to tell."""
         rows, notes = [], []
         for step in steps:
             number = first_number + step.index

@@ -34,14 +34,7 @@ class GroupKeys:
             event.set()
 
     async def wait(self, keys: list[str], timeout: float) -> list[str]:
-        """Wait until all these keys have a value.
-
-        Args:
-            keys: The keys.
-            timeout: Seconds.
-
-        Returns:
-            The keys that have none by then.
+        """Wait for the values of these keys; return those without one after ``timeout`` seconds.
 
         Raises:
             CollectiveError: They can't come any more.
@@ -135,7 +128,6 @@ class Rendezvous:
     """The collective calls of one attempt; the n-th call of each rank belong together.
 
     Args:
-        world_size: Number of ranks.
         timeout: Seconds after which a call ends whose ranks have not all come; 0 is no limit.
         tell: Called with a sentence for the user when a call takes long.
     """

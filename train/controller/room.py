@@ -203,7 +203,6 @@ class Growth:
     """What follows from the scaling policy while a group runs.
 
     Args:
-        policy: Decides.
         interval: Seconds that a group runs at least before it asks for more room.
     """
 

@@ -75,14 +75,7 @@ WRITE_TIMEOUT = 10.0
 async def watch_for_hang(
     attempt: Attempt, limit: float, path: str, write: Callable[[str, str], None]
 ) -> None:
-    """Fail the ranks of an attempt when it makes no progress.
-
-    Args:
-        attempt: The attempt.
-        limit: Seconds without progress.
-        path: The run's folder.
-        write: Writes a text under a name in that folder; blocks.
-    """
+    """Fail the ranks of an attempt when it makes no progress for ``limit`` seconds."""
     while (left := attempt.last_progress + limit - time.monotonic()) > 0:  # noqa: ASYNC110 - not an event
         await asyncio.sleep(left)
     found = await attempt.stacks.collect(attempt.running)

@@ -242,7 +242,6 @@ class WorkerGroup:
     def run(
         self, loop: Any, setup: SessionSetup, carrier: Carrier
     ) -> list[Awaitable[WorkerOutcome]]:
-        """Start the train loop on every rank; the outcomes, in order of rank."""
         return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
 
     async def end_rank(self, rank: int) -> None:
@@ -254,11 +253,7 @@ class WorkerGroup:
         await _end([worker])
 
     async def stop(self, *, graceful: bool) -> None:
-        """End the workers and give their resources back.
-
-        Args:
-            graceful: Let them end by themselves, if they do within ``EXIT_TIMEOUT``.
-        """
+        """End the workers, ``graceful`` by themselves in ``EXIT_TIMEOUT``; free their resources."""
         workers, self._workers = self._workers, []
         if graceful:
             await _end(workers)

@@ -26,11 +26,6 @@ def adapt_all(
 ) -> dict[str, Source | StreamSource]:
     """Return a source for each dataset of a trainer.
 
-    Args:
-        datasets: Datasets by name, or None.
-        config: Which of them are split.
-        num_workers: Over how many workers.
-
     Raises:
         TypeError: They are no dictionary, or one is of no known kind.
         ValueError: One can't be used; the message says why.

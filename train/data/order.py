@@ -91,7 +91,6 @@ class EpochOrder:
     """Rows of all blocks, one after another, by position.
 
     Args:
-        sizes: Rows of each block.
         seed: From which the order is drawn; None keeps blocks and rows as they are.
         epoch: Each epoch has an order of its own.
     """

@@ -46,7 +46,6 @@ class LocalShuffle:
     """Mixes the rows of a part within windows of a few batches, in the same way each time.
 
     Args:
-        reader: Reads the part.
         window: Rows that are mixed, and in memory, at once.
         seed: From which the order within the windows is drawn.
         epoch: Each epoch has an order of its own.

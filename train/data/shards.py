@@ -53,29 +53,23 @@ class Shards:
         self._world_size = world_size
         self._made: dict[str, DataIterator] = {}
 
-    def get(self, name: str) -> DataIterator:
+    def get(self, name: str | None) -> DataIterator:
         """Return the iterator over this rank's part of a dataset; the same one each time.
 
         Raises:
-            KeyError: The trainer was given no dataset of this name.
-        """
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def only(self) -> str:
-        """Return the name of the only dataset.
-
-        Raises:
-            KeyError: There are several, or none.
+            KeyError: There is no dataset of this name; or several, or none, and no name.
         """
         names = list(self._datasets.sources)
-        if len(names) != 1:
+        if name is None and len(names) == 1:
+            [name] = names
+        if name is None:
             raise KeyError(
                 f"get_dataset_shard() needs a name: the trainer's datasets are "
                 f"{', '.join(map(repr, names)) or 'none'}."
             )
-        return names[0]
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
 
     def _make(self, name: str) -> DataIterator:
         from miniray.train.data.iterator import DataIterator
@@ -171,4 +165,4 @@ def get_dataset_shard(dataset_name: str | None = None) -> DataIterator:
             "miniray.train.get_dataset_shard() works only inside a train loop, in a process that "
             "a trainer started. Call it in the function given as train_loop_per_worker."
         )
-    return _shards.get(_shards.only() if dataset_name is None else dataset_name)
+    return _shards.get(dataset_name)

@@ -57,42 +57,36 @@ class ProgressStatus:
     """How far a run is.
 
     Attributes:
-        epoch: As reported last; None if it is not reported.
-        total_epochs: Epochs in all; None if unknown.
+        goals: How far it is to go.
+        time: When that was known, in seconds.
         step: Steps made.
-        total_steps: Steps in all; None if unknown.
+        epoch: As reported last; None if it is not reported.
         rate: Steps per second; None before there are two reports.
         left: Seconds until the end; None if nothing tells.
     """
 
-    epoch: float | None
-    total_epochs: int | None
+    goals: ProgressCallback
+    time: float
     step: int
-    total_steps: int | None
-    rate: float | None
-    left: float | None
+    epoch: float | None
+    rate: float | None = None
+    left: float | None = None
 
     @property
     def done(self) -> float | None:
         """Share of the run that is done, from 0 to 1; None if nothing tells."""
-        if self.total_steps is not None:
-            return min(1.0, self.step / self.total_steps)
-        if self.total_epochs is None or self.epoch is None:
+        if self.goals.total_steps is not None:
+            return min(1.0, self.step / self.goals.total_steps)
+        if self.goals.total_epochs is None or self.epoch is None:
             return None
-        return self.epochs_done / self.total_epochs
+        return self.epochs_done / self.goals.total_epochs
 
     @property
     def epochs_done(self) -> float:
         """Epochs that are over: they are reported at their end, and counted from 0."""
         done = 0.0 if self.epoch is None else self.epoch + 1
-        return done if self.total_epochs is None else min(done, self.total_epochs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sample:
-    time: float
-    step: int
-    epoch: float | None
+        total = self.goals.total_epochs
+        return done if total is None else min(done, total)
 
 
 class ProgressMeter:
@@ -100,7 +94,7 @@ class ProgressMeter:
 
     def __init__(self, goals: ProgressCallback | None = None) -> None:
         self._goals = goals if goals is not None else ProgressCallback()
-        self._samples: collections.deque[_Sample] = collections.deque()
+        self._samples: collections.deque[ProgressStatus] = collections.deque()
         self._next_line = 0.0
 
     def update(self, row: Row, now: float) -> ProgressStatus:
@@ -108,18 +102,18 @@ class ProgressMeter:
         values = flatten(row.metrics)
         step = _number(values.get(self._goals.step_key))
         epoch = _number(values.get(self._goals.epoch_key))
-        self._add(_Sample(now, row.number + 1 if step is None else int(step), epoch))
-        first, last = self._samples[0], self._samples[-1]
-        elapsed = last.time - first.time
-        rate = (last.step - first.step) / elapsed if elapsed > 0 else None
-        return ProgressStatus(
-            epoch=last.epoch,
-            total_epochs=self._goals.total_epochs,
-            step=last.step,
-            total_steps=self._goals.total_steps,
-            rate=rate,
-            left=self._left(first, last, rate),
-        )
+        steps = row.number + 1 if step is None else int(step)
+        status = ProgressStatus(self._goals, now, steps, epoch)
+        self._add(status)
+        first = self._samples[0]
+        elapsed = now - first.time
+        if elapsed <= 0:
+            return status
+        rate, left = (steps - first.step) / elapsed, None
+        done, before = status.done, first.done
+        if done is not None and before is not None and done > before:
+            left = (1 - done) * elapsed / (done - before)
+        return dataclasses.replace(status, rate=rate, left=left)
 
     def is_due(self, now: float) -> bool:
         """Return whether another line of status is due where lines are not overwritten."""
@@ -130,7 +124,7 @@ class ProgressMeter:
         self._next_line = now + LINE_EVERY
         return True
 
-    def _add(self, sample: _Sample) -> None:
+    def _add(self, sample: ProgressStatus) -> None:
         last = self._samples[-1] if self._samples else None
         if last is not None and sample.step < last.step:
             self._samples.clear()  # the workers began again from an older checkpoint
@@ -138,24 +132,13 @@ class ProgressMeter:
         while len(self._samples) > 2 and self._samples[1].time <= sample.time - WINDOW:
             self._samples.popleft()
 
-    def _left(self, first: _Sample, last: _Sample, rate: float | None) -> float | None:
-        goals = self._goals
-        if goals.total_steps is not None:
-            return max(0, goals.total_steps - last.step) / rate if rate else None
-        if goals.total_epochs is None or first.epoch is None or last.epoch is None:
-            return None
-        epochs, elapsed = last.epoch - first.epoch, last.time - first.time
-        if epochs <= 0 or elapsed <= 0:
-            return None
-        return max(0.0, goals.total_epochs - 1 - last.epoch) * elapsed / epochs
-
 
 def format_status(status: ProgressStatus) -> str:
     parts = []
     if status.epoch is not None:
-        total = f"/{status.total_epochs}" if status.total_epochs is not None else ""
+        total = f"/{status.goals.total_epochs}" if status.goals.total_epochs is not None else ""
         parts.append(f"epoch {status.epochs_done:g}{total}" if total else f"epoch {status.epoch:g}")
-    total = f"/{status.total_steps}" if status.total_steps is not None else ""
+    total = f"/{status.goals.total_steps}" if status.goals.total_steps is not None else ""
     parts.append(f"step {status.step}{total}")
     if status.rate is not None:
         parts.append(f"{status.rate:.3g} steps/s")

@@ -11,22 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from miniray import api
 from miniray.decorator import remote
+from miniray.exceptions import (
+    ActorAlreadyExistsError,
+    ActorDiedError,
+    ActorError,
+    MinirayError,
+    TaskCancelledError,
+)
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError, StorageNotSharedError
+from miniray.train.config import RunConfig
+from miniray.train.controller.outcome import read_outcome
+from miniray.train.run.detached import NAMESPACE, DetachedController, controller_name
 from miniray.train.run.driver import (
     AGAIN,
-    ANSWER_TIMEOUT,
-    abort,
     controller_options,
     follow,
+    stop,
     with_uploaded_environment,
 )
+from miniray.train.storage.storage import RunStorage
+from miniray.train.worker.worker import PackedLoop
 
 if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.storage.storage import RunStorage
-    from miniray.train.worker.worker import PackedLoop, TrainLoop
+    from miniray.train.worker.worker import TrainLoop
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +52,6 @@ def run_detached(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
             ends with this process.
     """
     require_lasting_cluster()
-    from miniray.train.worker.worker import PackedLoop
-
     packed = PackedLoop.of(loop)
     spec = with_uploaded_environment(spec)
     while True:
@@ -75,9 +83,6 @@ def stop_run(
     Raises:
         ValueError: No detached run of this name and storage path runs in the cluster.
     """
-    from miniray.train.config import RunConfig
-    from miniray.train.storage.storage import RunStorage
-
     config = RunConfig(
         name=name, storage_path=storage_path, storage_filesystem=storage_filesystem, detached=True
     )
@@ -114,8 +119,6 @@ def require_lasting_cluster() -> None:
 
 
 def find_controller(storage: RunStorage) -> Any:
-    from miniray.train.run.detached import NAMESPACE, controller_name
-
     try:
         return api.get_actor(controller_name(storage), namespace=NAMESPACE)
     except ValueError:
@@ -124,9 +127,6 @@ def find_controller(storage: RunStorage) -> Any:
 
 def _start(spec: RunSpec, packed: PackedLoop) -> Any:
     """Start the controller; None if another driver was quicker."""
-    from miniray.exceptions import ActorAlreadyExistsError
-    from miniray.train.run.detached import NAMESPACE, DetachedController, controller_name
-
     assert spec.run_config.failure_config is not None
     actor_class = remote(DetachedController).options(
         **controller_options(spec),
@@ -149,8 +149,6 @@ def _start(spec: RunSpec, packed: PackedLoop) -> Any:
 
 def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | None:
     """Follow a run to its end; None if it had ended before, and its controller is gone now."""
-    from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
-
     run_id = spec.run_id if started else None
     try:
         run = controller.outcome.options(**AGAIN).remote()
@@ -198,8 +196,6 @@ def _join(spec: RunSpec, run_id: str) -> None:
 
 def _await_end(controller: Any) -> None:
     """Wait until a controller whose run is over is gone, and with it its name."""
-    from miniray.exceptions import ActorDiedError, TaskCancelledError
-
     while True:
         try:
             api.get(controller.gone.options(**AGAIN).remote())
@@ -214,10 +210,8 @@ def _stop(controller: Any) -> None:
     """Stop a run; at once if the user does not want to wait, or its controller does not run."""
     ended = False
     try:
-        # One that waits for resources or for a node has no workers, and nothing to end first.
-        lives, _ = api.wait([controller.run_id.options(**AGAIN).remote()], timeout=ANSWER_TIMEOUT)
-        if lives:
-            ended = abort(controller, controller.outcome.options(**AGAIN).remote())
+        answer = controller.run_id.options(**AGAIN).remote()
+        ended = stop(controller, answer, controller.outcome.options(**AGAIN).remote())
     finally:
         if not ended:
             api.kill(controller)
@@ -225,8 +219,6 @@ def _stop(controller: Any) -> None:
 
 def _outcome_of_gone(storage: RunStorage, run_id: str, error: Exception) -> RunOutcome:
     """Return how a run ended whose controller is gone, and could not tell this driver."""
-    from miniray.train.controller.outcome import read_outcome
-
     outcome = read_outcome(storage, run_id)
     if outcome is None:
         raise ControllerError(error) from error

@@ -9,13 +9,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray import api
+from miniray.common.runtime import current_runtime
 from miniray.decorator import remote
-from miniray.exceptions import MinirayError
+from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError
+from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import STOPPING
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
+from miniray.train.worker.controller_client import ActorCarrier
+from miniray.train.worker.worker import sent
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome
@@ -44,10 +49,6 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         ControllerError: The controller was lost.
         KeyboardInterrupt: The user stopped the run.
     """
-    from miniray.train.controller.controller import TrainController
-    from miniray.train.worker.controller_client import ActorCarrier
-    from miniray.train.worker.worker import sent
-
     spec = with_uploaded_environment(spec)
     loop = dataclasses.replace(loop, datasets=loop.datasets.published(api.put))
     loop_ref = sent(loop, api.put)
@@ -59,10 +60,7 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         outcome: RunOutcome = api.get(run)
         return outcome
     except KeyboardInterrupt:
-        # One that waits for resources has no workers, and nothing to end first.
-        lives, _ = api.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
-        if lives:
-            abort(controller, run)
+        stop(controller, controller.__ray_ready__.remote(), run)
         raise
     except MinirayError as error:
         raise ControllerError(error) from error
@@ -75,8 +73,6 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
     The controller may run on another machine, and start workers when the paths are gone.
     """
-    from miniray.common.runtime import current_runtime
-
     own = spec.run_config.worker_runtime_env
     if not own:
         return spec
@@ -87,8 +83,6 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
 
 def controller_options(spec: RunSpec) -> dict[str, Any]:
-    from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     resources = spec.scaling_config.controller_resources
     node_id = get_runtime_context().get_node_id()
     return {
@@ -105,8 +99,6 @@ def controller_options(spec: RunSpec) -> dict[str, Any]:
 
 def follow(spec: RunSpec, controller: Any, run: Any) -> None:
     """Show the progress of a run until it ends, or its controller does."""
-    from miniray.exceptions import ActorError, TaskCancelledError
-
     display = make_display(spec.name, spec.run_config.callbacks or ())
     seen, over = Seen(), False
     try:
@@ -122,12 +114,18 @@ def follow(spec: RunSpec, controller: Any, run: Any) -> None:
         display.close()
 
 
-def abort(controller: Any, run: Any) -> bool:
-    """Stop a run and wait until its workers have ended; whether they have.
+def stop(controller: Any, answer: Any, run: Any) -> bool:
+    """Stop a run and wait until its workers have ended; return whether they have.
+
+    A controller that waits for resources or for a node has no workers, and nothing to end first:
+    it gives no ``answer`` in time.
 
     Raises:
         KeyboardInterrupt: The user does not want to wait for uploads that have begun.
     """
+    lives, _ = api.wait([answer], timeout=ANSWER_TIMEOUT)
+    if not lives:
+        return False
     logger.warning(STOPPING)
     stopping = controller.abort.remote()
     try:

@@ -16,25 +16,19 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from miniray.train.base.exceptions import ControllerLostError
+from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedError
 from miniray.train.base.failures import WorkerFailure, describe
 from miniray.train.base.policies import RunState, ScalingDecision
 from miniray.train.config.rules import FailureConfig, FixedScaling, LimitedRetries
 from miniray.train.controller.outcome import STOPPING, RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
-from miniray.train.run.local_group import (
-    FAILURE_TIMEOUT,
-    Arrival,
-    LocalGroup,
-    OtherRanks,
-    info_of_this_process,
-)
+from miniray.train.run.local_group import FAILURE_TIMEOUT, LocalGroup, OtherRanks
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
 from miniray.train.worker.controller_client import LocalCarrier
 from miniray.train.worker.local_link import LinkClient, LinkServer
 from miniray.train.worker.session import RankSession
-from miniray.train.worker.worker import TrainWorker
+from miniray.train.worker.worker import TrainWorker, WorkerOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +36,12 @@ if TYPE_CHECKING:
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
-    from miniray.train.run.local_group import LoopRun, Probe
+    from miniray.train.run.local_group import LoopRun
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.session import SessionSetup
-    from miniray.train.worker.worker import TrainLoop, WorkerOutcome
+    from miniray.train.worker.worker import TrainLoop
 
 
 logger = logging.getLogger(__name__)
@@ -58,8 +52,6 @@ class LocalEnd:
     """How a run in local mode ended.
 
     Attributes:
-        outcome: What the controller says.
-        storage: The run's folder.
         error: What the train loop raised in this process, if it did.
     """
 
@@ -178,10 +170,14 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
     worker = _LocalWorker(spec, place)
     storage = spec.storage
     try:
-        setup = _arrive(link, place.ranks)
+        setup: SessionSetup | None = link.ask("setup").result()
         if setup is not None:
             storage = setup.storage
-            outcome = worker.run_once(loop, setup, LocalCarrier(link.ask))
+            if storage.run_facts().get("token") == setup.token:
+                outcome = worker.run_once(loop, setup, LocalCarrier(link.ask))
+            else:
+                worker.error = _not_shared(storage)
+                outcome = WorkerOutcome(failure=WorkerFailure.of(worker.error))
             if isinstance(worker.error, ControllerLostError):
                 raise worker.error  # the train loop was only the first to notice
             told = link.ask("end", outcome)
@@ -205,15 +201,12 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
     return LocalEnd(ended, storage, None)
 
 
-def _arrive(link: LinkClient, ranks: Ranks) -> SessionSetup | None:
-    """Tell rank 0 what it wants to know first; what the train loop is given, None for no run."""
-    probe: Probe | None = link.ask("probe").result()
-    if probe is None:
-        return None
-    problem = probe.storage.problem_here(probe.token, writes=ranks.local_rank == 0)
-    arrival = Arrival(info_of_this_process(), problem)
-    setup: SessionSetup | None = link.ask("setup", arrival).result()
-    return setup
+def _not_shared(storage: RunStorage) -> StorageNotSharedError:
+    return StorageNotSharedError(
+        f"The storage path {storage.storage_fs_path} is not shared by the machines of this run: a "
+        f"rank did not find there what rank 0 had written. Set RunConfig(storage_path=...) to a "
+        f"network folder or a URL that all machines reach."
+    )
 
 
 # --- rank 0 ------------------------------------------------------------------------------
@@ -233,7 +226,7 @@ class _Leader:
         never = LimitedRetries(FailureConfig(controller_failure_limit=0))
         policy = spec.failure_policy if link is None else never
         self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
-        self._others = None if link is None else OtherRanks(link, size)
+        self._others = None if link is None else OtherRanks(link)
         self._thread = ControllerThread(self._spec, self._make_group, self._others)
         #: What the main thread is to do; None at the end of the run.
         self._next: queue.SimpleQueue[LoopRun | None] = queue.SimpleQueue()

@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.policies import RunState
-from miniray.train.base.ranks import WorkerInfo
 from miniray.train.worker.worker import WorkerOutcome
 
 if TYPE_CHECKING:
@@ -34,28 +31,6 @@ END_TIMEOUT = 10.0
 FAILURE_TIMEOUT = 1.0
 
 
-def info_of_this_process() -> WorkerInfo:
-    """Return where a rank runs in local mode: on no node, and its output is the program's own."""
-    host = socket.gethostname()
-    return WorkerInfo(node_id=host, address=host, port=0, pid=os.getpid(), accelerator_ids={})
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """By what a rank finds out whether it shares the storage of rank 0."""
-
-    storage: RunStorage
-    token: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrival:
-    """What a rank tells before the train loop begins: also what is wrong with the storage."""
-
-    info: WorkerInfo
-    problem: str
-
-
 @dataclasses.dataclass(frozen=True)
 class LoopRun:
     """What the main thread of rank 0 does in an attempt: run the train loop once.
@@ -72,23 +47,19 @@ class LoopRun:
 class OtherRanks:
     """The ranks beside 0: what they are told, and what they say. In the controller's event loop.
 
-    Each asks for the probe, then for its setup, saying what it has found, then sends its calls of
-    the controller and how its train loop ended, and asks last for the outcome of the run. None in
-    place of probe and setup means that the run ends without an attempt.
+    Each asks for its setup, then sends its calls of the controller and how its train loop ended,
+    and asks last for the outcome of the run. None in place of the setup means that the run ends
+    without an attempt.
     """
 
-    def __init__(self, link: LinkServer, size: int) -> None:
+    def __init__(self, link: LinkServer) -> None:
         self._link = link
-        self._ranks = range(1, size)
-        self._arrivals: dict[int, Arrival] = {}
         self._lost: set[int] = set()
-        self._news = asyncio.Event()
         self._finish: Callable[[int, WorkerOutcome], None] | None = None
 
     def serve(self, controller: TrainController) -> None:
         """Answer them from now on."""
         loop = asyncio.get_running_loop()
-        self._probe: asyncio.Future[Probe | None] = loop.create_future()
         self._setup: asyncio.Future[SessionSetup | None] = loop.create_future()
         self._outcome: asyncio.Future[RunOutcome] = loop.create_future()
         self._controller = controller
@@ -101,38 +72,25 @@ class OtherRanks:
             if self._finish is not None:
                 self._finish(rank, *arguments)
             return None
-        if kind == "setup":
-            (self._arrivals[rank],) = arguments
-            self._news.set()
         # Shielded: one that goes away leaves the others waiting.
-        told: dict[str, asyncio.Future[Any]] = {
-            "probe": self._probe,
-            "setup": self._setup,
-            "outcome": self._outcome,
-        }
-        return await asyncio.shield(told[kind])
+        told: asyncio.Future[Any] = self._setup if kind == "setup" else self._outcome
+        return await asyncio.shield(told)
 
     def _lose(self, rank: int) -> None:
         self._lost.add(rank)
-        self._news.set()
         if self._finish is not None:  # it counts only for a rank whose end is not known
             self._finish(rank, WorkerOutcome(failure=_loss(rank)))
 
-    async def arrive(self, probe: Probe) -> dict[int, Arrival]:
-        """Show the ranks a probe; what each has found.
+    async def connect(self) -> None:
+        """Wait until they are connected.
 
         Raises:
             GroupStartError: Some are gone.
             TimeoutError: Some did not connect in time.
         """
-        self._probe.set_result(probe)
         await self._link.wait_connected()
-        while not self._lost and len(self._arrivals) < len(self._ranks):
-            self._news.clear()
-            await self._news.wait()
         if self._lost:
             raise GroupStartError({rank: _loss(rank) for rank in self._lost})
-        return self._arrivals
 
     def begin(self, setup: SessionSetup, finish: Callable[[int, WorkerOutcome], None]) -> None:
         """Let the ranks begin their train loops."""
@@ -143,9 +101,8 @@ class OtherRanks:
 
     async def part(self, outcome: RunOutcome) -> None:
         """Tell the ranks how the run has ended, stay until they have read it, and hang up."""
-        for unasked in (self._probe, self._setup):
-            if not unasked.done():
-                unasked.set_result(None)
+        if not self._setup.done():
+            self._setup.set_result(None)
         self._outcome.set_result(outcome)
         finished = outcome.state is RunState.FINISHED
         await self._link.end(END_TIMEOUT if finished else FAILURE_TIMEOUT)
@@ -158,7 +115,7 @@ class LocalGroup:
     size: int
     others: OtherRanks | None  # beside rank 0
     run_here: Callable[[LoopRun], None]  # has the main thread run the train loop of rank 0
-    infos: list[WorkerInfo] = dataclasses.field(default_factory=lambda: [info_of_this_process()])
+    infos: tuple[()] = ()  # what ranks print is the program's own output
 
     async def place(self) -> None:
         """Nothing has to be reserved."""
@@ -168,12 +125,11 @@ class LocalGroup:
         del carrier, attempt
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
-        """Return what keeps ranks from using the storage in which this probe is, by rank."""
-        if self.others is None:
-            return {}
-        arrivals = await self.others.arrive(Probe(storage, token))
-        self.infos += [arrivals[rank].info for rank in sorted(arrivals)]
-        return {rank: arrival.problem for rank, arrival in arrivals.items() if arrival.problem}
+        """Wait for the other ranks; each looks by itself whether it shares the storage."""
+        del storage, token
+        if self.others is not None:
+            await self.others.connect()
+        return {}
 
     def run(
         self, loop: Any, setup: SessionSetup, carrier: Carrier

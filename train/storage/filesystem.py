@@ -94,11 +94,7 @@ def _resolve_options(url: str) -> tuple[Any, str]:
 
 
 def shown(filesystem: Any, given: Any) -> Any:
-    """Return a filesystem as users see it, who know those of pyarrow.
-
-    Args:
-        filesystem: An fsspec filesystem.
-        given: What the user gave, fsspec's or pyarrow's; None if it follows from a path or URL.
+    """Return a filesystem as users see it: the one that was given, else one of pyarrow.
 
     Raises:
         ImportError: pyarrow is not installed, and the user gave no filesystem.

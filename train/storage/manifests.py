@@ -66,20 +66,29 @@ def named(entries: set[str]) -> tuple[set[str], set[str]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
-    """What is known of a complete checkpoint.
+class CheckpointRecord:
+    """A complete checkpoint.
 
     Attributes:
-        name: Name of its folder.
+        name: Name of its folder in the run's folder.
         number: Its place in the order of the run's reports.
-        files: Size in bytes of each file, by its path in the folder.
         metrics: What rank 0 reported with it.
     """
 
     name: str
     number: int
-    files: Mapping[str, int]
     metrics: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(CheckpointRecord):
+    """What is known of a complete checkpoint.
+
+    Attributes:
+        files: Size in bytes of each file, by its path in the folder.
+    """
+
+    files: Mapping[str, int]
 
     def text(self) -> str:
         """Return the manifest as it is stored; metrics that are not JSON become text."""
@@ -101,7 +110,7 @@ def parse(text: str) -> Manifest | None:
     """Return the manifest that a file holds; None if it holds no whole one."""
     try:
         facts = json.loads(text)
-        manifest = Manifest(facts["name"], facts["number"], facts["files"], facts["metrics"])
+        manifest = Manifest(facts["name"], facts["number"], facts["metrics"], facts["files"])
     except (ValueError, KeyError, TypeError):
         return None
     whole = (
@@ -111,18 +120,3 @@ def parse(text: str) -> Manifest | None:
         and isinstance(manifest.metrics, dict)
     )
     return manifest if whole else None
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointRecord:
-    """A complete checkpoint.
-
-    Attributes:
-        name: Name of its folder in the run's folder.
-        number: Its place in the order of the run's reports.
-        metrics: What rank 0 reported with it.
-    """
-
-    name: str
-    number: int
-    metrics: Mapping[str, Any]

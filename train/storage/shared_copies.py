@@ -87,12 +87,7 @@ def _folder_of_copies() -> Path | None:
 
 
 def _enter(lock: Path, fetch: Callable[[Path], None]) -> int:
-    """Lock a copy for reading, and fetch it if it is not there; return the lock, for ``_leave``.
-
-    Args:
-        lock: The lock file of the copy.
-        fetch: Called with the folder to fetch them into.
-    """
+    """Lock a copy for reading, and fetch it if it is not there; return the lock, for ``_leave``."""
     files, part = lock.with_suffix(""), lock.with_suffix(".part")
     while True:
         with contextlib.suppress(FileExistsError):

@@ -49,10 +49,8 @@ class RunStorage:
         filesystem: An fsspec or pyarrow filesystem for ``storage_path``, or None.
 
     Attributes:
-        name: Name of the run.
         path: Path of the run's folder on ``filesystem``.
         filesystem: The fsspec filesystem.
-        files: The files of the run's folder.
     """
 
     def __init__(
@@ -155,12 +153,7 @@ class RunStorage:
         self.files.write(f"{_PROBE}{token}", "")
 
     def problem_here(self, token: str, *, writes: bool) -> str:
-        """Return what keeps this process from using the storage; empty if nothing does.
-
-        Args:
-            token: Of the probe that another process has written.
-            writes: Whether to find out if this process can write there.
-        """
+        """What keeps this process from finding that probe, or from writing if it ``writes``."""
         if not self.files.exists(f"{_PROBE}{token}"):
             return NOT_SHARED
         if writes:
@@ -240,7 +233,7 @@ class RunStorage:
             # to the folder by themselves.
             files = self.files.sizes(name)
         files.pop(METADATA_FILE, None)
-        manifest = Manifest(name, number, files, dict(metrics))
+        manifest = Manifest(name, number, dict(metrics), files)
         self.files.write(manifests.manifest_path(name), manifest.text())
         self._unmark(name)
 
@@ -281,11 +274,7 @@ class RunStorage:
         return [CheckpointRecord(each.name, each.number, each.metrics) for each in found]
 
     def delete_incomplete(self) -> int:
-        """Delete checkpoints that were never completed or not wholly deleted, and such files.
-
-        Returns:
-            The first number that no checkpoint of this run has had.
-        """
+        """Delete checkpoints and files that are incomplete; return the first number free."""
         self.files.clear_parts()
         self.files.clear_parts(manifests.FOLDER)
         names = self.files.names()

@@ -169,8 +169,6 @@ class ShardedBatchSampler:
     Args:
         batch_sampler: Gives lists of indexes. If it has a length, its first batches fill up the
             last round; otherwise an incomplete last round is left out.
-        rank: The rank whose batches these are.
-        world_size: Number of ranks.
         seed: Added to the epoch.
     """
 

@@ -35,19 +35,11 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         self._use("set", dict(zip(keys, encoded, strict=True)))
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key; wait for it.
-
-        Raises:
-            DistStoreError: There was none in time.
-        """
+        """Return the value of a key; wait for it."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of several keys; wait for them.
-
-        Raises:
-            DistStoreError: One has none in time.
-        """
+        """Return the values of several keys; wait for them."""
         timeout = self.timeout.total_seconds()
         values, absent = self._use("get", list(keys), timeout)
         _check(absent, timeout)

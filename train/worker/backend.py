@@ -72,9 +72,6 @@ class Backend:
 
         Loaded once per node, in a process of which those of the ranks are forked; so they may
         start no thread, and nothing that a fork does not survive. Called in the controller.
-
-        Args:
-            resources: What each worker holds, by resource name.
         """
         del resources
         return ()
@@ -84,9 +81,6 @@ class Backend:
 
         Loaded once per node, beside the first ranks, which may have to load them for themselves:
         those that start later begin with them. The same rules hold as for ``preload``.
-
-        Args:
-            resources: What each worker holds, by resource name.
         """
         del resources
         return ()
@@ -97,10 +91,6 @@ class Backend:
         resources: Mapping[str, float],
     ) -> list[dict[str, str]]:
         """Return what each worker is told of the others in variables; called in the controller.
-
-        Args:
-            workers: All workers, in order of rank.
-            resources: What each of them holds, by resource name.
 
         Returns:
             Variables for ``GroupMember.environment``, in order of rank.

@@ -12,10 +12,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.runtime import current_runtime
 from miniray.decorator import remote
 from miniray.exceptions import MinirayError, TaskUnschedulableError
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.ranks import listed
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,8 +116,6 @@ async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) ->
 async def _copy_elsewhere(
     node: str, storage: RunStorage, folder: str, outputs: dict[int, str]
 ) -> None:
-    from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     copy: Any = remote(copy_output).options(
         num_cpus=0,
         max_retries=0,
@@ -126,8 +126,6 @@ async def _copy_elsewhere(
 
 async def _flush() -> None:
     """Have the nodes write to their files what is still in the pipes of this job's processes."""
-    from miniray.common.runtime import current_runtime
-
     await current_runtime().head.flush_output()
 
 

@@ -46,9 +46,7 @@ class SessionSetup:
     """What the controller gives a rank for one attempt.
 
     Attributes:
-        storage: The run's folder.
         token: Proves that the run is still that of this driver.
-        attempt: Number of the attempt.
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
         shows_stacks: Whether the controller may ask for the stacks of a rank.
@@ -186,11 +184,7 @@ class RankSession:
         self._uploads.close(wait=wait, cancel=not upload_rest)
 
     def reported_checkpoints(self, timeout: float | None) -> list[ReportedCheckpoint]:
-        """The complete checkpoints, after all reports of this rank so far are in the storage.
-
-        Args:
-            timeout: Seconds after which the list is as it is then.
-        """
+        """The complete checkpoints, once all reports of this rank so far are in the storage."""
         found, missing = self._controller.reported_checkpoints(self._reported, timeout)()
         self._uploads.raise_failure()
         if missing and timeout is None:
@@ -263,15 +257,7 @@ class RankSession:
     # --- collectives ----------------------------------------------------------------------
 
     def join(self, call: str, value: bytes) -> bytes:
-        """Wait in a collective call for the other ranks.
-
-        Args:
-            call: What the user called.
-            value: What rank 0 hands out, pickled.
-
-        Returns:
-            What rank 0 handed out.
-        """
+        """Wait in a collective call for the other ranks; return rank 0's value, pickled."""
         with self._collective_lock:
             number = self._collectives
             self._collectives += 1

@@ -7,6 +7,7 @@ from a hang is the controller's decision.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from miniray.train.worker.controller_client import RankCalls
 
@@ -38,40 +39,37 @@ class StackBoard:
     """Asks the ranks of one attempt for their stacks; in the controller's event loop."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._over = False
-        self._news = asyncio.Event()
+        #: Whether ranks are to show them.
+        self._asked: asyncio.Future[bool] = asyncio.Future()
+        self._answered = asyncio.Event()
         self._stacks: dict[int, str] = {}
 
     async def wanted(self) -> bool:
         """Wait, on behalf of a rank, until stacks are wanted; False if they never will be."""
-        await self._until(lambda: self._asked or self._over)
-        return not self._over
+        return await asyncio.shield(self._asked)
 
     def answer(self, rank: int, stacks: str) -> None:
         self._stacks[rank] = stacks
-        self._tell()
+        self._answered.set()
 
     async def collect(self, ranks: Collection[int]) -> dict[int, str]:
         """The stacks of these ranks, with a sentence for each that does not answer in time."""
-        self._asked = True
-        self._tell()
-        answers = asyncio.ensure_future(self._until(lambda: self._stacks.keys() >= set(ranks)))
-        await asyncio.wait({answers}, timeout=ANSWER_TIMEOUT)
-        answers.cancel()
+        self._tell(wanted=True)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_of(ranks), ANSWER_TIMEOUT)
         return {rank: self._stacks.get(rank, NO_ANSWER) for rank in ranks}
 
+    async def _all_of(self, ranks: Collection[int]) -> None:
+        while not self._stacks.keys() >= set(ranks):
+            self._answered.clear()
+            await self._answered.wait()
+
     def close(self) -> None:
-        self._over = True
-        self._tell()
+        self._tell(wanted=False)
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._news.wait()
+    def _tell(self, *, wanted: bool) -> None:
+        if not self._asked.done():
+            self._asked.set_result(wanted)
 
 
 def show_if_asked(calls: RankCalls) -> None:
@@ -112,5 +110,4 @@ def _in_train_loop(stack: list[traceback.FrameSummary]) -> list[traceback.FrameS
 
 
 def main_stack(stacks: str) -> str:
-    """Of the stacks of a process, that of its main thread."""
     return stacks.partition("\nThread ")[0]

@@ -60,7 +60,6 @@ class PackedLoop:
     """A train loop with its datasets.
 
     Attributes:
-        loop: The train loop without datasets.
         datasets: The datasets, each packed, or refs to such.
     """
 
@@ -205,7 +204,6 @@ class TrainWorker:
         return RankSession(setup, ranks, carrier)
 
     def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
-        """End the session of a train loop that has raised this."""
         # What it has reported may complete checkpoints, so it is uploaded until this process ends
         # with its group; uploads of the user ask the session for the storage.
         session.close(upload_rest=True)
@@ -218,7 +216,6 @@ class TrainWorker:
 
 
 def _pickled(value: Any) -> bytes:
-    """Return what a train loop has returned, for the driver."""
     import cloudpickle
 
     from miniray.values.serialization import explain

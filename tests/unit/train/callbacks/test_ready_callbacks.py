@@ -203,7 +203,7 @@ def test_the_meter_tells_steps_per_second_and_the_time_left():
     assert format_status(meter.update(row(0), 10.0)) == "step 1/100"
     status = meter.update(row(20), 20.0)
     assert status.rate == 2.0
-    assert status.left == 39.5
+    assert status.left == pytest.approx(39.5)
     assert format_status(status) == "step 21/100, 2 steps/s, 0:40 left"
 
 

@@ -217,9 +217,9 @@ def test_an_unknown_dataset_is_refused_with_those_that_there_are():
     shards = Shards(Datasets({"train": adapt("train", table_of(1))}), 0, 1)
     with pytest.raises(KeyError, match="no such dataset, but 'train'"):
         shards.get("valid")
-    assert shards.only() == "train"
+    assert shards.get(None) is shards.get("train")
     with pytest.raises(KeyError, match="needs a name"):
-        Shards(Datasets(), 0, 1).only()
+        Shards(Datasets(), 0, 1).get(None)
 
 
 def test_shards_are_there_in_a_train_loop_only():

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from miniray.train import CheckpointConfig, RunConfig, ScalingConfig
-from miniray.train.run.run_description import describe_run
+from miniray.train.controller.run_spec import describe_run
 
 
 def train_loop(config, more=None):
