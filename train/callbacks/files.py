@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import csv
 import json
+import mmap
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from miniray.train.config.run import Callback
 from miniray.train.storage.metrics_log import flatten
@@ -27,9 +28,7 @@ class JsonLinesFile:
     """Appends rows as lines of JSON; values that JSON does not know are written as text."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            _cut_half_a_line(file)
+        _cut_half_a_line(path)
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -51,9 +50,7 @@ class CsvFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.part")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            _cut_half_a_line(file)
+        _cut_half_a_line(path)
         with path.open(newline="", encoding="utf-8") as existing:
             self._columns = next(csv.reader(existing), [])
         self._open()
@@ -97,19 +94,14 @@ def _one_line(value: Any) -> Any:
     return value.replace("\\", "\\\\").replace("\n", "\\n") if "\n" in value else value
 
 
-def _cut_half_a_line(file: BinaryIO) -> None:
-    """Remove what follows the last line break."""
-    end = file.seek(0, os.SEEK_END)
-    keep = 0
-    step = 4096
-    for start in range(max(0, end - step), -step, -step):
-        file.seek(max(0, start))
-        found = file.read(min(step, end)).rfind(b"\n")
-        if found >= 0:
-            keep = max(0, start) + found + 1
-            break
-    if keep < end:
-        file.truncate(keep)
+def _cut_half_a_line(path: Path) -> None:
+    """Make the file if there is none, and remove what follows its last line break."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            with mmap.mmap(file.fileno(), 0) as content:
+                keep = content.rfind(b"\n") + 1
+            file.truncate(keep)
 
 
 class _FileCallback(Callback):

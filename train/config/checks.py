@@ -47,6 +47,14 @@ def check_text(where: str, value: Any, example: str) -> None:
         raise ValueError(f"{where}={value!r}) must be text such as {example!r}, or None.")
 
 
+def check_limit(where: str, value: Any) -> None:
+    """Raise ValueError if this is neither None nor a number of seconds above 0."""
+    if value is not None and (not is_amount(value) or value == 0):
+        raise ValueError(
+            f"{where}={value!r}) must be a number of seconds above 0, or None for no limit."
+        )
+
+
 def check_resources(argument: str, resources: Mapping[str, float] | None) -> None:
     """Raise ValueError if these can't be amounts of resources."""
     from miniray.system.option_checks import amount as amount_of

@@ -15,7 +15,7 @@ from miniray.train.base.policies import (
     ScalingDecision,
     ScalingPolicy,
 )
-from miniray.train.config.checks import is_amount, is_whole, refuses
+from miniray.train.config.checks import check_limit, is_whole, refuses
 
 if TYPE_CHECKING:
     from miniray.train.base.policies import GroupFailure
@@ -110,12 +110,7 @@ class FailureConfig:
                     f"FailureConfig({name}={value!r}) must be a number of restarts: "
                     f"0 for none, -1 for no limit."
                 )
-        limit = self.hang_timeout_s
-        if limit is not None and (not is_amount(limit) or limit == 0):
-            raise ValueError(
-                f"FailureConfig(hang_timeout_s={limit!r}) must be a number of seconds above 0, or "
-                f"None for no limit."
-            )
+        check_limit("FailureConfig(hang_timeout_s", self.hang_timeout_s)
 
 
 @dataclasses.dataclass

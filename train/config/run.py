@@ -218,7 +218,6 @@ class Callback:
         One with metrics alone does not wait for workers that report far less often.
 
         Args:
-            run_context: The run.
             metrics: What each worker reported, by world rank; empty for one that did not report.
             checkpoint: The checkpoint in the storage, complete; None if no worker reported one.
         """
@@ -229,7 +228,6 @@ class Callback:
         """Called when a checkpoint is complete, before ``after_report`` of the same report.
 
         Args:
-            run_context: The run.
             checkpoint: The checkpoint in the storage.
             metrics: What rank 0 reported with it.
         """
@@ -240,7 +238,6 @@ class Callback:
         """Called when workers have failed, before it is decided whether the run goes on.
 
         Args:
-            run_context: The run.
             worker_exceptions: The exception of each worker that failed, by world rank.
         """
 
@@ -248,7 +245,6 @@ class Callback:
         """Called when the workers are connected and are not as many as before.
 
         Args:
-            run_context: The run.
             old_size: World size of the group before.
             new_size: World size of the group that now begins.
         """
@@ -257,7 +253,6 @@ class Callback:
         """Called once at the end of the run, however it ends, after ``on_start`` was called.
 
         Args:
-            run_context: The run.
             state: FINISHED, ERRORED or ABORTED.
             error: For ERRORED, what happened.
         """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.config.checks import (
     by_name_only,
     check_flag,
+    check_limit,
     check_resources,
     check_text,
     is_amount,
@@ -166,12 +167,7 @@ class ScalingConfig:
                 f"ScalingConfig(elastic_resize_monitor_interval_s={interval!r}) must be a number "
                 f"of seconds, 0 or more."
             )
-        timeout = self.placement_timeout_s
-        if timeout is not None and (not is_amount(timeout) or timeout == 0):
-            raise ValueError(
-                f"ScalingConfig(placement_timeout_s={timeout!r}) must be a number of seconds "
-                f"above 0, or None to wait without limit."
-            )
+        check_limit("ScalingConfig(placement_timeout_s", self.placement_timeout_s)
 
     def _check_labels(self) -> None:
         from miniray.system.option_checks import label_selector

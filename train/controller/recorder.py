@@ -188,7 +188,8 @@ class RunRecorder:
         rows, notes = [], []
         for step in steps:
             number = first_number + step.index
-            notes += _left_out(number, step)
+            if step.failures:
+                notes.append(_left_out(number, step))
             checkpoint = self._commit(number, step) if step.uploads else None
             if checkpoint is not None:
                 notes += self._unscored(step)
@@ -246,13 +247,10 @@ class RunRecorder:
         return self.storage.checkpoint(name)
 
 
-def _left_out(number: int, step: Step) -> list[str]:
+def _left_out(number: int, step: Step) -> str:
     """Return what to say of a checkpoint that misses files of ranks which went on without."""
-    if not step.failures:
-        return []
     ranks = sorted(step.failures)
-    note = (
+    return (
         f"Report {number} has no checkpoint, as the upload of {listed(ranks)} has failed and the "
         f"train loop went on: {step.failures[ranks[0]]}"
     )
-    return [note]

@@ -34,14 +34,7 @@ def own_devices() -> list[torch.device]:
         return [torch.device("cpu")]
     own = get_runtime_context().get_accelerator_ids().get("GPU", [])
     variable = visibility_variable(os.environ, rocm=torch.version.hip is not None)
-    return devices_of(own, os.environ[variable] if variable is not None else None)
-
-
-def devices_of(own: Sequence[str], visible: str | None) -> list[torch.device]:
-    """Return the devices of a worker that holds GPUs of these ids; without any, the CPU."""
-    import torch
-
-    indexes = device_indexes(own, visible)
+    indexes = device_indexes(own, os.environ[variable] if variable is not None else None)
     return [torch.device("cuda", index) for index in indexes] or [torch.device("cpu")]
 
 

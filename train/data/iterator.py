@@ -157,20 +157,16 @@ class DataIterator:
         """Batches of PyTorch tensors. Each iteration over what this returns is an epoch.
 
         A batch is a dictionary of tensors by column. Items of a PyTorch dataset are put together
-        as ``torch.utils.data.default_collate`` does.
+        as ``torch.utils.data.default_collate`` does. Arguments that are not named below are those
+        of ``iter_batches``.
 
         Args:
-            prefetch_batches: Batches that a thread makes ahead; 0: none, and no thread.
-            batch_size: Rows of a batch. The last one may have fewer, or one more.
             dtypes: Type of the tensors: one for all columns, or one for each by name. Not with
                 ``collate_fn``.
             device: Where the tensors go; ``"auto"`` is the worker's device. A GPU gets the next
                 batch while this one is used.
             collate_fn: Makes a batch: of a dictionary of NumPy arrays by column, or for a
                 PyTorch dataset of a list of items.
-            drop_last: Leave out rows that do not fill a batch on every rank.
-            local_shuffle_buffer_size: Mix the rows within so many that follow each other.
-            local_shuffle_seed: From which that order is drawn. Default: the seed of the dataset.
             pin_memory: Put tensors into pinned memory, which a GPU can read by itself.
 
         Raises:

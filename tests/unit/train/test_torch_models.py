@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 
 from torch_helpers import session  # noqa: E402
 
-from miniray.train.data import devices  # noqa: E402
 from miniray.train.torch import (  # noqa: E402
     accelerate,
     amp,
@@ -38,15 +37,6 @@ def alone(tmp_path):
 def test_a_worker_without_gpus_trains_on_the_cpu(alone):
     assert get_devices() == [torch.device("cpu")]
     assert get_device() == torch.device("cpu")
-    assert devices.devices_of([], "0,1") == [torch.device("cpu")]
-
-
-def test_a_worker_has_the_gpus_that_it_holds_lowest_number_first():
-    assert devices.devices_of(["3"], "2,3") == [torch.device("cuda:1")]
-    assert devices.devices_of(["7", "5"], "4,5,6,7") == [
-        torch.device("cuda:1"),
-        torch.device("cuda:3"),
-    ]
 
 
 @pytest.mark.parametrize("function", [get_device, get_devices])

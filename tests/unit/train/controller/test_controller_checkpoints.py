@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 
 import pytest
@@ -52,22 +51,6 @@ def test_a_score_that_is_not_reported_is_told_once(start):
     assert len(told) == 1
     assert "Checkpoint checkpoint_000000 has no number" in told[0]
     assert "the metrics: loss." in told[0]
-
-
-def test_what_was_uploaded_before_an_abort_is_kept(start, monkeypatch):
-    async def loop(rank):
-        for _ in range(3):
-            await rank.report({"rank": rank.rank}, {"model": "x"})
-        reported.append(rank.rank)
-        if len(reported) == 2:
-            await rank.controller.abort()
-        await asyncio.Event().wait()
-
-    reported = []
-    outcome = run(start(), loop)
-    assert outcome.state is RunState.ABORTED
-    assert [record.number for record in outcome.checkpoints] == [0, 1, 2]
-    assert outcome.metrics == {"rank": 0}
 
 
 def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
@@ -172,33 +155,6 @@ def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):
     folders = []
     run(start(max_failures=1), loop)
     assert folders[:2] == ["epoch_attempt_2", "next"]
-
-
-def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
-    async def loop(rank):
-        await rank.report({"epoch": 0}, {"model": "x"})
-        await rank.report({"epoch": 1})
-        found, missing = await rank.call("reported_checkpoints", 2, None)
-        assert not missing
-        assert [record.metrics for record in found] == [{"epoch": 0}]
-        if rank.rank == 0:
-            await rank.report({})
-            _, missing = await rank.call("reported_checkpoints", 3, 0.01)
-            asked.set()
-            return missing
-        await asked.wait()
-        return None
-
-    async def scenario():
-        nonlocal asked
-        asked = asyncio.Event()
-        controller = start()
-        return await controller.run(controller, [loop])
-
-    asked = None
-    outcome = asyncio.run(scenario())
-    assert outcome.state is RunState.FINISHED
-    assert pickle.loads(outcome.return_value) == [1]
 
 
 def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start, monkeypatch):

@@ -16,18 +16,6 @@ from miniray.train.storage.metrics_log import read_rows
 from miniray.train.storage.storage import RunStorage
 
 
-def test_numbers_of_reports_go_on_after_a_resume(start, tmp_path):
-    async def loop(rank):
-        for _ in range(3):
-            await rank.report({"first": rank.setup.first_number})
-
-    run(start(), loop)
-    run(start(), loop)
-    rows = read_rows(RunStorage(tmp_path, "run"))
-    assert [row["number"] for row in rows] == list(range(6))
-    assert [row["metrics"]["first"] for row in rows] == [0, 0, 0, 3, 3, 3]
-
-
 def test_a_resumed_run_that_reports_nothing_has_the_metrics_of_before(start):
     async def loop(rank):
         await rank.report({"loss": 0.5})
@@ -63,28 +51,6 @@ def test_metrics_that_only_rank_0_has_reported_outlast_a_failure(start, tmp_path
     assert told == [(number, [{"i": i}, {}]) for number, i in by_number]
 
 
-def test_metrics_that_only_rank_0_has_reported_outlast_an_abort(start):
-    async def loop(rank):
-        if rank.rank == 0:
-            await rank.report({"loss": 0.5})
-            reported.set()
-        await asyncio.Event().wait()
-
-    async def scenario():
-        nonlocal reported
-        reported = asyncio.Event()
-        controller = start()
-        ended = asyncio.ensure_future(controller.run(controller, [loop]))
-        await reported.wait()
-        await controller.abort()
-        return await ended
-
-    reported = None
-    outcome = asyncio.run(scenario())
-    assert outcome.state is RunState.ABORTED
-    assert outcome.metrics == {"loss": 0.5}
-
-
 def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
     async def first(rank):
         started.set()
@@ -112,15 +78,6 @@ def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
     storage = RunStorage(tmp_path, "run")
     assert storage.run_facts()["state"] == "FINISHED"
     assert [record.metrics for record in storage.records()] == [{"second": True}]
-
-
-def test_failures_beyond_the_limit_end_the_run(start):
-    async def loop(rank):
-        raise RuntimeError("boom")
-
-    controller = start(max_failures=2)
-    assert run(controller, loop).state is RunState.ERRORED
-    assert len(controller.groups) == 3
 
 
 def test_workers_that_can_not_be_started_end_the_run(start):

@@ -16,24 +16,6 @@ from miniray.train.controller.waits import BlockingWork
 from miniray.train.progress.feed import Seen
 
 
-def test_ranks_may_report_metrics_alone_a_different_number_of_times(start):
-    async def loop(rank):
-        if rank.rank == 0:
-            for epoch in range(5):
-                await rank.report({"epoch": epoch})
-
-    async def scenario():
-        controller = start()
-        outcome = await controller.run(controller, [loop])
-        return outcome, await controller.progress(Seen())
-
-    outcome, progress = asyncio.run(scenario())
-    assert outcome.state is RunState.FINISHED
-    assert outcome.metrics == {"epoch": 4}
-    assert [note for note in progress.notes if "do not report equally often" in note]
-    assert len(progress.rows) == 5
-
-
 def test_that_ranks_do_not_report_equally_often_is_told_once():
     async def scenario():
         recorder = types.SimpleNamespace(next_number=0)
@@ -45,30 +27,6 @@ def test_that_ranks_do_not_report_equally_often_is_told_once():
     told = []
     asyncio.run(scenario())
     assert len(told) == 1
-
-
-def test_an_error_tells_what_the_other_ranks_did(start):
-    async def loop(rank):
-        if rank.rank == 0:
-            await rank.report({})
-            reported.set()
-            await rank.call("join", 0, "barrier()", b"")
-        elif rank.rank == 1:
-            await rank.call("begin_upload", 0, "epoch_0", False)
-            await asyncio.Event().wait()
-        await reported.wait()
-        raise ValueError("out of data")
-
-    async def scenario():
-        nonlocal reported
-        reported = asyncio.Event()
-        controller = start(workers=3)
-        return await controller.run(controller, [loop])
-
-    reported = None
-    message = asyncio.run(scenario()).message
-    assert "[Ranks 0 and 2] ValueError: out of data" in message
-    assert "rank 1 uploaded the checkpoint 'epoch_0'" in message
 
 
 def test_the_driver_is_told_of_states_and_rows(start):

@@ -4,6 +4,7 @@ import pickle
 import shutil
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,30 +35,17 @@ from miniray.train.worker.session import RankSession, SessionSetup
 from miniray.train.worker.worker import TrainLoop, TrainWorker
 
 
-class FakeMethod:
-    """A method of the controller; what it returns is ready at once."""
-
-    def __init__(self, answer):
-        self.calls = []
-        self.answer = answer
-
-    def __call__(self, *args):
-        self.calls.append(args)
-        return self.answer(*args)
-
-
 class FakeController:
-    """What a session asks of the controller."""
+    """What a session asks of the controller; each answer is ready at once."""
 
     def __init__(self):
-        self.report = FakeMethod(lambda *args: None)
-        self.announce_upload = FakeMethod(lambda *args: None)
-        self.begin_upload = FakeMethod(lambda *args: args[3])
-        self.upload_failed = FakeMethod(lambda *args: None)
-        self.join = FakeMethod(lambda *args: CollectiveOutcome(pickle.dumps("from rank 0")))
-        self.reported_checkpoints = FakeMethod(
-            lambda *args: ([CheckpointRecord("epoch", 0, {"loss": 1})], [])
-        )
+        self.report = Mock(return_value=None)
+        self.announce_upload = Mock(return_value=None)
+        self.begin_upload = Mock(side_effect=lambda *args: args[3])
+        self.upload_failed = Mock(return_value=None)
+        self.join = Mock(return_value=CollectiveOutcome(pickle.dumps("from rank 0")))
+        found = [CheckpointRecord("epoch", 0, {"loss": 1})]
+        self.reported_checkpoints = Mock(return_value=(found, []))
 
     def call(self, method, *args):
         answer = getattr(self, method)(*args)
@@ -65,7 +53,12 @@ class FakeController:
 
     @property
     def reports(self):
-        return self.report.calls
+        return calls(self.report)
+
+
+def calls(method):
+    """The arguments of each call of a method of the controller."""
+    return [call.args for call in method.call_args_list]
 
 
 @pytest.fixture
@@ -160,7 +153,7 @@ def test_a_failed_upload_in_the_background_reaches_the_user_as_it_was_raised(
     with pytest.raises(OSError, match="the disk is full") as caught:
         session.finish()
     assert caught.value.__notes__ == ["Raised in the background upload of report 0."]
-    ((attempt, rank, index, failure),) = controller.upload_failed.calls
+    ((attempt, rank, index, failure),) = calls(controller.upload_failed)
     assert (attempt, rank, index) == (2, 1, 0)
     assert "the disk is full" in failure.traceback
     assert failure.exception().__notes__ == caught.value.__notes__
@@ -267,14 +260,14 @@ def test_the_controller_is_told_of_files_that_lie_in_the_checkpoints_folder_alre
     (tmp_path / path).mkdir(parents=True)
     checkpoint = Checkpoint.from_directory(tmp_path / path)
     report({}, checkpoint, "epoch", checkpoint_upload_mode=mode)
-    assert controller.begin_upload.calls == [(2, 1, 0, "epoch", in_place)]
+    assert calls(controller.begin_upload) == [(2, 1, 0, "epoch", in_place)]
 
 
 def test_a_rank_whose_place_was_taken_uploads_nothing(session, controller, make_checkpoint):
     def refuse(*args):
         raise AttemptOverError("others run")
 
-    controller.begin_upload.answer = refuse
+    controller.begin_upload.side_effect = refuse
     with pytest.raises(AttemptOverError, match="others run"):
         report({}, make_checkpoint(), "epoch")
     assert not Path(session.storage.path, "epoch").exists()
@@ -288,7 +281,7 @@ def test_a_rank_of_an_older_driver_uploads_nothing(session, make_checkpoint):
 
 
 def test_files_go_where_the_controller_says(session, controller, make_checkpoint):
-    controller.begin_upload.answer = lambda *args: "epoch_attempt_2"
+    controller.begin_upload.side_effect = lambda *args: "epoch_attempt_2"
     report({}, make_checkpoint(), "epoch")
     assert controller.reports[0][3].upload.name == "epoch_attempt_2"
 
@@ -315,13 +308,13 @@ def test_reported_checkpoints_come_with_their_metrics(session, controller):
     assert isinstance(found, ReportedCheckpoint)
     assert found.checkpoint.path.endswith("run/epoch")
     assert (found.metrics, found.status) == ({"loss": 1}, ReportedCheckpointStatus.COMMITTED)
-    assert controller.reported_checkpoints.calls == [(2, 1, 1, None)]
+    assert calls(controller.reported_checkpoints) == [(2, 1, 1, None)]
     with pytest.raises(ValueError, match=r"CheckpointConsistencyMode\.COMMITTED"):
         get_all_reported_checkpoints("COMMITTED")
 
 
 def test_who_did_not_report_is_named_when_time_runs_out(session, controller):
-    controller.reported_checkpoints.answer = lambda *args: ([], [0, 3])
+    controller.reported_checkpoints.side_effect = lambda *args: ([], [0, 3])
     with pytest.raises(CollectiveTimeoutError, match="ranks 0 and 3 did not make"):
         get_all_reported_checkpoints()
     assert get_all_reported_checkpoints(timeout_s=0.1) == []
@@ -330,7 +323,7 @@ def test_who_did_not_report_is_named_when_time_runs_out(session, controller):
 def test_collective_calls_are_numbered(session, controller):
     collective.barrier()
     assert collective.broadcast_from_rank_zero("ignored") == "from rank 0"
-    assert controller.join.calls == [
+    assert calls(controller.join) == [
         (2, 1, 0, "barrier()", b""),
         (2, 1, 1, "broadcast_from_rank_zero()", b""),
     ]
@@ -338,7 +331,7 @@ def test_collective_calls_are_numbered(session, controller):
 
 def test_a_collective_call_raises_what_the_controller_says(session, controller):
     error = CollectiveError("Rank 0 returned")
-    controller.join.answer = lambda *args: CollectiveOutcome(error=error)
+    controller.join.side_effect = lambda *args: CollectiveOutcome(error=error)
     with pytest.raises(CollectiveError, match="Rank 0 returned"):
         collective.barrier()
 
