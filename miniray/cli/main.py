@@ -14,6 +14,7 @@ import click
 from miniray.cli.debug import debug
 from miniray.cli.drain import drain
 from miniray.cli.engines import engines
+from miniray.cli.manifests import k8s, slurm
 from miniray.cli.memory import memory
 from miniray.cli.run import run
 from miniray.cli.services import Services
@@ -117,8 +118,10 @@ def main(ctx: click.Context) -> None:
 main.add_command(debug)
 main.add_command(drain)
 main.add_command(engines)
+main.add_command(k8s)
 main.add_command(memory)
 main.add_command(run)
+main.add_command(slurm)
 main.add_command(start)
 main.add_command(stop)
 main.add_command(status)

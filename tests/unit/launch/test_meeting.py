@@ -1,0 +1,101 @@
+"""The folder in which the hosts of a run meet."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from miniray.launch.allocation import Allocation, AllocationError
+from miniray.launch.reach import Door
+from miniray.launch.rendezvous import (
+    HostState,
+    Mounted,
+    RunEndedError,
+    SharedFolder,
+    meeting_place,
+)
+from miniray.security.certificates import make_authority
+from miniray.security.token import JoinToken
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOOR = Door(("10.0.0.1:7", "[::1]:7"), JoinToken(b"f" * 32, b"s" * 32))
+
+
+def test_others_find_what_the_first_host_publishes_until_all_have_joined(tmp_path: Path) -> None:
+    first, other = (SharedFolder(tmp_path, "r1", rank) for rank in (0, 1))
+    assert other.find() is None
+    first.publish(DOOR)
+    assert other.find() == DOOR
+    files = [path for path in (tmp_path / "r1").iterdir() if path.name == "join"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600]
+    first.all_joined()
+    assert other.find() is None
+
+
+def test_the_first_host_reads_what_the_others_report(tmp_path: Path) -> None:
+    first, other = (SharedFolder(tmp_path, "r1", rank) for rank in (0, 1))
+    assert first.reports() == {}
+    other.report(1, HostState("n1"))
+    assert first.reports() == {1: HostState("n1")}
+    other.report(1, HostState("n1", "its disk is full"))
+    assert first.reports() == {1: HostState("n1", "its disk is full")}
+
+
+def test_the_last_one_out_removes_the_folder(tmp_path: Path) -> None:
+    first, other = (SharedFolder(tmp_path, "r1", rank) for rank in (0, 1))
+    other.report(1, HostState("n1"))
+    first.publish(DOOR)
+    first.leave(0)
+    assert [path.name for path in (tmp_path / "r1").iterdir()] == ["n1"]
+    other.leave(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_that_comes_too_late_reads_why(tmp_path: Path) -> None:
+    first = SharedFolder(tmp_path, "r1", 0)
+    first.give_up("host 2 did not come.")
+    first.leave(0)
+    with pytest.raises(RunEndedError, match="ended the run: host 2 did not come"):
+        SharedFolder(tmp_path, "r1", 1).find()
+
+
+def test_what_a_killed_run_left_is_removed_a_day_later_and_nothing_else(tmp_path: Path) -> None:
+    SharedFolder(tmp_path, "old", 0).publish(DOOR)
+    SharedFolder(tmp_path, "new", 0).publish(DOOR)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/data").touch()
+    for name in ("old", "mine"):
+        os.utime(tmp_path / name, (0, 0))
+    SharedFolder(tmp_path, "r1", 0)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "mine", "r1"}
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1").chmod(0o777)
+    with pytest.raises(PermissionError, match="give another one as --rendezvous"):
+        SharedFolder(tmp_path, "r1", 1)
+
+
+def test_with_a_token_made_ahead_the_head_is_where_it_is_said_to_be(tmp_path: Path) -> None:
+    token = make_authority(tmp_path / "a")
+    place = meeting_place(Allocation("hand", 1, 2, head=("a:7000",)), None, str(tmp_path / "a"))
+    assert isinstance(place, Mounted)
+    assert place.find() == Door(("a:7000",), token)
+    assert place.port == 7000
+
+
+@pytest.mark.parametrize(
+    ("authority", "text"), [("a", "give --head HOST:PORT"), (None, "--rendezvous FOLDER")]
+)
+def test_hosts_that_cannot_meet_are_told(tmp_path: Path, authority: str | None, text: str) -> None:
+    make_authority(tmp_path / "a")
+    with pytest.raises(AllocationError, match=text):
+        meeting_place(
+            Allocation("hand", 1, 2), None, str(tmp_path / authority) if authority else None
+        )

@@ -1,0 +1,90 @@
+"""The batch script and the manifest that users submit."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from miniray.launch.kubernetes import KubernetesJob, documents, manifest
+from miniray.launch.slurm import SlurmJob, script
+
+COMMAND = ("python", "train.py", "--name", "a b", "x: 'y' \"z\"\n- #w")
+
+
+def test_a_script_asks_for_one_task_per_node_and_repeats_its_cpus_for_srun() -> None:
+    text = script(SlurmJob(COMMAND, nodes=4, cpus=16, gpus=8, time="8:00:00"))
+    first, *lines = text.splitlines()
+    assert first == "#!/bin/bash"
+    assert [line for line in lines if line.startswith("#SBATCH")] == [
+        "#SBATCH --nodes=4",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --cpus-per-task=16",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --time=8:00:00",
+        "#SBATCH --signal=TERM@120",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+    ]
+    run = text[text.index("srun") :]
+    assert shlex.split(run)[:6] == [
+        *("srun", "--cpus-per-task=$SLURM_CPUS_PER_TASK", "miniray", "run"),
+        *("--grace", "110"),
+    ]
+    assert tuple(shlex.split(run)[7:]) == COMMAND
+
+
+def test_a_script_without_a_number_of_cpus_takes_whole_nodes() -> None:
+    text = script(SlurmJob(("true",), nodes=1, options=("--partition=long",)))
+    assert "#SBATCH --exclusive\n" in text
+    assert "#SBATCH --partition=long\n" in text
+    assert 'srun --cpus-per-task="$SLURM_CPUS_ON_NODE" miniray run' in text
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"nodes": 0}, {"time": "1\n#SBATCH --x"}, {"options": ("--a b",)}], ids=str
+)
+def test_a_script_holds_nothing_that_slurm_would_read_otherwise(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"must|like"):
+        script(SlurmJob(**{"command": ("true",), "nodes": 1, **wrong}))  # type: ignore[arg-type]
+
+
+def job(**changes: object) -> KubernetesJob:
+    given = {"name": "train", "image": "r/app:1", "command": COMMAND, "secret": "train-token"}
+    return KubernetesJob(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_a_manifest_is_read_as_it_was_meant() -> None:
+    yaml = pytest.importorskip("yaml")
+    wanted = job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team")
+    assert list(yaml.safe_load_all(manifest(wanted))) == documents(wanted)
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.31", "1.33", "1.35", "1.37"])
+def test_a_manifest_is_what_kubernetes_knows(version: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    for document in documents(job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team")):
+        validator.validate(document, version, strict=True)
+
+
+def test_a_manifest_holds_the_name_of_a_secret_and_no_secret() -> None:
+    service, run = documents(job(nodes=3, grace=50))
+    assert {service["kind"], run["kind"]} == {"Service", "Job"}
+    pod = run["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["secret"] == {"secretName": "train-token", "defaultMode": 0o400}
+    container = pod["containers"][0]
+    assert {each["name"]: each["value"] for each in container["env"]} == {
+        "MINIRAY_NODES": "3",
+        "MINIRAY_HEAD": "train-0.train:6379",
+    }
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert pod["terminationGracePeriodSeconds"] == 60
+    assert tuple(container["command"][-len(COMMAND) :]) == COMMAND
+    mounted = container["volumeMounts"][0]["mountPath"]
+    assert container["command"][2:4] == ["--authority", mounted]
+
+
+@pytest.mark.parametrize("name", ["Train", "1a", "a.b", "a" * 51, "a-"])
+def test_a_name_that_kubernetes_refuses_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"name must be of at most 50 small letters"):
+        job(name=name)
