@@ -1,25 +1,25 @@
 """Prints what workers write on the driver's own streams.
 
-Each line gets a prefix that says who wrote it. ``LogDeduplicator`` decides what is folded;
-``Traces`` (``common/log_lines.py``) knows which lines belong to a trace, which is never folded;
-bars, and how the terminal is written to, are in ``screen.py``.
+Each line gets a prefix that says who wrote it. ``LogDeduplicator`` decides what is folded, which
+lines of a trace never are. Bars, and how the terminal is written to, are in ``screen.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.config import config
-from miniray.common.log_lines import Traces, bar_row
+from miniray.common.log_lines import bar_row
 from miniray.common.names import printable
 from miniray.logs.screen import SCREEN, BarKey, BarRegion, is_terminal, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
 #: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
 _COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
@@ -29,31 +29,36 @@ _HINT = " (MINIRAY_DEDUP_LOGS=0 prints every line)"
 _MAX_LINES = 10_000
 _MAX_LENGTH = 2_000
 
-SourceT = TypeVar("SourceT", bound="Hashable")
+_TRACEBACK = "Traceback (most recent call last)"
+_FATAL = "Fatal Python error: "
+#: Between two tracebacks of a chain.
+_CHAINED = ("During handling of the above", "The above exception was")
+#: How lines of a fatal error begin that are not indented; the last of them is its last line.
+_OF_FATAL = ("Current thread", "Thread 0x", "Python runtime state", "Stack (", "Extension modules")
+#: Streams whose traces are followed at once.
+_MOST_TRACES = 1000
 
 
-@dataclasses.dataclass(frozen=True)
-class Folded(Generic[SourceT]):
-    """A line to print for those that were held back."""
+class _Source(NamedTuple):
+    """A worker under the name it has at the moment."""
 
-    text: str
-    last: SourceT  # who wrote the last of them
-    sources: set[SourceT]  # all who wrote it, the one whose line was printed included
-    count: int  # how many were held back
+    node: str
+    pid: int
+    name: str
 
 
 @dataclasses.dataclass
-class _Followed(Generic[SourceT]):
+class Repeated:
+    """A line that several workers write."""
+
+    text: str
     since: float
-    sources: set[SourceT]
-    last: SourceT
-    count: int = 0
-
-    def folded(self, text: str) -> Folded[SourceT]:
-        return Folded(text, self.last, set(self.sources), self.count)
+    sources: set[_Source]  # all who wrote it
+    last: _Source
+    count: int = 0  # how many were held back
 
 
-class LogDeduplicator(Generic[SourceT]):
+class LogDeduplicator:
     """Folds the lines of one stream (stdout or stderr) of all workers.
 
     Args:
@@ -62,9 +67,9 @@ class LogDeduplicator(Generic[SourceT]):
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._lines: dict[str, _Followed[SourceT]] = {}  # in the order of their times
+        self._lines: dict[str, Repeated] = {}  # in the order of their times
 
-    def admit(self, source: SourceT, text: str, now: float) -> bool:
+    def admit(self, source: _Source, text: str, now: float) -> bool:
         """Return whether a line is to be printed now; otherwise it is counted.
 
         Args:
@@ -77,7 +82,7 @@ class LogDeduplicator(Generic[SourceT]):
         line = self._lines.get(text)
         if line is None:
             if len(self._lines) < _MAX_LINES:
-                self._lines[text] = _Followed(now, {source}, source)
+                self._lines[text] = Repeated(text, now, {source}, source)
             return True
         line.sources.add(source)
         if len(line.sources) == 1:
@@ -86,19 +91,18 @@ class LogDeduplicator(Generic[SourceT]):
         line.count += 1
         return False
 
-    def due(self, now: float) -> list[Folded[SourceT]]:
+    def due(self, now: float) -> list[Repeated]:
         """Return held-back lines whose window has passed; forget lines that came once."""
-        ready: list[Folded[SourceT]] = []
+        ready: list[Repeated] = []
         while self._lines:
             text, line = next(iter(self._lines.items()))
             if now - line.since < self._window:
                 break
             del self._lines[text]
             if line.count:
-                ready.append(line.folded(text))
+                ready.append(line)
             if line.count > 1:  # it goes on, so a new window begins
-                line.since, line.count = now, 0
-                self._lines[text] = line
+                self._lines[text] = Repeated(text, now, set(line.sources), line.last)
         return ready
 
     def next_due(self) -> float | None:
@@ -107,9 +111,9 @@ class LogDeduplicator(Generic[SourceT]):
         first = next(held, None)  # lines are in the order of their times
         return None if first is None else first + self._window
 
-    def drain(self) -> list[Folded[SourceT]]:
+    def drain(self) -> list[Repeated]:
         """Return all held-back lines, and forget everything."""
-        held = [line.folded(text) for text, line in self._lines.items() if line.count]
+        held = [line for line in self._lines.values() if line.count]
         self._lines.clear()
         return held
 
@@ -123,14 +127,6 @@ class LogBatch:
     node: str  # short hex id; "" on the driver's own node, which is not named
     is_stderr: bool
     lines: Sequence[str]
-
-
-class _Source(NamedTuple):
-    """A worker under the name it has at the moment."""
-
-    node: str
-    pid: int
-    name: str
 
 
 class _Stream(NamedTuple):
@@ -167,10 +163,8 @@ class LogPrinter:
         self._call_later = call_later
         self._dedup = config().dedup_logs if dedup is None else dedup
         self._clock = clock
-        self._deduplicators = {
-            is_stderr: LogDeduplicator[_Source](window) for is_stderr in (False, True)
-        }
-        self._traces = Traces[_Stream]()
+        self._deduplicators = {is_stderr: LogDeduplicator(window) for is_stderr in (False, True)}
+        self._traces: dict[_Stream, _Trace] = {}
         self._bars = BarRegion()
         self._timer_at: float | None = None
         self._hint_given = False
@@ -243,7 +237,12 @@ class LogPrinter:
     def _is_shown(self, batch: LogBatch, source: _Source, line: str, now: float) -> bool:
         """Return whether to print a line now: those of a trace are of use only as a whole."""
         stream = _Stream(batch.node, batch.pid, batch.is_stderr)
-        if self._traces.is_part(stream, line) or not self._dedup:
+        trace = _next_of_trace(self._traces.pop(stream, None), line)
+        if trace is not None:
+            self._traces[stream] = trace
+            if len(self._traces) > _MOST_TRACES:
+                del self._traces[next(iter(self._traces))]
+        if trace is not None or not self._dedup:
             return True
         return self._deduplicators[batch.is_stderr].admit(source, line, now)
 
@@ -254,7 +253,7 @@ class LogPrinter:
             for folded in deduplicator.due(now)
         ]
 
-    def _folded_line(self, folded: Folded[_Source], is_stderr: bool) -> str:
+    def _folded_line(self, folded: Repeated, is_stderr: bool) -> str:
         text = _prefix(folded.last, is_stderr) + folded.text
         if folded.count == 1:
             return text
@@ -280,6 +279,32 @@ class LogPrinter:
 
     def _show(self, printed: Sequence[tuple[bool, str]]) -> None:
         SCREEN.show(printed, self._bars.lines())
+
+
+class _Trace(enum.Enum):
+    """What a stream's last line was."""
+
+    FRAME = enum.auto()  # of a traceback whose exception has not come
+    END = enum.auto()  # that exception; another traceback of its chain may follow
+    FATAL = enum.auto()  # of a fatal error
+
+
+def _next_of_trace(before: _Trace | None, line: str) -> _Trace | None:
+    """Return what a line of a stream is, after the one before it; None if it is of no trace."""
+    if line.startswith(_FATAL):
+        return _Trace.FATAL
+    if _TRACEBACK in line:
+        return _Trace.FRAME
+    blank = not line or line[0].isspace()
+    if before is _Trace.FATAL:
+        if line.startswith(_OF_FATAL[-1]):
+            return _Trace.END
+        return _Trace.FATAL if blank or line.startswith(_OF_FATAL) else None
+    if before is _Trace.FRAME:
+        return _Trace.FRAME if blank else _Trace.END
+    if before is _Trace.END and (blank or line.startswith(_CHAINED)):
+        return _Trace.END
+    return None
 
 
 def _plain_prefix(source: _Source) -> str:

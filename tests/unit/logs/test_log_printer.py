@@ -251,7 +251,7 @@ def test_no_timer_runs_while_nothing_is_held_back(printer, timers):
 
 
 def test_a_line_that_goes_on_is_counted_in_every_window():
-    folding = LogDeduplicator[int](5.0)
+    folding = LogDeduplicator(5.0)
     counts = []
     for second in range(20):
         counts += [folded.count for folded in folding.due(second)]
@@ -261,7 +261,7 @@ def test_a_line_that_goes_on_is_counted_in_every_window():
 
 
 def test_more_patterns_than_can_be_followed_are_printed():
-    folding = LogDeduplicator[int](5.0)
+    folding = LogDeduplicator(5.0)
     letters = [chr(0x4E00 + number) for number in range(12_000)]
     admitted = [folding.admit(worker, letter, 0.0) for worker in (1, 2) for letter in letters]
     assert admitted.count(True) == 12_000 + 2_000
