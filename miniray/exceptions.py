@@ -26,6 +26,10 @@ __all__ = [
     "DeathCause",
     "EngineError",
     "GetTimeoutError",
+    "JobAlreadyExistsError",
+    "JobError",
+    "JobNotFoundError",
+    "JobRunningError",
     "LocalRayletDiedError",
     "MinirayError",
     "NodeDiedError",
@@ -387,6 +391,22 @@ class CodeStoreFullError(MinirayError):
 
 
 # --- errors of values ------------------------------------------------------------------------
+
+
+class JobError(MinirayError, RuntimeError):
+    """A request about a submitted job cannot be done; a ``RuntimeError``, as Ray's is."""
+
+
+class JobNotFoundError(JobError):
+    """There is no submitted job with this id."""
+
+
+class JobAlreadyExistsError(JobError):
+    """Another job was submitted under this id."""
+
+
+class JobRunningError(JobError):
+    """The job waits or runs, and can only be deleted once it has ended."""
 
 
 class GetTimeoutError(MinirayError, TimeoutError):

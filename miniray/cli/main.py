@@ -14,6 +14,7 @@ import click
 from miniray.cli.debug import debug
 from miniray.cli.drain import drain
 from miniray.cli.engines import engines
+from miniray.cli.job import job
 from miniray.cli.manifests import k8s, slurm
 from miniray.cli.memory import memory
 from miniray.cli.run import run
@@ -119,6 +120,7 @@ main.add_command(debug)
 main.add_command(drain)
 main.add_command(engines)
 main.add_command(k8s)
+main.add_command(job)
 main.add_command(memory)
 main.add_command(run)
 main.add_command(slurm)

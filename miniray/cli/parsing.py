@@ -17,9 +17,9 @@ from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    _ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # not generic at run time in older versions of click
+    ParamType = click.ParamType  # not generic at run time in older versions of click
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -43,7 +43,7 @@ def cluster_options(command: _Command) -> _Command:
     )(command)
 
 
-class JsonObject(_ParamType):
+class JsonObject(ParamType):
     """A JSON object, such as ``{"FPGA": 2}``."""
 
     name = "JSON"
@@ -65,7 +65,7 @@ class JsonObject(_ParamType):
         return parsed
 
 
-class Labels(_ParamType):
+class Labels(ParamType):
     """Labels as ``key=value,key=value`` or as a JSON object."""
 
     name = "LABELS"
@@ -91,7 +91,7 @@ class Labels(_ParamType):
         return labels
 
 
-class Size(_ParamType):
+class Size(ParamType):
     """A number of bytes: ``1000000``, ``512MiB``, ``2G``. Units count in powers of 1024."""
 
     name = "BYTES"

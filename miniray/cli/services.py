@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.client.command_connection import CommandConnection
+    from miniray.client.job_connection import JobConnection
     from miniray.system.boot_options import BootOptions, BootResult
 
 
@@ -35,6 +36,17 @@ def _connect(address: str | None, token_file: str | None) -> CommandConnection:
         raise click.UsageError(str(error)) from None
 
 
+def _jobs(address: str | None, token_file: str | None) -> JobConnection:
+    from miniray.client.command_connection import connect_for_cli
+    from miniray.client.job_connection import JobConnection
+
+    try:
+        token = join_token(None, token_file) if token_file is not None else None
+        return JobConnection(lambda: connect_for_cli(address, "--address", token))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Services:
     """The doors of the command line to nodes and clusters."""
@@ -42,3 +54,5 @@ class Services:
     start_node: Callable[[BootOptions], BootResult] = _start_node
     #: Takes the options of ``cluster_options``.
     connect: Callable[[str | None, str | None], CommandConnection] = _connect
+    #: The same, for submitted jobs.
+    jobs: Callable[[str | None, str | None], JobConnection] = _jobs

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from miniray.common.state_types import NodeMemory
-    from miniray.wire.node_link import NodeLink
 
 #: Seconds for an answer of the head: what it is asked is in its memory.
 _PATIENCE = 5.0
@@ -46,11 +45,11 @@ class CommandConnection:
 
     def status(self) -> Any:
         """Return the cluster's status: a ``ClusterStatus``."""
-        return self._ask("status")
+        return self.ask("status")
 
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Return one of the head's listings: "actors", "node_states", ..."""
-        listing: list[dict[str, Any]] = self._ask("state", what)
+        listing: list[dict[str, Any]] = self.ask("state", what)
         return listing
 
     def drain(self, prefix: str, *, undo: bool) -> str:
@@ -59,7 +58,7 @@ class CommandConnection:
         Raises:
             ValueError: not exactly one living node has an id that begins so.
         """
-        node_id: str = self._ask("undo_drain" if undo else "drain_node", prefix)
+        node_id: str = self.ask("undo_drain" if undo else "drain_node", prefix)
         return node_id
 
     def wait_drained(self, node_id: str, seconds: float | None) -> bool:
@@ -68,28 +67,37 @@ class CommandConnection:
         Raises:
             TimeoutError: something still runs there after so many seconds.
         """
-        with self._attached() as link:
-            return bool(link.head_request("await_drained", node_id, timeout=seconds))
+        with self.attached() as attachment:
+            return bool(attachment.link.head_request("await_drained", node_id, timeout=seconds))
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """Return what every node and process holds; each process has so many seconds to answer."""
-        with self._attached() as link:
-            reports = link.memory_report(limit, detail, seconds)
+        with self.attached() as attachment:
+            reports = attachment.link.memory_report(limit, detail, seconds)
         own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""
         return [report for report in reports if report["node"] != own]
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        with self._attached() as link, contextlib.suppress(TimeoutError):
+    def ask(self, method: str, *args: Any) -> Any:
+        """Ask the head.
+
+        Raises:
+            ConnectionError: It is out of reach, or does not answer.
+        """
+        with self.attached() as attachment, contextlib.suppress(TimeoutError):
+            link = attachment.link
             return link.head_request(method, *args, timeout=_PATIENCE)
-        with self._attached():  # raises if the head is known to be lost by now
+        with self.attached():  # raises if the head is known to be lost by now
             raise ConnectionError(
                 f"The head at {self.address} did not answer within {_PATIENCE:g} s: it stands "
                 "still, or is out of reach of this machine."
             )
 
     @contextlib.contextmanager
-    def _attached(self) -> Iterator[NodeLink]:
-        """Attach to the node for one question.
+    def attached(self, job_id: bytes | None = None) -> Iterator[Attachment]:
+        """Attach to the node for some questions.
+
+        Args:
+            job_id: Of the job for which packages are brought along; None: none are.
 
         Raises:
             ConnectionError: The node has lost the head for longer than one takes to start again.
@@ -98,7 +106,7 @@ class CommandConnection:
         attachment = Attachment(
             self._node.node_socket,
             self._node.key,
-            Introduction(process_id, "command", process_id),
+            Introduction(process_id, "command", job_id or process_id),
             timeout=config().start_timeout,
             on_shutdown=lambda attachment: attachment.close(),
         )
@@ -111,7 +119,7 @@ class CommandConnection:
                     f"{lost:.0f} s. The node tries to reach it for {config().head_grace:g} s, and "
                     "ends then."
                 )
-            yield attachment.link
+            yield attachment
         finally:
             attachment.runtime.shutdown()
 

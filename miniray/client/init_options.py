@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Environment variable that says which cluster to attach to, where ``address`` does not.
 ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
+#: Those of the drivers in a submitted job: its id, and its configuration (``JobConfig`` as JSON).
+JOB_ID_VARIABLE = "MINIRAY_JOB_ID"
+JOB_CONFIG_VARIABLE = "MINIRAY_JOB_CONFIG"
 
 #: Arguments of Ray that miniray accepts without an effect: what they tune is not there.
 _NO_EFFECT = frozenset(
@@ -120,8 +124,11 @@ def check_init(
     if "address" not in values and from_variable:
         values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
     values["engine"] = engine_of(values.get("engine"), values.get("address"))
+    configured = _configured(job_config)
+    if values.get("address") in ("auto", from_variable):
+        configured = _of_submitted_job(configured, values)
     node = {name: values.pop(name) for name in _OF_NODE if name in values}
-    options = InitOptions(**(_configured(job_config) | values), node=node)
+    options = InitOptions(**(configured | values), node=node)
     if options.address not in (None, "local"):
         refuse_node_arguments(options, options.address)
     return options
@@ -141,6 +148,22 @@ def _configured(job_config: JobConfig | None) -> dict[str, Any]:
         "default_actor_lifetime": job_config.default_actor_lifetime,
         "metadata": dict(job_config.metadata),
     }
+
+
+def _of_submitted_job(configured: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return options within those of the submitted job that this driver is part of, if any."""
+    from miniray.job_config import JobConfig
+    from miniray.runtime_env.validate import merge
+
+    text = os.environ.get(JOB_CONFIG_VARIABLE)
+    if not text:
+        return configured
+    job = _configured(JobConfig.from_json(json.loads(text)))
+    own = merge(configured.get("runtime_env"), values.get("runtime_env"))
+    if own:
+        values["runtime_env"] = merge(job["runtime_env"], own)
+    metadata = {**configured.get("metadata", {}), **job["metadata"]}
+    return job | configured | {"metadata": metadata}
 
 
 def _logging_level(name: str, value: Any) -> int | str:

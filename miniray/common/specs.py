@@ -193,6 +193,19 @@ class ActorSpec(_Actor):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec(_Demand):
+    """What the head, and the daemon that runs it, must know of a submitted job's command."""
+
+    #: The id of the submission.
+    name: str
+    #: The program and its arguments.
+    command: Sequence[str]
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: JSON, with what was uploaded for it; empty: none.
+    runtime_env: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOptions:
     """Options of one method of an actor, from ``@method`` and ``.options``."""
 
@@ -258,15 +271,15 @@ class GrantedLease(Spec):
     number: int
     #: Of the head that has granted it.
     epoch: int
-    #: The client whose tasks run on it, or that has made the actor.
+    #: The client whose tasks run on it, or that has made the actor; empty: that of a command.
     owner: bytes
     job_id: bytes
     job: JobSpec
-    spec: LeaseSpec | ActorSpec
+    spec: LeaseSpec | ActorSpec | CommandSpec
     allocation: Allocation
     #: After how many tasks its worker ends; 0: no limit.
     max_calls: int = 0
-    #: None: it is for tasks.
+    #: None: it is for tasks, or for a command.
     actor_id: bytes | None = None
     #: Marshalled (arguments value, refs) of the actor's constructor.
     arguments: bytes = b""
@@ -277,7 +290,7 @@ class GrantedLease(Spec):
         """Return plain data, nested specs included."""
         fields = {name: getattr(self, name) for name in field_names(GrantedLease)}
         fields["job"] = self.job.to_wire()
-        fields["spec"] = self.spec.to_wire()
+        fields["spec"] = (type(self.spec).__name__, self.spec.to_wire())
         fields["allocation"] = tuple(self.allocation)
         return tuple(fields.values())
 
@@ -285,9 +298,9 @@ class GrantedLease(Spec):
     def from_wire(cls: type[_G], data: Sequence[Any]) -> _G:
         """Undo ``to_wire``, for what comes from the head."""
         fields = dict(zip(field_names(GrantedLease), data, strict=True))
-        kind = LeaseSpec if fields["actor_id"] is None else ActorSpec
+        kind, spec = fields["spec"]
         fields["job"] = JobSpec.from_wire(fields["job"])
-        fields["spec"] = kind.from_wire(fields["spec"])
+        fields["spec"] = _LEASED[kind].from_wire(spec)
         fields["allocation"] = Allocation(*fields["allocation"])
         return cls(**fields)
 
@@ -297,8 +310,13 @@ class GrantedLease(Spec):
         return self.spec if isinstance(self.spec, ActorSpec) else None
 
     @property
+    def command(self) -> CommandSpec | None:
+        """The command of a submitted job that it is for, if it is for one."""
+        return self.spec if isinstance(self.spec, CommandSpec) else None
+
+    @property
     def name(self) -> str:
-        """Class of its actor, or a task of its shape."""
+        """Class of its actor, a task of its shape, or the id of its submitted job."""
         spec = self.spec
         return short_name(spec.class_name if isinstance(spec, ActorSpec) else spec.name)
 
@@ -310,3 +328,7 @@ class GrantedLease(Spec):
 
 
 _G = TypeVar("_G", bound=GrantedLease)
+#: What a lease may be for, by the name under which it travels.
+_LEASED: dict[str, type[LeaseSpec | ActorSpec | CommandSpec]] = {
+    each.__name__: each for each in (LeaseSpec, ActorSpec, CommandSpec)
+}

@@ -105,7 +105,7 @@ class Why(TypedDict):
 class PendingDemand(Why):
     """Requests of one shape that wait for resources."""
 
-    kind: Literal["task", "actor", "placement_group"]
+    kind: Literal["task", "actor", "job", "placement_group"]
     #: What each of them asks for; of a placement group, one entry per bundle.
     shape: list[dict[str, float]]
     #: How many wait.

@@ -18,6 +18,7 @@ from miniray.head.directories.nodes import ClusterNode, NodeDirectory
 from miniray.head.directories.out_of_service import Drains, Quarantines
 from miniray.head.directories.pending_notices import PendingNotices
 from miniray.head.directories.placement_groups import PlacementGroups
+from miniray.head.directories.submissions import SubmittedJobs
 from miniray.head.scheduling.scheduler import ClusterScheduler
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ClusterDirectories:
         notices = PendingNotices(clients, timers)
         self.leases = TaskLeases(grants, self.nodes, clients, jobs, notices, self.ends)
         self.actors = ActorRegistry(grants, self.nodes, clients, jobs, notices, storage.actor)
+        self.submissions = SubmittedJobs(grants, self.nodes, clients, jobs, storage)
         self.placement_groups = PlacementGroups(
             grants, clients, jobs, notices, storage.placement_group
         )

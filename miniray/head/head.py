@@ -18,6 +18,7 @@ from miniray.head.directories.nodes import ClusterNode
 from miniray.head.recovery import HeadRecovery
 from miniray.head.requests import Requests
 from miniray.head.state import ClusterState
+from miniray.messages.errors import rebuild_error
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
@@ -46,11 +47,7 @@ class Head:
             "request": lambda _, message: self._requests.handle(message.request),
             "attached": lambda node, message: self._attached(node, message.attached),
             "ended": lambda _, message: self._process_ended(message.ended),
-            "lease_started": lambda _, message: self.cluster.leases.started(
-                message.lease_started.lease,
-                message.lease_started.process_id,
-                message.lease_started.calls_left,
-            ),
+            "lease_started": lambda _, message: self._lease_started(message.lease_started),
             "lease_failed": lambda _, message: self._lease_failed(message.lease_failed),
             "actor": lambda _, message: self.cluster.actors.reported(message.actor),
             "lease_ended": lambda _, message: self._lease_ended(message.lease_ended.lease),
@@ -179,23 +176,34 @@ class Head:
                 job_id, attached.process_id, node.id, attached.pid, attached.details
             )
             self._storage.job(job)
-        self.cluster.jobs.hold(attached.process_id, job_id)
+        if attached.driver or job_id != attached.process_id:  # else it is of no job
+            self.cluster.jobs.hold(attached.process_id, job_id)
 
     def _process_ended(self, ended: head_pb2.ProcessEnded) -> None:
         if ended.lease:
             self.cluster.actors.process_of_lease(ended.lease, ended.process_id)
         code = ended.exit_code if ended.exit_known else None
         how = ProcessExit(code, ended.pid, ended.planned, detail=ended.detail)
+        self.cluster.submissions.command_ended(ended.lease, how)
         self.cluster.clients.ended(ended.process_id, how)
 
+    def _lease_started(self, started: head_pb2.LeaseStarted) -> None:
+        self.cluster.leases.started(started.lease, started.process_id, started.calls_left)
+        self.cluster.submissions.command_started(started.lease, started.pid)
+
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
-        if self.cluster.actors.lease_failed(failed.lease, failed.error, failed.tries):
+        submissions = self.cluster.submissions
+        if submissions.has_lease(failed.lease):
+            submissions.start_failed(failed.lease, rebuild_error(failed.error))
+            self.cluster.grants.release(failed.lease)
+        elif self.cluster.actors.lease_failed(failed.lease, failed.error, failed.tries):
             self.cluster.grants.release(failed.lease)
         else:
             self.cluster.leases.failed(failed.lease, failed.error, failed.tries)
 
     def _lease_ended(self, number: int) -> None:
         self.cluster.actors.lease_over(number)
+        self.cluster.submissions.lease_over(number)
         self.cluster.leases.over(number)
 
 

@@ -16,7 +16,13 @@ from miniray.common.config import config
 from miniray.common.specs import Allocation
 from miniray.head.cluster import latest_return
 from miniray.head.scheduling.groups import sort_out
-from miniray.head.storage import read_actor, read_dead_actor, read_group, read_job
+from miniray.head.storage import (
+    read_actor,
+    read_dead_actor,
+    read_group,
+    read_job,
+    read_submitted_job,
+)
 from miniray.messages import plain, validation
 
 if TYPE_CHECKING:
@@ -67,6 +73,8 @@ class HeadRecovery:
             cluster.kv.restore(namespace, key, value)
         for record in saved.jobs:
             self._restore_job(read_job(record))
+        for record in saved.submitted_jobs:
+            cluster.submissions.restore(read_submitted_job(record))
         cluster.code.restored()
         for record in saved.dead_actors:
             cluster.actors.restore_dead(*read_dead_actor(record))
@@ -74,6 +82,7 @@ class HeadRecovery:
             cluster.placement_groups.forbid(id)
         actors = [read_actor(record) for record in saved.actors]
         self._expected = {node_id.hex() for _, node_id in actors if node_id}
+        self._expected |= cluster.submissions.nodes()
         if saved.epoch > 1:
             self.over = False
             cluster.scheduler.await_nodes()
@@ -120,7 +129,9 @@ class HeadRecovery:
             number: held._replace(bundle=None) if number in without_bundle else held
             for number, (_, held) in running.items()
         }
+        has_job = cluster.submissions.has_lease
         lasting = {number for number, (report, _) in running.items() if report.actor_id}
+        lasting |= {number for number in running if has_job(number)}
         cluster.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
         for group_id in dict.fromkeys(key[0] for key in bundles):
             cluster.placement_groups.reported(group_id)
@@ -128,8 +139,9 @@ class HeadRecovery:
             self._handle(node, message)
         processes = {number: report.process_id for number, (report, _) in running.items()}
         cluster.actors.node_reports(node, processes, without_bundle)
+        cluster.submissions.node_reports(node, running.keys())
         for number, (report, _) in running.items():
-            if cluster.actors.has_lease(number):
+            if cluster.actors.has_lease(number) or has_job(number):
                 continue
             if report.actor_id or number in without_bundle or not self._is_of_before(report, node):
                 node.send(end_lease=head_pb2.EndLease(lease=number, kill=True))
@@ -164,6 +176,7 @@ class HeadRecovery:
         for name in sorted(self._expected):
             logger.warning("node %s did not come back after the head's restart", name)
             cluster.actors.node_never_came(bytes.fromhex(name))
+            cluster.submissions.node_never_came(name)
             cluster.grants.remove_node(name)
         self._expected.clear()
         for name in self.awaited:

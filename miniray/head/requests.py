@@ -130,6 +130,11 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "nodes": state.ray_nodes,
         "cluster_resources": state.total_resources,
         "available_resources": state.available_resources,
+        "job_output": cluster.submissions.output,
+        "stop_job": cluster.submissions.stop,
+        "delete_job": cluster.submissions.delete,
+        "job_info": state.submitted_job,
+        "job_infos": state.submitted_jobs,
         "state": state.listing,
         "status": state.status,
     }
@@ -141,6 +146,8 @@ def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
         "await_placement_group": cluster.placement_groups.wait,
         "await_drained": cluster.drains.wait,
         "await_end": cluster.ends.wait,
+        "submit_job": cluster.submissions.submit,
+        "read_job_log": cluster.submissions.read_log,
     }
 
 

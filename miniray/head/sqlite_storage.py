@@ -24,6 +24,7 @@ from miniray.head.storage import (
     dead_actor_record,
     group_record,
     job_record,
+    submitted_job_record,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.jobs import Job, Key
     from miniray.head.directories.placement_groups import PlacementGroupEntry
+    from miniray.head.directories.submissions import SubmittedJob
 
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ CREATE TABLE IF NOT EXISTS ended (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
 """
-_ACTOR, _GROUP, _JOB = "actor", "placement_group", "job"
+_ACTOR, _GROUP, _JOB, _SUBMITTED = "actor", "placement_group", "job", "submitted_job"
 _THING, _VALUE = "thing", "value"
 _REPLACE = {
     _THING: "REPLACE INTO things VALUES (?, ?, ?)",
@@ -86,6 +88,7 @@ class SqliteStorage(Storage):
 
     def __init__(self, path: Path, warn: Callable[[str], object] | None = None) -> None:
         self._path = path
+        self.job_logs = path.parent / "logs" / "jobs"
         self._warn = warn
         # Made here, then used by the writing thread only.
         self._database = sqlite3.connect(path, check_same_thread=False)
@@ -100,6 +103,8 @@ class SqliteStorage(Storage):
         #: What changed since the last write, and is not being written.
         self._changes: dict[_What, _Change] = {}
         self._in_trouble = False
+        #: What is to be done when the changes up to now are written.
+        self._waiting: list[Callable[[], object]] = []
         self._closing = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
 
@@ -113,7 +118,7 @@ class SqliteStorage(Storage):
         cluster_id, starts, started = row
         database.execute("UPDATE cluster SET epoch = ?", (starts + 1,))
         database.commit()
-        kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: []}
+        kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: [], _SUBMITTED: []}
         for kind, record in database.execute("SELECT kind, record FROM things"):
             kept[kind].append(record)
         values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
@@ -124,6 +129,7 @@ class SqliteStorage(Storage):
             actors=kept[_ACTOR],
             groups=kept[_GROUP],
             jobs=kept[_JOB],
+            submitted_jobs=kept[_SUBMITTED],
             values=values,
             dead_actors=[record for _, record in self._read_ended(_ACTOR)],
             removed_groups=[key for key, _ in self._read_ended(_GROUP)],
@@ -156,6 +162,18 @@ class SqliteStorage(Storage):
     def job_forgotten(self, job_id: bytes) -> None:
         self._change(_JOB, job_id, None)
 
+    def submitted_job(self, job: SubmittedJob) -> None:
+        self._change(_SUBMITTED, job.name.encode(), submitted_job_record(job))
+
+    def submitted_job_forgotten(self, name: str) -> None:
+        self._change(_SUBMITTED, name.encode(), None)
+
+    def when_written(self, then: Callable[[], object]) -> None:
+        if self._writing is None or self._writing.done():
+            then()
+        else:
+            self._waiting.append(then)
+
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         self._note((_VALUE, namespace, key), _Change(value))
 
@@ -177,8 +195,9 @@ class SqliteStorage(Storage):
         So what waits takes no more than the head's own state, and a key for all that has ended.
         """
         pause = _RETRY_AFTER
-        while self._changes:
+        while self._changes or self._waiting:
             changes, self._changes = self._changes, {}
+            waiting, self._waiting = self._waiting, []
             trouble = await self._write(changes)
             if trouble is not None and not isinstance(trouble, sqlite3.OperationalError):
                 trouble = await self._write_each(changes)
@@ -186,6 +205,8 @@ class SqliteStorage(Storage):
                 changes = {}
             self._changes = {**changes, **self._changes}
             self._tell(trouble)
+            for then in waiting:
+                _call(then)
             if trouble is not None:
                 if self._closing.is_set():
                     return
@@ -257,3 +278,11 @@ class SqliteStorage(Storage):
             logger.error("%d changes were never written to %s", len(self._changes), self._path)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._database.close)
         self._writer.shutdown()
+
+
+def _call(then: Callable[[], object]) -> None:
+    """Do what had to wait; its failure keeps nothing else from being written."""
+    try:
+        then()
+    except Exception:
+        logger.exception("what was to follow a change of the head's state failed")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.grants import Request
     from miniray.head.directories.nodes import ClusterNode
+    from miniray.head.directories.submissions import SubmittedJob
     from miniray.head.recovery import HeadRecovery
     from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.resources import ResourcePool
@@ -181,6 +182,56 @@ class ClusterState:
             }
             for job in self._cluster.jobs.all()
         ]
+
+    def submitted_job(self, name: str) -> dict[str, Any]:
+        """Describe a submitted job.
+
+        Raises:
+            JobNotFoundError: There is none.
+        """
+        return self._submitted_job(self._cluster.submissions.get(name))
+
+    def submitted_jobs(self) -> list[dict[str, Any]]:
+        """Describe the submitted jobs, in the order of their submission."""
+        return [self._submitted_job(job) for job in self._cluster.submissions.all()]
+
+    def _submitted_job(self, job: SubmittedJob) -> dict[str, Any]:
+        spec = job.spec
+        drivers = [
+            driver
+            for driver in self._cluster.jobs.all()
+            if driver.metadata.get("job_submission_id") == job.name
+        ]
+        ids = {driver.id for driver in drivers}
+        return {
+            "submission_id": job.name,
+            "status": job.state,
+            "entrypoint": job.entrypoint,
+            "message": self._cluster.submissions.message(job),
+            "error_type": job.error_type,
+            "submitted": job.submitted,
+            "start_time": job.started,
+            "end_time": job.ended,
+            "metadata": dict(spec.metadata),
+            "runtime_env": spec.runtime_env,
+            "resources": dict(spec.resources),
+            "driver_node_id": job.node,
+            "driver_exit_code": job.exit_code,
+            "drivers": [
+                (driver.id.hex(), self._address_of(driver.spec.driver_node), driver.pid)
+                for driver in drivers
+            ],
+            "detached_actors": [
+                actor.spec.name or actor.class_name
+                for actor in self._cluster.actors.all()
+                if actor.spec.detached and actor.job_id in ids
+            ],
+        }
+
+    def _address_of(self, node_id: bytes) -> str:
+        """Return the address of a living node; empty if it is gone."""
+        node = self._cluster.nodes.get(node_id)
+        return node.host if node is not None else ""
 
     def _list_workers(self) -> list[dict[str, Any]]:
         return [

@@ -10,19 +10,26 @@ import marshal
 import time
 from typing import TYPE_CHECKING
 
-from miniray.common.specs import ActorSpec, Allocation, JobSpec, field_names
+from miniray.common.specs import ActorSpec, Allocation, CommandSpec, JobSpec, field_names
 from miniray.head.directories.actor import Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
+from miniray.head.directories.submissions import SubmittedJob
 from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.messages.errors import Death
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from miniray.head.directories.jobs import Key
 
 
 class Storage:
     """Keeps what must survive the head; this one nothing, as an embedded cluster ends with it."""
+
+    #: Where the logs of submitted jobs are kept.
+    job_logs: Path | None = None
 
     def actor(self, actor: Actor) -> None:
         """Keep an actor that can start or has moved; forget one that died."""
@@ -36,8 +43,18 @@ class Storage:
     def job_forgotten(self, job_id: bytes) -> None:
         """Forget a job."""
 
+    def submitted_job(self, job: SubmittedJob) -> None:
+        """Keep a submitted job that is new or has changed."""
+
+    def submitted_job_forgotten(self, name: str) -> None:
+        """Forget a submitted job."""
+
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         """Keep a value; None forgets it."""
+
+    def when_written(self, then: Callable[[], object]) -> None:
+        """Call back when all changes up to now are kept, or cannot be."""
+        then()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +74,7 @@ class Saved:
     removed_groups: list[bytes] = dataclasses.field(default_factory=list)
     #: When the first head started, in seconds since the epoch.
     started: float = dataclasses.field(default_factory=time.time)
+    submitted_jobs: list[bytes] = dataclasses.field(default_factory=list)
 
 
 _ACTOR_FIELDS = (
@@ -134,3 +152,15 @@ def job_record(job: Job) -> bytes:
 def read_job(record: bytes) -> Job:
     fields = marshal.loads(record)
     return Job(**{**fields, "spec": JobSpec.from_wire(fields["spec"])})
+
+
+def submitted_job_record(job: SubmittedJob) -> bytes:
+    """Encode a submitted job."""
+    fields = {name: getattr(job, name) for name in field_names(SubmittedJob)}
+    return marshal.dumps({**fields, "spec": job.spec.to_wire()})
+
+
+def read_submitted_job(record: bytes) -> SubmittedJob:
+    """Decode a submitted job."""
+    fields = marshal.loads(record)
+    return SubmittedJob(**{**fields, "spec": CommandSpec.from_wire(fields["spec"])})

@@ -5,6 +5,7 @@ A worker's is opened for each write, so that many workers need no descriptors.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import re
@@ -67,6 +68,71 @@ class LogFile:
     def has_lines(self) -> bool:
         """Return whether anything was written."""
         return self.path.exists()
+
+
+class StreamLog:
+    """What a submitted job has printed, by offset: in files of limited size, numbered in order.
+
+    The first file and the last ones are kept; what was between them is left out.
+
+    Args:
+        path: The first file, which has the bytes from 0 on; the others end in ``.1``, ``.2`` ...
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._limit = max(1, config().log_file_bytes)
+        numbers = [int(file.suffix[1:]) for file in self._files() if file.suffix[1:].isdigit()]
+        last = max(numbers, default=0)
+        file = self._file(last)
+        #: Bytes that were written, those that are left out included.
+        self.size = last * self._limit + (file.stat().st_size if file.exists() else 0)
+        self._oldest = min(numbers, default=1)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Add what begins at an offset; what is there already is not written again.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        rest = memoryview(data)[max(0, self.size - offset) :]
+        while rest:
+            number, at = divmod(self.size, self._limit)
+            with self._file(number).open("ab") as file:
+                written = file.write(rest[: self._limit - at])
+            self.size += written
+            rest = rest[written:]
+            while self._oldest <= number - max(1, config().log_files - 1):
+                self._file(self._oldest).unlink(missing_ok=True)
+                self._oldest += 1
+
+    def read(self, offset: int, most: int) -> tuple[bytes, int]:
+        """Return what is at an offset, and the offset to go on at.
+
+        In place of what was left out it returns a line that says so.
+        """
+        number, at = divmod(offset, self._limit)
+        if offset >= self.size:
+            return b"", offset
+        if 0 < number < self._oldest:
+            end = self._oldest * self._limit
+            return f"\n[{end - offset:,} bytes were left out here]\n".encode(), end
+        with self._file(number).open("rb") as file:
+            file.seek(at)
+            data = file.read(min(most, self._limit - at))
+        return data, offset + len(data)
+
+    def remove(self) -> None:
+        """Remove all files."""
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        numbered = self._path.parent.glob(f"{glob.escape(self._path.name)}.*")
+        return [self._path, *(file for file in numbered if file.suffix[1:].isdigit())]
+
+    def _file(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
 
 
 def log_to(path: Path) -> None:

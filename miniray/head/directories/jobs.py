@@ -162,12 +162,13 @@ class JobDirectory:
     def is_over(self, job_id: bytes) -> bool:
         """Return whether nothing of a job runs or will; true of a forgotten one."""
         job = self._jobs.get(job_id)
-        return job is None or (job.ended is not None and job_id not in self._holders)
+        return job_id not in self._holders and (job is None or job.ended is not None)
 
     def _may_be_over(self, job_id: bytes) -> None:
-        if job_id not in self._jobs or not self.is_over(job_id):
+        if not self.is_over(job_id):
             return
-        self._over[job_id] = None
+        if job_id in self._jobs:  # else it is what a submitted job has brought
+            self._over[job_id] = None
         if len(self._over) > _REMEMBERED:
             oldest = next(iter(self._over))
             del self._over[oldest], self._jobs[oldest]

@@ -48,6 +48,8 @@ _LASTING = frozenset(
         "create_placement_group",
         "remove_placement_group",
         "return_lease",
+        "stop_job",
+        "delete_job",
         "put_code",
         "use_code",
         "kv_put",

@@ -110,6 +110,11 @@ class TemplateClient:
         if not self._gone:
             self._sender.send(marshal.dumps(("kill", pid, int(number))))
 
+    def ask(self, pid: int) -> None:
+        """Send SIGTERM to a worker and its process group; what it leaves is killed by ``kill``."""
+        if not self._gone:
+            self._sender.send(marshal.dumps(("ask", pid, int(signal.SIGTERM))))
+
     async def settled(self, template: int) -> None:
         """Wait until no process is left of a dead template that was forked from this one.
 

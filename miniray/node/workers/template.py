@@ -39,6 +39,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _WORKER_FDS = 3
 #: Seconds until children are looked at again that do not end, or whose worker is unknown.
 _LOOK_AGAIN = 0.2
+#: Exit codes of commands that cannot be run, as shells have them.
+_NOT_FOUND, _NOT_RUN = 127, 126
 #: Strays of a worker that are named to the daemon, at most.
 _MAX_NAMED = 16
 #: Added to the nice value for imports beside other work, which then get two thirds of its share:
@@ -92,6 +94,9 @@ class Template:
         #: Strays: pid → the ended workers whose end is reported after theirs. One that a device
         #: driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
+        #: Workers that were asked to end by a signal to their process group: what they leave may
+        #: still end by itself, until the daemon has them killed.
+        self._asked: set[int] = set()
         #: Strays that may be a living worker's children, as their environment cannot be read now:
         #: they are not killed yet.
         self._unknown: set[int] = set()
@@ -146,8 +151,14 @@ class Template:
             case ("helper", module, number):
                 return self._fork_helper(lambda own: run_helper(own, module), number, fds)
             case ("kill", pid, number):
+                self._asked.discard(pid)
                 if pid in self._workers:
                     _kill(pid, number)
+                self._look_for_strays()
+            case ("ask", pid, number) if pid in self._workers:
+                self._asked.add(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, number)
             case ("kill_helper", number):
                 for pid, each in self._helpers.items():
                     if each == number:
@@ -230,6 +241,8 @@ class Template:
         for fd in (null, fds[0], fds[1]):
             os.close(fd)
         os.environ.update(spec["environment"])
+        if spec.get("command"):
+            _run_command(spec["command"], spec["cwd"])
         gc.unfreeze()
         gc.enable()
         _fresh_random_state()
@@ -275,8 +288,9 @@ class Template:
         for pid, ended in list(self._ended.items()):
             if pid not in left:
                 del self._ended[pid]
+                self._asked.discard(pid)
                 self._send(("exited", pid, ended.status))
-            elif left[pid] != ended.told:
+            elif left[pid] != ended.told and pid not in self._asked:
                 ended.told = left[pid]
                 self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
 
@@ -295,7 +309,8 @@ class Template:
                 continue
             if pid not in self._strays or pid in self._unknown:
                 self._note(pid, living)
-            if pid in self._strays and pid not in self._unknown:
+            of = self._strays.get(pid)
+            if of is not None and pid not in self._unknown and not (of and of <= self._asked):
                 _kill(pid, signal.SIGKILL)
 
     def _note(self, pid: int, living: set[str]) -> None:
@@ -416,6 +431,20 @@ def _session_of(pid: int) -> int:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
+
+
+def _run_command(command: list[str], folder: str | None) -> NoReturn:
+    """Become the command of a submitted job; tell in its output why it cannot be run."""
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python and this one ignore it
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        if folder is not None:
+            os.chdir(folder)
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        text = f"miniray: the command {command[0]!r} cannot be run: {error.strerror}\n"
+        os.write(2, text.encode())
+        os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUN)
 
 
 def _fresh_random_state() -> None:

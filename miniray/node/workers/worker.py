@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.accelerators import assigned_environment, needs_fresh_interpreter
 from miniray.common.specs import GrantedLease
 from miniray.exceptions import ITS_LOG
+from miniray.node.workers.commands import command_variables
 from miniray.node.workers.template import WORKER_VARIABLE
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from miniray._proto import head_pb2
     from miniray.accelerators import NodeAccelerators
     from miniray.node.base.template_client import TemplateClient
+    from miniray.node.workers.commands import CommandOutput
     from miniray.node.workers.outputs import OutputPipe
     from miniray.runtime_env.install import WorkerEnvironment
 
@@ -62,6 +64,8 @@ class Worker:
     environment: WorkerEnvironment | None = None
     template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
+    #: What the command of a submitted job prints, if it is one.
+    command: CommandOutput | None = None
     #: Why this daemon has killed it, for the errors of those who lose its objects.
     why_killed: str = ""
     #: The constructor's error, reported before the process ends.
@@ -156,10 +160,13 @@ def process_spec(
     if job.machine == base["machine"]:
         paths += job.sys_path
         cwd = cwd or job.cwd
+    if lease.command is not None:
+        variables.update(command_variables(lease.command, environment, base["address"]))
     return {
         **base,
         "process_id": worker.process_id,
         "environment": variables,
+        "command": list(lease.command.command) if lease.command is not None else [],
         "python": python,
         "sys_path": paths,
         "cwd": cwd,

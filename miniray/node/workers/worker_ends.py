@@ -106,12 +106,12 @@ class WorkerEnds:
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
 
-    def kill_later(self, worker: Worker) -> None:
-        """Kill a worker that is not gone after the grace period."""
+    def kill_later(self, worker: Worker, grace: float | None = None) -> None:
+        """Kill a worker that is not gone after the grace period; None: the usual one."""
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
         worker.kill_timer = asyncio.get_running_loop().call_later(
-            config().stop_grace, self._kill_late, worker
+            config().stop_grace if grace is None else grace, self._kill_late, worker
         )
 
     def _kill_late(self, worker: Worker) -> None:

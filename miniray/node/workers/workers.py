@@ -27,6 +27,7 @@ from miniray.exceptions import (
 )
 from miniray.messages.errors import encode_error
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
+from miniray.node.workers.commands import CommandOutput
 from miniray.node.workers.idle_workers import IdleWorkers, surplus
 from miniray.node.workers.outputs import OutputPipe
 from miniray.node.workers.templates import Templates
@@ -107,6 +108,7 @@ class WorkerPool:
             "node_socket": node.socket_path,
             "key": node.socket_key,
             "machine": node.machine,
+            "address": node.cluster_address,
         }
         self._logs = node.logs
         self.leases: dict[int, NodeLease] = {}
@@ -152,12 +154,15 @@ class WorkerPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def end(self, number: int, *, kill: bool, calls_left: int = 0, why: str = "") -> None:
+    def end(
+        self, number: int, *, kill: bool, calls_left: int = 0, why: str = "", grace: float = 0.0
+    ) -> None:
         """End a lease for the head.
 
         Its worker is reused for leases of the same kind, unless it is an actor, or has run all of
         its ``max_calls``: ``calls_left`` are left, as the client has counted. ``why`` it is killed
-        is for the errors of those who lose its objects.
+        is for the errors of those who lose its objects. The command of a job has ``grace`` seconds
+        to end before it is killed.
         """
         lease = self.leases.get(number)
         if lease is None:
@@ -170,7 +175,11 @@ class WorkerPool:
         lease.ending = True
         if worker is None:
             return  # _start_process sees that it is over
-        if kill:
+        if worker.command is not None and not kill:
+            if worker.pid and worker.template is not None:
+                worker.template.ask(worker.pid)
+                self._ends.kill_later(worker, grace)
+        elif kill:
             worker.why_killed = why
             self._ends.kill(worker)
         elif (
@@ -248,6 +257,9 @@ class WorkerPool:
         python = interpreter(lease, worker, self._accelerators)
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
         file = worker_file.make(spec)
+        if lease.command is not None:
+            await self._fork_command(lease, worker, file)
+            return
         names = worker_file.NamePage(file)
         stdout = self._pipe(worker, names, is_stderr=False)
         stderr = self._pipe(worker, names, is_stderr=True)
@@ -260,11 +272,25 @@ class WorkerPool:
             name = log_name(work, worker.pid, worker.process_id.hex(), stream)
             output.begin(self._logs / name)
 
+    async def _fork_command(self, lease: NodeLease, worker: Worker, file: int) -> None:
+        """Have the first template start the command of a job."""
+        output = worker.command = CommandOutput(lease.number, self._head)
+        self.workers[worker.process_id] = worker
+        lease.worker = worker
+        worker.template = self._templates.get(())
+        ends = output.write_end, os.dup(output.write_end)
+        worker.pid = await worker.template.fork(file, *ends)
+        worker.ready = True
+        output.begin()
+        self._lease_started(lease, worker)
+
     def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:
         self.workers.pop(worker.process_id, None)
         self._release_environment(worker)
         for output in worker.outputs:
             output.close()
+        if worker.command is not None:
+            worker.command.close()
         self._lease_failed(lease, error, tries)
 
     def _descriptors_to_start(self) -> int:
@@ -353,7 +379,7 @@ class WorkerPool:
         worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
         if worker.quarantine is None:
-            self._over(worker, code)
+            self._end_of(worker, code)
             return
         logger.warning("worker %d, which could not be killed, is gone now", pid)
         worker.quarantine = None
@@ -373,7 +399,7 @@ class WorkerPool:
         """End a worker that was killed and is not gone: only its devices stay taken."""
         self._put_into_quarantine(worker, quarantine_of(worker))
         worker.given_up.set()
-        self._over(worker, None)
+        self._end_of(worker, None)
 
     def _put_into_quarantine(self, worker: Worker, quarantine: head_pb2.Quarantine) -> None:
         if quarantine != worker.quarantine:
@@ -388,6 +414,16 @@ class WorkerPool:
 
     def _report_quarantines(self) -> None:
         self._head.send(head_pb2.FromNode(quarantines=self.quarantines()))
+
+    def _end_of(self, worker: Worker, code: int | None) -> None:
+        """End the lease of a worker, that of a command when the head has all of its output."""
+        if worker.command is None:
+            self._over(worker, code)
+            return
+        task = asyncio.get_running_loop().create_task(worker.command.finish())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._over(worker, code))
 
     def _over(self, worker: Worker, code: int | None) -> None:
         """End the lease of a worker that is gone, or given up (``code`` is None then)."""

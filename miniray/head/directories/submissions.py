@@ -1,0 +1,479 @@
+"""The submitted jobs: from the submission to the end of their commands, and what these print.
+
+A job's lease is that of its command, which the daemon of its node starts. What runs where is the
+daemons' truth, and how it ended too: there is no supervisor to ask.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import re
+import shlex
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from miniray._proto import head_pb2
+from miniray.common.specs import CommandSpec, GrantedLease, JobSpec
+from miniray.exceptions import (
+    JobAlreadyExistsError,
+    JobError,
+    JobNotFoundError,
+    JobRunningError,
+    RuntimeEnvSetupError,
+    describe_exit,
+)
+from miniray.head.directories.grants import RequestSummary
+from miniray.head.scheduling.demands import Demand
+from miniray.system.log_file import StreamLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+    from pathlib import Path
+
+    from miniray.common.specs import Allocation
+    from miniray.head.directories.clients import ClientDirectory, ProcessExit, Waiter
+    from miniray.head.directories.grants import GrantTable
+    from miniray.head.directories.jobs import JobDirectory
+    from miniray.head.directories.nodes import ClusterNode, NodeDirectory
+    from miniray.head.scheduling.reasons import Reason
+
+logger = logging.getLogger(__name__)
+
+#: States, with Ray's names.
+PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = (
+    "PENDING",
+    "RUNNING",
+    "STOPPED",
+    "SUCCEEDED",
+    "FAILED",
+)
+#: Jobs that have ended and are kept, and for how many seconds.
+_KEPT, _KEPT_FOR = 1000, 30 * 24 * 3600.0
+#: How a command that is a text is run.
+_SHELL = ("/bin/sh", "-c")
+#: Bytes of a log that one answer has.
+_PIECE = 512 * 1024
+#: Ids of submissions: log files have them in their names.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+#: What a job holds that asks for nothing: it runs on the head's node, as in Ray.
+_AT_THE_HEAD = {"node:__internal_head__": 0.0001}
+
+
+class JobKeeper(Protocol):
+    """Keeps submitted jobs for the next head."""
+
+    #: The folder of their logs; None: the cluster ends with its head, and takes no jobs.
+    job_logs: Path | None
+
+    def submitted_job(self, job: SubmittedJob) -> None:
+        """Keep a job that was submitted or has changed."""
+
+    def submitted_job_forgotten(self, name: str) -> None:
+        """Forget a job."""
+
+    def when_written(self, then: Callable[[], object]) -> None:
+        """Call back when all changes up to now are kept, or cannot be."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class SubmittedJob:
+    """A submitted job, in the state that survives the head."""
+
+    #: What its packages are kept for.
+    id: bytes
+    spec: CommandSpec
+    #: Seconds since the epoch.
+    submitted: float
+    state: str = PENDING
+    #: Why it ended so, as a sentence.
+    message: str = ""
+    #: Whether `stop` was asked for, with how many seconds for the command to end.
+    stop_grace: float | None = None
+    #: Number of its request, or of its lease.
+    lease: int = 0
+    #: Hex id of the node of its lease; empty: it waits.
+    node: str = ""
+    pid: int = 0
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    #: One of Ray's names for what failed, or empty.
+    error_type: str = ""
+    #: Where in the log the output of this lease begins.
+    log_start: int = 0
+
+    @property
+    def name(self) -> str:
+        """The id of the submission."""
+        return self.spec.name
+
+    @property
+    def entrypoint(self) -> str:
+        """Its command as its user has written it."""
+        command = self.spec.command
+        if len(command) == len(_SHELL) + 1 and (*command[:-1],) == _SHELL:
+            return command[-1]
+        return shlex.join(command)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its state is final."""
+        return self.state not in (PENDING, RUNNING)
+
+    def demand(self) -> Demand:
+        """Return what its command needs; ValueError if that is malformed."""
+        spec = self.spec
+        resources = dict(spec.resources)
+        if not resources and not spec.label_selector and spec.placement is None:
+            resources = dict(_AT_THE_HEAD)
+        return Demand.of(
+            resources,
+            placement=spec.placement,
+            label_selector=spec.label_selector,
+            fallback_selectors=spec.fallback_selectors,
+            lasting=True,
+        )
+
+
+class SubmittedJobs:
+    """The jobs by id and by lease. Implements ``grants.Requester`` for them."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        nodes: NodeDirectory,
+        clients: ClientDirectory,
+        jobs: JobDirectory,
+        keeper: JobKeeper,
+    ) -> None:
+        self._grants = grants
+        self._nodes = nodes
+        self._clients = clients
+        self._jobs = jobs
+        self._keeper = keeper
+        self._by_name: dict[str, SubmittedJob] = {}
+        self._by_lease: dict[int, SubmittedJob] = {}
+        self._logs: dict[str, StreamLog] = {}
+        #: Who waits for more of a log, and the offset from which on.
+        self._followers: dict[str, list[tuple[Waiter, int]]] = collections.defaultdict(list)
+
+    # --- what clients ask ------------------------------------------------------------
+    def submit(self, waiter: Waiter, job_id: bytes, spec: CommandSpec) -> None:
+        """Take in a job, and answer with its id once it is kept.
+
+        Raises:
+            JobAlreadyExistsError: Another one has its id; one that asks for the same is the same.
+            JobError: This cluster takes no jobs.
+            ValueError: An amount or a label is malformed.
+        """
+        if not _NAME.fullmatch(spec.name):
+            raise ValueError(
+                f"A submission_id has 1 to 128 letters, digits and any of _ . -, and begins with a "
+                f"letter or a digit; not {spec.name!r:.200}."
+            )
+        if self._keeper.job_logs is None:
+            raise JobError(
+                "This cluster was started by init() of a program and ends with it, so it takes no "
+                "jobs. Start one with `miniray start --head`."
+            )
+        known = self._by_name.get(spec.name)
+        if known is not None and known.spec != spec:
+            raise JobAlreadyExistsError(_difference(known.spec, spec))
+        job = known or SubmittedJob(job_id, spec, time.time())
+        demand = job.demand()
+        if known is None:
+            self._by_name[job.name] = job
+            self._jobs.hold(_holder(job), job.id)
+            self._keeper.submitted_job(job)
+            # Granted only then: what starts is known to the next head.
+            self._keeper.when_written(lambda: self._submit(job, demand))
+            self._forget_old()
+        self._keeper.when_written(lambda: self._clients.answer(*waiter, job.name))
+
+    def stop(self, name: str, grace: float) -> bool:
+        """End a job: SIGTERM to its command, and SIGKILL to all of it after ``grace`` seconds.
+
+        Returns:
+            Whether it waited or ran.
+        """
+        job = self.get(name)
+        if job.is_over:
+            return False
+        job.stop_grace = grace
+        if not job.node:
+            self._grants.withdraw(job.lease)
+            self._end(job, STOPPED, "It was stopped before it began.")
+        else:
+            self._keeper.submitted_job(job)
+            self._stop_command(job)
+        return True
+
+    def delete(self, name: str) -> None:
+        """Forget a job that has ended, and remove its log.
+
+        Raises:
+            JobRunningError: It has not ended.
+        """
+        job = self.get(name)
+        if not job.is_over:
+            raise JobRunningError(
+                f"The job {name!r} is {job.state}, and can be deleted once it has ended. Stop it "
+                f"first: miniray job stop {name}"
+            )
+        self._forget(job)
+
+    def get(self, name: str) -> SubmittedJob:
+        """Return a job.
+
+        Raises:
+            JobNotFoundError: There is none.
+        """
+        job = self._by_name.get(name)
+        if job is None:
+            raise JobNotFoundError(
+                f"There is no submitted job {name!r}; `miniray job list --all` shows those that "
+                f"there are."
+            )
+        return job
+
+    def all(self) -> list[SubmittedJob]:
+        """Return all jobs, in the order of their submission."""
+        return list(self._by_name.values())
+
+    def read_log(self, waiter: Waiter, name: str, offset: int, wait: bool = True) -> None:
+        """Answer with what a job has printed from an offset on.
+
+        The answer is (bytes, offset to go on at, whether that is all). With ``wait`` it comes when
+        there is something, or when the job has ended.
+        """
+        job = self.get(name)
+        log = self._log(job)
+        if wait and offset >= log.size and not job.is_over:
+            self._followers[name].append((waiter, offset))
+            return
+        data, end = log.read(max(0, offset), _PIECE)
+        self._clients.answer(*waiter, (data, end, job.is_over and end >= log.size))
+
+    # --- what daemons say --------------------------------------------------------------
+    def output(self, lease: int, offset: int, data: bytes) -> None:
+        """Keep what a command has printed, from an offset of its output on.
+
+        Raises:
+            JobNotFoundError: Its job has ended for everybody else.
+        """
+        job = self._by_lease.get(lease)
+        if job is None:
+            raise JobNotFoundError(f"No job has the lease {lease} any more.")
+        self._log(job).write(job.log_start + offset, data)
+        self._tell_followers(job)
+
+    def command_started(self, lease: int, pid: int) -> None:
+        """Note that the command of a job runs."""
+        job = self._by_lease.get(lease)
+        if job is not None and job.state == PENDING:
+            job.state, job.pid, job.started = RUNNING, pid, time.time()
+            self._keeper.submitted_job(job)
+
+    def command_ended(self, lease: int, how: ProcessExit) -> None:
+        """End the job whose command is gone, with all that it had started."""
+        job = self._by_lease.get(lease)
+        if job is None:
+            return
+        job.exit_code = how.code
+        if job.stop_grace is not None:
+            self._end(job, STOPPED, "It was stopped.")
+        elif how.code == 0:
+            self._end(job, SUCCEEDED, "")
+        else:
+            job.error_type = "JOB_ENTRYPOINT_COMMAND_ERROR"
+            sentence = f"Its command {describe_exit(how.code)}."
+            self._end(job, FAILED, f"{sentence} {how.detail}".strip())
+
+    def start_failed(self, lease: int, error: BaseException) -> bool:
+        """End a job whose command could not be started; False if the lease is of no job."""
+        job = self._by_lease.get(lease)
+        if job is None:
+            return False
+        environment = isinstance(error, RuntimeEnvSetupError)
+        job.error_type = (
+            "RUNTIME_ENV_SETUP_FAILURE" if environment else "JOB_ENTRYPOINT_COMMAND_START_ERROR"
+        )
+        self._end(job, FAILED, f"Its command could not be started: {error}")
+        return True
+
+    def lease_over(self, lease: int) -> None:
+        """End a job of which no command was started, as it was stopped before."""
+        job = self._by_lease.get(lease)
+        if job is not None:
+            state = STOPPED if job.stop_grace is not None else FAILED
+            self._end(job, state, "It ended before its command was started.")
+
+    def has_lease(self, lease: int) -> bool:
+        """Return whether a lease is that of a job that has not ended."""
+        return lease in self._by_lease
+
+    # --- what the scheduler says -------------------------------------------------------
+    def granted(self, token: SubmittedJob, number: int, allocation: Allocation) -> None:
+        """Have the node's daemon start the command, once it is kept where that runs."""
+        token.node = allocation.node_id
+        token.log_start = self._log(token).size
+        self._by_lease[number] = token
+        self._keeper.submitted_job(token)
+        self._keeper.when_written(lambda: self._start(token, number, allocation))
+
+    def _start(self, job: SubmittedJob, number: int, allocation: Allocation) -> None:
+        node = self._node_of(job)
+        if job.lease != number or job.is_over or node is None:
+            return  # the node was lost meanwhile
+        node.start(
+            GrantedLease(
+                number=number,
+                epoch=self._grants.epoch,
+                owner=b"",
+                job_id=job.id,
+                job=JobSpec(),
+                spec=job.spec,
+                allocation=allocation,
+            )
+        )
+        if job.stop_grace is not None:
+            self._stop_command(job)
+
+    def refused(self, token: SubmittedJob, number: int, reason: Reason) -> None:
+        """Fail a job that can never be placed."""
+        self._end(token, FAILED, f"It cannot be scheduled: {reason.sentence()}.")
+
+    def lost(self, token: SubmittedJob, number: int) -> None:
+        """Fail a job whose node is gone."""
+        if token.lease == number and not token.is_over:
+            gone = {node.name: node.reason for node in self._nodes.lost()}
+            why = gone.get(token.node, "")
+            self._end(token, FAILED, f"Node {token.node} was lost{f': {why}' if why else ''}.")
+
+    def must_end(self, token: SubmittedJob, number: int) -> None:
+        """End a job whose placement group was removed."""
+        self._stop_command(token)
+
+    def waits(self, token: SubmittedJob, number: int, reason: Reason) -> None:
+        """Do nothing: who asks for the job is told why it waits."""
+
+    def describe(self, token: SubmittedJob) -> RequestSummary:
+        return RequestSummary("job", token.name, token.id, b"")
+
+    def _submit(self, job: SubmittedJob, demand: Demand) -> None:
+        if job.is_over:
+            return  # it was stopped meanwhile
+        job.lease = self._grants.reserve_number()
+        self._grants.submit(job.lease, self, job, demand, None)
+
+    # --- restarts of the head ------------------------------------------------------------
+    def restore(self, job: SubmittedJob) -> None:
+        """Enter a job that an earlier head has kept; its node reports whether it runs."""
+        self._by_name[job.name] = job
+        if job.is_over:
+            return
+        self._jobs.hold(_holder(job), job.id)
+        if job.node:
+            self._by_lease[job.lease] = job
+        else:
+            self._submit(job, job.demand())
+
+    def nodes(self) -> set[str]:
+        """Return the nodes that have to report commands."""
+        return {job.node for job in self._by_lease.values()}
+
+    def node_reports(self, node: ClusterNode, running: Container[int]) -> None:
+        """Take over the commands that a node reports; start those that never reached it."""
+        for number, job in list(self._by_lease.items()):
+            if job.node != node.name:
+                continue
+            if number in running:
+                self._grants.restore(number, self, job, job.demand())
+                if job.stop_grace is not None:
+                    self._stop_command(job)
+            else:
+                # How one ended is reported first, so the order to start this one was lost.
+                del self._by_lease[number]
+                job.node, job.state = "", PENDING
+                self._submit(job, job.demand())
+
+    def node_never_came(self, name: str) -> None:
+        """Fail the jobs of a node that did not report."""
+        for number, job in list(self._by_lease.items()):
+            if job.node == name:
+                self.lost(job, number)
+
+    # --- the end -------------------------------------------------------------------------
+    def _stop_command(self, job: SubmittedJob) -> None:
+        node = self._node_of(job)
+        if node is not None:
+            end = head_pb2.EndLease(lease=job.lease, kill=False, grace=job.stop_grace or 0.0)
+            node.send(end_lease=end)
+
+    def _end(self, job: SubmittedJob, state: str, message: str) -> None:
+        job.state, job.message, job.ended = state, message, time.time()
+        self._by_lease.pop(job.lease, None)
+        self._keeper.submitted_job(job)
+        self._tell_followers(job)
+        self._jobs.release(_holder(job))
+        logger.info("job %s: %s %s", job.name, state, message)
+
+    def _forget_old(self) -> None:
+        ended = [job for job in self._by_name.values() if job.ended is not None]
+        ended.sort(key=lambda job: job.ended or 0.0)
+        limit = time.time() - _KEPT_FOR
+        for place, job in enumerate(ended):
+            if place < len(ended) - _KEPT or (job.ended or 0.0) < limit:
+                self._forget(job)
+
+    def _forget(self, job: SubmittedJob) -> None:
+        del self._by_name[job.name]
+        self._log(job).remove()
+        self._logs.pop(job.name, None)
+        self._keeper.submitted_job_forgotten(job.name)
+
+    # --- parts ---------------------------------------------------------------------------
+    def _node_of(self, job: SubmittedJob) -> ClusterNode | None:
+        return self._nodes.get(bytes.fromhex(job.node))
+
+    def _log(self, job: SubmittedJob) -> StreamLog:
+        log = self._logs.get(job.name)
+        if log is None:
+            folder = self._keeper.job_logs
+            assert folder is not None  # else there is no job
+            folder.mkdir(exist_ok=True)
+            log = self._logs[job.name] = StreamLog(folder / f"{job.name}.log")
+        return log
+
+    def _tell_followers(self, job: SubmittedJob) -> None:
+        for waiter, offset in self._followers.pop(job.name, ()):
+            self.read_log(waiter, job.name, offset)
+
+    def message(self, job: SubmittedJob) -> str:
+        """Return why a job waits, or how it ended, in sentences."""
+        if job.state != PENDING:
+            return job.message
+        if job.node:
+            return f"Its environment is being set up on node {job.node}."
+        reason = self._grants.scheduler.explain(job.lease) if job.lease else None
+        return f"It waits: {reason.sentence()}." if reason is not None else ""
+
+
+def _holder(job: SubmittedJob) -> bytes:
+    """Return what keeps the packages of a job that has not ended."""
+    return b"submitted" + job.id
+
+
+def _difference(known: CommandSpec, given: CommandSpec) -> str:
+    """Say what two submissions under one id ask for."""
+    different = [
+        f"{name} is {getattr(given, name)!r}, and was {getattr(known, name)!r}"
+        for name in type(given).__dataclass_fields__
+        if getattr(known, name) != getattr(given, name)
+    ]
+    return (
+        f"The id {given.name!r} is taken by another job ({'; '.join(different)}). Choose another "
+        f"id, or leave it out."
+    )
