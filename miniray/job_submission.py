@@ -176,6 +176,10 @@ class JobSubmissionClient:
         # A cluster elsewhere is reached through a node of this process's own.
         self._finalizer = weakref.finalize(self, self._jobs.close)
 
+    def get_address(self) -> str:
+        """Return ``HOST:PORT`` of the cluster's head."""
+        return self._jobs.address
+
     def submit_job(
         self,
         *,

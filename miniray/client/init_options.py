@@ -160,8 +160,7 @@ def _of_submitted_job(configured: dict[str, Any], values: dict[str, Any]) -> dic
         return configured
     job = _configured(JobConfig.from_json(json.loads(text)))
     own = merge(configured.get("runtime_env"), values.get("runtime_env"))
-    if own:
-        values["runtime_env"] = merge(job["runtime_env"], own)
+    values["runtime_env"] = merge(job["runtime_env"], own)
     metadata = {**configured.get("metadata", {}), **job["metadata"]}
     return job | configured | {"metadata": metadata}
 

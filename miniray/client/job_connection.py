@@ -84,6 +84,11 @@ class JobConnection:
             name: str = attachment.link.head_request("submit_job", job_id, spec.to_wire())
             return name
 
+    @property
+    def address(self) -> str:
+        """That of the cluster's head."""
+        return self._cluster().address
+
     def ask(self, method: str, *args: Any) -> Any:
         """Ask the head about jobs."""
         return self._cluster().ask(method, *args)
