@@ -33,7 +33,7 @@ from miniray.runtime_context import get_runtime_context
 from miniray.version import VERSION as __version__  # noqa: N811 -- the usual name
 
 if TYPE_CHECKING:
-    from miniray import actor, cloudpickle, runtime_env, train, util
+    from miniray import actor, cloudpickle, data, runtime_env, train, util
     from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "cancel",
     "cloudpickle",
     "cluster_resources",
+    "data",
     "exceptions",
     "get",
     "get_actor",
@@ -68,7 +69,7 @@ __all__ = [
 ]
 
 _MODULES = frozenset(
-    {"cloudpickle", "dag", "experimental", "job_config", "runtime_env", "train", "util"}
+    {"cloudpickle", "dag", "data", "experimental", "job_config", "runtime_env", "train", "util"}
 )
 
 _IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
@@ -85,7 +86,6 @@ _ABSENT = {
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
     "dashboard": "`miniray status` and miniray.util.state tell what there is",
-    "data": "give datasets= to a trainer, or read with PyArrow in tasks",
     "job_submission": "start the program on a machine of the cluster; RunConfig(detached=True) of "
     "miniray.train outlives it",
     "rllib": "train in actors, or with miniray.train",

@@ -79,7 +79,7 @@ def test_modules_below_util_need_no_import_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("look_up", "told"),
     [
-        (lambda: miniray.data, "miniray has no 'data': give datasets= to a trainer"),
+        (lambda: miniray.data.read_sql, "miniray has no 'read_sql': read the files in a function"),
         (lambda: miniray.util.metrics, "miniray has no 'metrics': return figures"),
         (lambda: miniray.exceptions.OutOfMemoryError, "raises WorkerCrashedError"),
         (lambda: miniray.NodeID, "miniray has no 'NodeID': ids are hex strings"),
@@ -99,7 +99,7 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
     ("statement", "told"),
     [
         ("from miniray import tune", "miniray has no 'tune': start one training run"),
-        ("import miniray.data", "miniray has no 'data': give datasets= to a trainer"),
+        ("from miniray.data import preprocessors", "has no 'preprocessors': write it as a"),
         (
             "from miniray.job_submission import JobSubmissionClient",
             "start the program on a machine",

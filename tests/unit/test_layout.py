@@ -42,6 +42,7 @@ LAYERS = """
     miniray.node
     miniray.launch
     miniray.cli miniray.__main__
+    miniray.data
     miniray.train.base
     miniray.train.storage
     miniray.train.config

@@ -116,7 +116,7 @@ def test_every_option_is_listed() -> None:
 def test_every_exported_name_is_listed() -> None:
     listed = {name.split(".")[0] for name, _ in NAMES}
     listed |= {name.removeprefix("actor.") for name, _ in NAMES if name.startswith("actor.")}
-    modules_and_types = {"ActorMethod", "__version__", "exceptions", "runtime_env", "train"}
+    modules_and_types = {"ActorMethod", "__version__", "data", "exceptions", "runtime_env", "train"}
     assert set(miniray.__all__) - modules_and_types <= listed
 
 

@@ -1,0 +1,137 @@
+"""``miniray.data``: datasets that are read, transformed and handed out as streams of blocks.
+
+Needs pyarrow, which is loaded at the first use of a name. Blocks are Arrow tables in the object
+store, made by tasks and actors that run ahead of whoever reads; see docs/data.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from miniray.common.absent import absent, tell_imports
+
+if TYPE_CHECKING:
+    from miniray.data.compute import ActorPoolStrategy, TaskPoolStrategy
+    from miniray.data.context import DataContext, ExecutionOptions, ExecutionResources
+    from miniray.data.dataset import Dataset, MaterializedDataset
+    from miniray.data.read_api import (
+        from_arrow,
+        from_arrow_refs,
+        from_blocks,
+        from_huggingface,
+        from_items,
+        from_numpy,
+        from_numpy_refs,
+        from_pandas,
+        from_pandas_refs,
+        from_torch,
+        range,  # noqa: A004 -- Ray's name
+        range_tensor,
+        read_binary_files,
+        read_csv,
+        read_images,
+        read_json,
+        read_numpy,
+        read_parquet,
+        read_text,
+    )
+    from miniray.data.transforms import DataError
+
+__all__ = [
+    "ActorPoolStrategy",
+    "DataContext",
+    "DataError",
+    "Dataset",
+    "ExecutionOptions",
+    "ExecutionResources",
+    "MaterializedDataset",
+    "TaskPoolStrategy",
+    "from_arrow",
+    "from_arrow_refs",
+    "from_blocks",
+    "from_huggingface",
+    "from_items",
+    "from_numpy",
+    "from_numpy_refs",
+    "from_pandas",
+    "from_pandas_refs",
+    "from_torch",
+    "range",
+    "range_tensor",
+    "read_binary_files",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_numpy",
+    "read_parquet",
+    "read_text",
+]
+
+_HOMES = {
+    "ActorPoolStrategy": "compute",
+    "DataContext": "context",
+    "DataError": "transforms",
+    "Dataset": "dataset",
+    "ExecutionOptions": "context",
+    "ExecutionResources": "context",
+    "MaterializedDataset": "dataset",
+    "TaskPoolStrategy": "compute",
+}
+
+_READ = "read the files in a function given to from_items(paths).flat_map()"
+
+#: Names of Ray that are not here, and what to do instead.
+_ABSENT = {
+    "DataIterator": "Dataset.iterator() gives what reads a dataset",
+    "Datasource": _READ,
+    "Datasink": "write files in a function given to map_batches()",
+    "from_dask": "from_pandas() takes the parts, as DataFrames",
+    "from_modin": "from_pandas() takes the DataFrame of pandas",
+    "from_spark": "write Parquet files with Spark and read these",
+    "from_tf": "from_items() or from_numpy() take what it yields",
+    "llm": "call the model in a class given to map_batches()",
+    "preprocessors": "write it as a function given to map_batches()",
+    **dict.fromkeys(
+        (
+            "read_avro",
+            "read_bigquery",
+            "read_databricks_tables",
+            "read_datasource",
+            "read_delta",
+            "read_hudi",
+            "read_iceberg",
+            "read_lance",
+            "read_mongo",
+            "read_orc",
+            "read_sql",
+            "read_tfrecords",
+            "read_videos",
+            "read_webdataset",
+        ),
+        _READ,
+    ),
+}
+tell_imports(__name__, _ABSENT)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise absent("miniray.data", name, _ABSENT)
+        try:
+            module = importlib.import_module(f"miniray.data.{_HOMES.get(name, 'read_api')}")
+        except ModuleNotFoundError as error:
+            if error.name not in ("pyarrow", "numpy", "fsspec"):
+                raise
+            raise ImportError(
+                f"miniray.data needs {error.name}, which is not installed. "
+                f"Run `pip install 'miniray[data]'`."
+            ) from error
+        value = globals()[name] = getattr(module, name)
+        return value

@@ -1,0 +1,173 @@
+"""Batches for whoever reads a dataset: rows, arrays, tables, tensors of PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from miniray.data.blocks import (
+    check_format,
+    concat,
+    rebatched,
+    table_to_batch,
+    table_to_rows,
+)
+from miniray.data.torch_batches import TorchSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+def check_whole(caller: str, name: str, value: Any, least: int) -> None:
+    """Raise ValueError if this is not a whole number that is ``least`` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{caller}({name}={value!r}) must be a whole number, {least} or more.")
+
+
+class Batches:
+    """Batches of a dataset. Each iteration over it executes the dataset anew; it has no length."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._make()
+
+
+class StreamIterator:
+    """Reads a dataset, or a part of one, from its beginning, as often as wanted.
+
+    What Ray calls a DataIterator: ``Dataset.iterator()`` and ``Dataset.streaming_split()`` give
+    them, and they can be passed to tasks and actors.
+
+    Args:
+        dataset: What is read.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def iter_rows(self) -> Batches:
+        """Rows as dictionaries."""
+        return Batches(
+            lambda: (row for table in self._dataset._tables() for row in table_to_rows(table))
+        )
+
+    def iter_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        batch_format: str | None = "default",
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> Batches:
+        """Batches of rows.
+
+        Args:
+            prefetch_batches: Accepted as in Ray: tasks run ahead of the reader in any case.
+            batch_size: Rows of a batch; None: as they come in blocks.
+            batch_format: ``"numpy"`` (the default): a dictionary of arrays, which may be read-only
+                views. ``"pandas"``: a DataFrame. ``"pyarrow"`` or None: a table.
+            drop_last: Leave out rows that do not fill a batch.
+            local_shuffle_buffer_size: Mix rows within so many that follow each other.
+            local_shuffle_seed: From which that order is drawn.
+
+        Raises:
+            ValueError: A value makes no sense.
+        """
+        caller = "iter_batches"
+        check_format(caller, batch_format)
+        check_whole(caller, "prefetch_batches", prefetch_batches, 0)
+        tables = self._batched(
+            caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
+        )
+        return Batches(lambda: (table_to_batch(table, batch_format) for table in tables()))
+
+    def iter_torch_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        dtypes: Any = None,
+        device: Any = "auto",
+        collate_fn: Any = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+    ) -> Batches:
+        """Batches of PyTorch tensors, in a dictionary by column.
+
+        Args:
+            prefetch_batches: Accepted as in Ray: tasks run ahead of the reader in any case.
+            batch_size: Rows of a batch; None: as they come in blocks.
+            dtypes: Type of the tensors: one for all columns, or one for each by name.
+            device: Where the tensors go; ``"auto"`` is the GPU if there is one.
+            collate_fn: Makes a batch of a dictionary of NumPy arrays.
+            drop_last: Leave out rows that do not fill a batch.
+            local_shuffle_buffer_size: Mix rows within so many that follow each other.
+            local_shuffle_seed: From which that order is drawn.
+            pin_memory: Put tensors into pinned memory.
+
+        Raises:
+            ValueError: A value makes no sense.
+        """
+        caller = "iter_torch_batches"
+        check_whole(caller, "prefetch_batches", prefetch_batches, 0)
+        spec = TorchSpec(dtypes, device, collate_fn, pin_memory)
+        tables = self._batched(
+            caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
+        )
+        return Batches(lambda: (spec.batch(table_to_batch(table, "numpy")) for table in tables()))
+
+    def materialize(self) -> Any:
+        """Execute once, and keep the blocks in the object store."""
+        return self._dataset.materialize()
+
+    def schema(self) -> Any:
+        """Return the columns and their types."""
+        return self._dataset.schema()
+
+    def stats(self) -> str:
+        """Return what the newest execution has done."""
+        return str(self._dataset.stats())
+
+    def _batched(
+        self,
+        caller: str,
+        size: int | None,
+        buffer: int | None,
+        seed: int | None,
+        *,
+        drop_last: bool,
+    ) -> Callable[[], Iterable[Any]]:
+        if size is not None:
+            check_whole(caller, "batch_size", size, 1)
+        if buffer is not None:
+            check_whole(caller, "local_shuffle_buffer_size", buffer, 1)
+        if seed is not None:
+            check_whole(caller, "local_shuffle_seed", seed, 0)
+
+        def tables() -> Iterable[Any]:
+            found = self._dataset._tables()
+            if buffer is not None:
+                found = mixed(found, max(buffer, size or 1), seed)
+            if size is None:
+                return (table for table in found if table.num_rows)
+            return rebatched(found, size, drop_last=drop_last)
+
+        return tables
+
+    def __repr__(self) -> str:
+        return f"StreamIterator({self._dataset!r})"
+
+
+def mixed(tables: Iterable[Any], window: int, seed: int | None) -> Iterator[Any]:
+    """Yield tables whose rows are mixed within windows of so many."""
+    random = np.random.default_rng(seed)
+    for table in rebatched(tables, window):
+        order = random.permutation(table.num_rows)
+        yield concat([table]).take(order)

@@ -1,0 +1,502 @@
+"""Blocks: Arrow tables, made of rows and batches, and turned into them.
+
+Tensors are columns of ``arrow.fixed_shape_tensor``, or of ``Ragged`` if their shapes differ. What
+Arrow can't hold is pickled into a column of ``Pickled``, between processes only: the type is not
+registered, so a column of a file is never one.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
+
+
+class Ragged(pa.ExtensionType):  # type: ignore[misc]
+    """Arrays of different shapes: a struct of their values and their shapes."""
+
+    def __init__(self, value_type: Any) -> None:
+        shape = pa.list_(pa.int64())
+        fields = [("data", pa.large_list(value_type)), ("shape", shape)]
+        super().__init__(pa.struct(fields), "miniray.ragged_tensor")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Ragged:
+        return cls(storage_type.field("data").type.value_type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ragged, (self.storage_type.field("data").type.value_type,)
+
+
+class Pickled(pa.ExtensionType):  # type: ignore[misc]
+    """Python objects, pickled. Never registered with Arrow: files have no such columns."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.large_binary(), "miniray.pickled")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Pickled:
+        return cls()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pickled, ()
+
+
+# --- into tables ------------------------------------------------------------------------
+
+
+def rows_to_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a table; a value that a row lacks is null."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    columns = {name: column([row.get(name) for row in rows]) for name in names}
+    return pa.table(columns) if columns else _no_columns(len(rows))
+
+
+def batch_to_table(batch: Any) -> Any:
+    """Return a batch of any format as a table.
+
+    Raises:
+        TypeError: The batch is of no known format.
+        ValueError: Its columns have different lengths.
+    """
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, pa.RecordBatch):
+        return pa.Table.from_batches([batch])
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(batch, pandas.DataFrame):
+        return _from_pandas(batch)
+    if not hasattr(batch, "keys"):
+        raise TypeError(
+            f"a batch is a dictionary of arrays, a pandas.DataFrame or a pyarrow.Table, "
+            f"not {type(batch).__name__}"
+        )
+    columns = {str(name): column(batch[name]) for name in batch}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns of a batch differ in length: {lengths}")
+    return pa.table(columns)
+
+
+def _from_pandas(frame: Any) -> Any:
+    objects = [name for name in frame.columns if frame[name].dtype == object]
+    if not objects:
+        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    columns = {}
+    for name in frame.columns:
+        series = frame[name]
+        columns[str(name)] = (
+            column(series.tolist()) if name in objects else pa.array(series, from_pandas=True)
+        )
+    return pa.table(columns)
+
+
+def column(values: Any) -> Any:
+    """Return values as an Arrow array: an array, a tensor of PyTorch, or a list of anything."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
+        return _of_array(values)
+    if not isinstance(values, list | tuple | np.ndarray) or (
+        isinstance(values, np.ndarray) and not values.ndim
+    ):
+        raise TypeError(f"a column is an array or a list, not {type(values).__name__}")
+    return _of_values(list(values))
+
+
+def _of_array(values: Any) -> Any:
+    if values.ndim == 1:
+        if values.dtype.kind in "US":
+            return pa.array(values.tolist())
+        return pa.array(values)
+    if 0 in values.shape[1:] or values.dtype.kind not in "biuf":
+        return _of_values(list(values))
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    size = int(np.prod(values.shape[1:]))
+    storage = pa.FixedSizeListArray.from_arrays(flat, size)
+    kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _of_values(values: list[Any]) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        values = [
+            value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+            for value in values
+        ]
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, np.ndarray):
+        return _of_arrays(values)
+    if isinstance(first, np.generic):
+        values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    try:
+        return pa.array(values)
+    except pa.ArrowException:
+        return _pickled(values)
+    except (TypeError, OverflowError):
+        return _pickled(values)
+
+
+def _of_arrays(values: list[Any]) -> Any:
+    numeric = all(
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.size
+        for value in values
+    )
+    if numeric and len({(value.shape, value.dtype) for value in values}) == 1:
+        if not values[0].ndim:
+            return pa.array(np.stack(values))
+        return _of_array(np.stack(values))
+    if all(v is None or (isinstance(v, np.ndarray) and v.dtype.kind in "biuf") for v in values):
+        kind = np.result_type(*(value.dtype for value in values if value is not None))
+        return _ragged(values, kind)
+    return _pickled(values)
+
+
+def _ragged(values: list[Any], kind: Any) -> Any:
+    value_type = pa.from_numpy_dtype(kind)
+    type_ = Ragged(value_type)
+    storage = [
+        None
+        if value is None
+        else {"data": value.astype(kind).reshape(-1), "shape": list(value.shape)}
+        for value in values
+    ]
+    return pa.ExtensionArray.from_storage(type_, pa.array(storage, type_.storage_type))
+
+
+def _pickled(values: list[Any]) -> Any:
+    from miniray.cloudpickle import dumps
+
+    storage = pa.array([None if v is None else dumps(v) for v in values], pa.large_binary())
+    return pa.ExtensionArray.from_storage(Pickled(), storage)
+
+
+def _no_columns(rows: int) -> Any:
+    """Return a table of so many rows and no column, as Arrow makes one only by selecting none."""
+    return pa.table({"_": pa.nulls(rows)}).select([])
+
+
+# --- out of tables ----------------------------------------------------------------------
+
+
+def table_to_batch(table: Any, batch_format: str | None, *, writable: bool = False) -> Any:
+    """Return a table as a batch.
+
+    Args:
+        table: The rows.
+        batch_format: One of ``BATCH_FORMATS``; None is ``"pyarrow"``.
+        writable: Copy arrays that share the table's memory.
+    """
+    if batch_format in (None, "pyarrow"):
+        return table
+    if batch_format == "pandas":
+        return _to_pandas(table)
+    arrays = {name: to_numpy(table.column(name)) for name in table.column_names}
+    if writable:
+        for name, array in arrays.items():
+            if not array.flags.writeable:
+                arrays[name] = array.copy()
+    return arrays
+
+
+def check_format(caller: str, batch_format: Any) -> None:
+    """Raise ValueError if there is no such format."""
+    if batch_format is not None and batch_format not in BATCH_FORMATS:
+        raise ValueError(
+            f"{caller}(batch_format={batch_format!r}) is not known. "
+            f"Use one of {', '.join(BATCH_FORMATS)}, or None for pyarrow."
+        )
+
+
+def _to_pandas(table: Any) -> Any:
+    special = [
+        name
+        for name, kind in zip(table.column_names, table.schema.types, strict=True)
+        if isinstance(kind, pa.BaseExtensionType)
+    ]
+    frame = table.drop_columns(special).to_pandas() if special else table.to_pandas()
+    for name in special:
+        place = table.column_names.index(name)
+        frame.insert(place, name, _values(table.column(name)), allow_duplicates=True)
+    return frame
+
+
+def to_numpy(values: Any) -> Any:
+    """Return a column as an array.
+
+    Lists become further axes where all are of one length, tensors keep their shape, null becomes
+    NaN in columns of numbers, and text is of dtype object.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        if values.num_chunks == 1:
+            return to_numpy(values.chunk(0))
+        parts = [to_numpy(chunk) for chunk in values.chunks if len(chunk)]
+        if not parts:
+            return to_numpy(
+                pa.array([], values.type.storage_type).cast(values.type.storage_type)
+                if isinstance(values.type, pa.BaseExtensionType)
+                else pa.array([], values.type)
+            )
+        if len({part.shape[1:] for part in parts}) > 1:
+            return _objects([row for part in parts for row in part])
+        return np.concatenate(parts)
+    kind = values.type
+    if isinstance(kind, pa.FixedShapeTensorType) and not values.null_count:
+        flat = values.storage.flatten().to_numpy(zero_copy_only=False)
+        return flat.reshape(len(values), *kind.shape)
+    if isinstance(kind, Pickled | Ragged | pa.FixedShapeTensorType):
+        return _objects(_values(values))
+    if isinstance(kind, pa.BaseExtensionType):
+        return to_numpy(values.storage)
+    if pa.types.is_fixed_size_list(kind) and not values.null_count:
+        inner = to_numpy(values.flatten())
+        return inner.reshape(len(values), kind.list_size, *inner.shape[1:])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = set(values.value_lengths().to_pylist())
+        if len(lengths) == 1 and None not in lengths:
+            inner = to_numpy(values.flatten())
+            return inner.reshape(len(values), lengths.pop(), *inner.shape[1:])
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _objects(values: Sequence[Any]) -> Any:
+    array: Any = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def _values(values: Any) -> list[Any]:
+    """Return a column as a list of what a row has of it."""
+    if isinstance(values, pa.ChunkedArray):
+        return [value for chunk in values.chunks for value in _values(chunk)]
+    kind = values.type
+    if isinstance(kind, Pickled):
+        return [None if v is None else pickle.loads(v) for v in values.storage.to_pylist()]
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if not values.null_count:
+            return list(to_numpy(values))
+        flat = values.storage.to_pylist()
+        dtype = kind.value_type.to_pandas_dtype()
+        return [None if v is None else np.array(v, dtype).reshape(kind.shape) for v in flat]
+    if isinstance(kind, Ragged):
+        return _ragged_values(values.storage)
+    if not values.null_count and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+        return values.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    return values.to_pylist()  # type: ignore[no-any-return]
+
+
+def _ragged_values(storage: Any) -> list[Any]:
+    shapes = storage.field("shape").to_pylist()
+    data = storage.field("data")
+    found: list[Any] = []
+    for index, valid in enumerate(storage.is_valid().to_pylist()):
+        flat = data[index].values.to_numpy(zero_copy_only=False) if valid else None
+        found.append(None if flat is None else flat.reshape(shapes[index]))
+    return found
+
+
+def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield rows as dictionaries; a cell of a tensor is an array, maybe a read-only view."""
+    names = table.column_names
+    if not names:
+        yield from ({} for _ in range(table.num_rows))
+        return
+    columns = [_values(table.column(name)) for name in names]
+    for cells in zip(*columns, strict=True):
+        yield dict(zip(names, cells, strict=True))
+
+
+# --- tables among themselves ------------------------------------------------------------
+
+
+def concat(tables: Sequence[Any]) -> Any:
+    """Return tables as one; null columns take the type of others, ints that of floats.
+
+    Raises:
+        ValueError: A column has types that do not go together.
+    """
+    if len(tables) == 1:
+        return tables[0]
+    schema = tables[0].schema
+    if all(table.schema.equals(schema) for table in tables[1:]):
+        return pa.concat_tables(tables)
+    filled = [table for table in tables if table.num_columns or table.num_rows]
+    try:
+        return pa.concat_tables(filled, promote_options="permissive")
+    except pa.ArrowException:
+        return pa.concat_tables(_alike(filled), promote_options="permissive")
+
+
+def _alike(tables: Sequence[Any]) -> list[Any]:
+    """Return tables whose tensors of different shapes are ragged, and the rest pickled."""
+    for name in {name for table in tables for name in table.column_names}:
+        kinds = {t.schema.field(name).type for t in tables if name in t.column_names}
+        kinds.discard(pa.null())
+        special = [kind for kind in kinds if isinstance(kind, pa.BaseExtensionType)]
+        if len(kinds) < 2 or not special:
+            _check_types(name, kinds)
+            continue
+        pickled = any(isinstance(k, Pickled) for k in kinds) or len(special) < len(kinds)
+        changed = []
+        for table in tables:
+            if name in table.column_names:
+                place = table.column_names.index(name)
+                values = _values(table.column(name))
+                made = _pickled(values) if pickled else _ragged(values, _common(special))
+                table = table.set_column(place, name, made)  # noqa: PLW2901
+            changed.append(table)
+        tables = changed
+    return list(tables)
+
+
+def _check_types(name: str, kinds: Iterable[Any]) -> None:
+    text = sorted(map(str, kinds))
+    try:
+        pa.unify_schemas([pa.schema([(name, k)]) for k in kinds], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"The column {name!r} has types that do not go together: {', '.join(text)}."
+        ) from error
+
+
+def _common(kinds: Sequence[Any]) -> Any:
+    values = [
+        kind.value_type
+        if isinstance(kind, pa.FixedShapeTensorType)
+        else kind.storage_type.field("data").type.value_type
+        for kind in kinds
+    ]
+    return np.result_type(*(value.to_pandas_dtype() for value in values))
+
+
+def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Any]:
+    """Yield tables of ``size`` rows each, the last one with what is left."""
+    held: list[Any] = []
+    rows = 0
+    for table in tables:
+        start = 0
+        while rows + table.num_rows - start >= size:
+            stop = start + size - rows
+            held.append(table.slice(start, stop - start))
+            yield concat(held)
+            held, rows, start = [], 0, stop
+        if start < table.num_rows:
+            held.append(table.slice(start))
+            rows += table.num_rows - start
+    if held and not drop_last:
+        yield concat(held)
+
+
+def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
+    """Yield blocks of about ``target`` bytes: small tables together, large ones in parts.
+
+    At least one comes out, without rows if there are none, so that the columns are known.
+    """
+    held: list[Any] = []
+    size = 0
+    first: Any = None
+    made = False
+    for table in tables:
+        first = table if first is None or not first.num_columns else first
+        if not table.num_rows:
+            continue
+        held.append(table)
+        size += table.nbytes
+        if size >= target:
+            made = True
+            yield from _parts(concat(held), size, target)
+            held, size = [], 0
+    if held:
+        yield concat(held)
+    elif not made:
+        yield pa.table({}) if first is None else first.slice(0, 0)
+
+
+def _parts(table: Any, size: int, target: int) -> Iterator[Any]:
+    rows = max(1, table.num_rows * target // max(size, 1))
+    if size < 2 * target:
+        rows = table.num_rows
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)
+
+
+# --- columns of files -------------------------------------------------------------------
+
+
+def from_file(table: Any) -> Any:
+    """Return a table that was read from a file with its tensors in their shape.
+
+    Ray's tensors (``ray.data.arrow_tensor``, also version 2) become Arrow's own: a view. Types that
+    pyarrow does not know stay as they are stored; nothing is unpickled.
+    """
+    for index, field in enumerate(table.schema):
+        metadata = field.metadata or {}
+        name = metadata.get(b"ARROW:extension:name", b"").decode()
+        if not name.startswith("ray.data.arrow_"):
+            continue
+        column_ = table.column(index)
+        arrays = [_ray_tensor(name, metadata, chunk) for chunk in column_.chunks]
+        if all(array is not None for array in arrays) and arrays:
+            table = table.set_column(index, pa.field(field.name, arrays[0].type), arrays)
+    return table
+
+
+def _ray_tensor(name: str, metadata: Mapping[bytes, bytes], chunk: Any) -> Any:
+    if isinstance(chunk, pa.ExtensionArray):
+        chunk = chunk.storage
+    if name.startswith("ray.data.arrow_tensor"):
+        described = json.loads(metadata.get(b"ARROW:extension:metadata", b"[]"))
+        shape = described["shape"] if isinstance(described, dict) else described
+        size = int(np.prod(shape))
+        flat = chunk.flatten()
+        if chunk.null_count or not size or len(flat) != size * len(chunk):
+            return None
+        storage = pa.FixedSizeListArray.from_arrays(flat, size)
+        return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, shape), storage)
+    if name.startswith("ray.data.arrow_variable_shaped_tensor"):
+        kind = Ragged(chunk.type.field("data").type.value_type)
+        storage = chunk.cast(kind.storage_type)
+        return pa.ExtensionArray.from_storage(kind, storage)
+    return None
+
+
+def shown_type(kind: Any) -> str:
+    """Return a type as users read it."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return f"tensor({', '.join(map(str, kind.shape))})[{kind.value_type}]"
+    if isinstance(kind, Ragged):
+        return f"tensor(...)[{kind.storage_type.field('data').type.value_type}]"
+    return "object" if isinstance(kind, Pickled) else str(kind)
+
+
+def register_types() -> None:
+    """Let tables with ragged tensors be read from Arrow's own formats."""
+    try:
+        pa.register_extension_type(Ragged(pa.int64()))
+    except pa.ArrowKeyError:
+        return
+
+
+register_types()

@@ -1,0 +1,331 @@
+"""What executes a dataset and gives something of it to the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from miniray.data.batches import StreamIterator, check_whole
+from miniray.data.blocks import (
+    concat,
+    shown_type,
+    table_to_batch,
+    table_to_rows,
+)
+from miniray.data.executor import execute, table_of
+from miniray.data.plan import Limit, Read, count_of, explained, optimised, schema_of, walk
+from miniray.data.sources import BlocksDatasource, BlockUnit
+from miniray.data.stats import ExecutionStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.data.batches import Batches
+    from miniray.data.plan import PlanNode
+    from miniray.data.sources import ReadUnit
+
+#: Bytes in the driver of which it is warned.
+_MUCH = 2 * 2**30
+#: Rows that a repr shows, at most.
+_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSchema:
+    """The columns of a dataset.
+
+    Attributes:
+        base_schema: The schema of Arrow.
+    """
+
+    base_schema: Any
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.base_schema.names)
+
+    @property
+    def types(self) -> list[Any]:
+        """Their types, of Arrow."""
+        return list(self.base_schema.types)
+
+    def __str__(self) -> str:
+        width = max([len("Column"), *map(len, self.names)])
+        lines = [f"{'Column':<{width}}  Type", f"{'-' * 6:<{width}}  ----"]
+        lines += [
+            f"{name:<{width}}  {shown_type(kind)}"
+            for name, kind in zip(self.names, self.types, strict=True)
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+class Consumption:
+    """The methods of a dataset that execute it.
+
+    Args:
+        plan: What it is made of.
+    """
+
+    def __init__(self, plan: PlanNode) -> None:
+        self._plan = plan
+        self._stats: ExecutionStats | None = None
+        self._schema: Any = None
+
+    def _units(
+        self, plan: PlanNode | None = None, *, ordered: bool | None = None
+    ) -> Iterator[ReadUnit]:
+        stats = self._stats = ExecutionStats()
+        return execute(plan or self._plan, stats=stats, ordered=ordered)
+
+    def _tables(self) -> Iterator[Any]:
+        for unit in self._units():
+            table = table_of(unit)
+            del unit  # its memory is free once the table is read
+            if self._schema is None and table.num_columns:
+                self._schema = table.schema
+            yield table
+
+    def take(self, limit: int = 20) -> list[dict[str, Any]]:
+        """Return the first rows.
+
+        Args:
+            limit: How many, at most.
+        """
+        check_whole("take", "limit", limit, 0)
+        plan = Limit((self._plan,), limit)
+        return [row for unit in self._units(plan) for row in table_to_rows(table_of(unit))]
+
+    def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
+        """Return the first rows as a batch.
+
+        Args:
+            batch_size: How many rows, at most.
+            batch_format: As of ``iter_batches``.
+
+        Raises:
+            ValueError: The dataset is empty.
+        """
+        check_whole("take_batch", "batch_size", batch_size, 1)
+        tables = [table_of(unit) for unit in self._units(Limit((self._plan,), batch_size))]
+        tables = [table for table in tables if table.num_rows]
+        if not tables:
+            raise ValueError("take_batch(): the dataset is empty.")
+        return table_to_batch(concat(tables), batch_format)
+
+    def take_all(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return all rows.
+
+        Args:
+            limit: How many there may be.
+
+        Raises:
+            ValueError: There are more than that.
+        """
+        rows: list[dict[str, Any]] = []
+        for table in self._tables():
+            rows += table_to_rows(table)
+            if limit is not None and len(rows) > limit:
+                raise ValueError(f"take_all(limit={limit}): the dataset has more rows.")
+        return rows
+
+    def show(self, limit: int = 20) -> None:
+        """Print the first rows."""
+        for row in self.take(limit):
+            print(row)  # noqa: T201 -- what it is for
+
+    def count(self) -> int:
+        """Return the number of rows: from files' metadata where these tell, else by executing."""
+        known = count_of(optimised(self._plan))
+        if known is not None:
+            return known
+        return sum(
+            unit.rows if unit.rows is not None else table_of(unit).num_rows
+            for unit in self._units(ordered=False)
+        )
+
+    def schema(self) -> DataSchema | None:
+        """Return the columns and their types, None if there are no rows to tell.
+
+        Without functions they are known from files' metadata; otherwise the first row is made.
+        """
+        if self._schema is None:
+            self._schema = schema_of(optimised(self._plan))
+        if self._schema is None:
+            for unit in self._units(Limit((self._plan,), 1)):
+                table = table_of(unit)
+                if table.num_columns:
+                    self._schema = table.schema
+                    break
+        return None if self._schema is None else DataSchema(self._schema)
+
+    def columns(self) -> list[str] | None:
+        """Return the names of the columns."""
+        schema = self.schema()
+        return None if schema is None else schema.names
+
+    def num_blocks(self) -> int:
+        """Return the number of blocks of a materialized dataset.
+
+        Raises:
+            NotImplementedError: It is not materialized.
+        """
+        if isinstance(self._plan, Read) and isinstance(self._plan.source, BlocksDatasource):
+            return len(self._plan.source.blocks)
+        raise NotImplementedError(
+            "num_blocks() is known of materialized datasets only: call materialize() first."
+        )
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all blocks, by executing the dataset if it is not materialized."""
+        if isinstance(self._plan, Read) and isinstance(self._plan.source, BlocksDatasource):
+            return sum(block.size for block in self._plan.source.blocks)
+        return sum(unit.size for unit in self._units(ordered=False))
+
+    def input_files(self) -> list[str]:
+        """Return the files that are read."""
+        found: dict[str, None] = {}
+        for node in walk(self._plan):
+            if isinstance(node, Read):
+                found.update(dict.fromkeys(node.source.files()))
+        return list(found)
+
+    def iterator(self) -> StreamIterator:
+        """Return what reads this dataset, and can be passed on."""
+        return StreamIterator(self)
+
+    def iter_rows(self) -> Batches:
+        """Rows as dictionaries; each iteration executes the dataset."""
+        return self.iterator().iter_rows()
+
+    def iter_batches(self, **options: Any) -> Batches:
+        """Batches of rows; see ``StreamIterator.iter_batches`` for the arguments."""
+        return self.iterator().iter_batches(**options)
+
+    def iter_torch_batches(self, **options: Any) -> Batches:
+        """Batches of tensors; see ``StreamIterator.iter_torch_batches`` for the arguments."""
+        return self.iterator().iter_torch_batches(**options)
+
+    def to_pandas(self, limit: int | None = None) -> Any:
+        """Return all rows as a DataFrame of pandas.
+
+        Args:
+            limit: How many rows there may be.
+
+        Raises:
+            ValueError: There are more than that.
+        """
+        table = self._whole()
+        if limit is not None and table.num_rows > limit:
+            raise ValueError(f"to_pandas(limit={limit}): the dataset has {table.num_rows} rows.")
+        return table_to_batch(table, "pandas")
+
+    def _whole(self) -> Any:
+        import pyarrow as pa
+
+        tables = []
+        size = 0
+        for table in self._tables():
+            tables.append(table)
+            size += table.nbytes
+            if size > _MUCH and size - table.nbytes <= _MUCH:
+                warnings.warn(
+                    f"More than {_MUCH >> 30} GiB of the dataset are in the memory of this "
+                    f"process; iter_batches() needs a batch at a time.",
+                    stacklevel=3,
+                )
+        full = [table for table in tables if table.num_rows] or tables[:1]
+        return concat(full) if full else pa.table({})
+
+    def to_arrow_refs(self) -> list[Any]:
+        """Return refs of the blocks, each a table of Arrow."""
+        return [_whole_ref(unit) for unit in self._units()]
+
+    def to_numpy_refs(self, *, column: str | None = None) -> list[Any]:
+        """Return refs of the blocks as arrays.
+
+        Args:
+            column: Its array alone. Default: a dictionary of all.
+        """
+        from miniray.api import put
+
+        refs = []
+        for table in self._tables():
+            arrays = table_to_batch(table, "numpy")
+            refs.append(put(arrays if column is None else arrays[column]))
+        return refs
+
+    def materialize(self) -> Any:
+        """Execute the dataset, and return one whose blocks are in the object store."""
+        from miniray.data.dataset import MaterializedDataset
+
+        blocks: list[Any] = []
+        empty: Any = None
+        for unit in self._units():
+            block = unit if isinstance(unit, BlockUnit) else _stored(unit)
+            if block.rows:
+                blocks.append(block)
+            else:
+                empty = empty or block
+        if blocks or empty is not None:
+            self._schema = self._schema or table_of((blocks or [empty])[0].part(0, 1)).schema
+        made = MaterializedDataset(Read(BlocksDatasource(blocks, self._schema)))
+        made._stats, made._schema = self._stats, self._schema
+        return made
+
+    def stats(self) -> str:
+        """Return what the newest execution has done, by operator."""
+        if self._stats is None:
+            return "The dataset was not executed yet."
+        return self._stats.text()
+
+    def get_stats_summary(self) -> dict[str, Any]:
+        """Return the figures of ``stats()`` as plain values."""
+        return (self._stats or ExecutionStats()).summary()
+
+    def explain(self) -> None:
+        """Print the plan, and what runs together."""
+        print("-------- Logical Plan --------")  # noqa: T201 -- what it is for
+        print(explained(self._plan))  # noqa: T201
+        print("-------- Stages --------")  # noqa: T201
+        print(explained(optimised(self._plan)))  # noqa: T201
+
+    def __repr__(self) -> str:
+        materialized = isinstance(self._plan, Read) and isinstance(
+            self._plan.source, BlocksDatasource
+        )
+        schema = self._schema
+        names = "?" if schema is None else str(len(schema.names))
+        rows = str(self.count()) if materialized else "?"
+        lines = [f"shape: ({rows}, {names})"]
+        if schema is not None:
+            cells = [schema.names, ["---"] * len(schema.names), map(shown_type, schema.types)]
+            lines += _box([list(row) for row in cells])
+        if materialized:
+            lines.append(f"(Showing 0 of {rows} rows)")
+        else:
+            lines.append("(Dataset isn't materialized)")
+        return "\n".join(lines)
+
+
+def _box(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    inside = [" ┆ ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    width = len(inside[0]) + 2
+    return ["╭" + "─" * width + "╮", *(f"│ {line} │" for line in inside), "╰" + "─" * width + "╯"]
+
+
+def _stored(unit: ReadUnit) -> BlockUnit:
+    from miniray.api import put
+
+    table = table_of(unit)
+    return BlockUnit((put(table),), table.num_rows, table.nbytes)
+
+
+def _whole_ref(unit: ReadUnit) -> Any:
+    if isinstance(unit, BlockUnit) and not unit.start and unit.rows is not None:
+        return unit.refs[0]
+    return _stored(unit).refs[0]

@@ -1,0 +1,299 @@
+"""Files other than Parquet: CSV, JSON, text, images, NumPy, bytes; small ones together."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from miniray.data.blocks import column, from_file, rows_to_table
+from miniray.data.expressions import full
+from miniray.data.paths import find_files, partitions
+from miniray.data.sources import Datasource, ReadUnit
+from miniray.data.transforms import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from miniray.data.sources import CutWish
+
+#: Bytes of lines that are parsed at once.
+_CHUNK = 8 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class FileFormat:
+    """How files become rows.
+
+    Attributes:
+        filesystem: Where they are, of fsspec.
+        options: Of the format.
+        paths: Whether the column "path" is added.
+    """
+
+    filesystem: Any
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    paths: bool = False
+
+    #: Name of the source in a plan.
+    name: ClassVar[str] = "ReadFiles"
+    #: What files are called in errors, and how their names end.
+    kind: ClassVar[str] = "data"
+    extensions: ClassVar[tuple[str, ...] | None] = None
+    #: Whether a file may be cut at ends of lines.
+    lines: ClassVar[bool] = False
+    #: How many times its size a file takes in memory.
+    inflates: ClassVar[int] = 1
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield the rows of a file, of the lines that begin within these bytes."""
+        raise NotImplementedError
+
+    def whole(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        with self.filesystem.open(path, "rb") as file:
+            return bytes(file.read())
+
+    def chunks(self, path: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the lines that begin within these bytes, some megabytes at a time."""
+        with self.filesystem.open(path, "rb") as file:
+            if start:
+                file.seek(start - 1)
+                file.readline()  # belongs to whoever reads what is before
+            at = file.tell() if start else 0
+            while at < stop:
+                data = file.read(min(_CHUNK, stop - at))
+                if not data:
+                    return
+                if not data.endswith(b"\n"):
+                    data += file.readline()
+                at += len(data)
+                yield data
+
+
+class CsvFormat(FileFormat):
+    """CSV with a header in each file."""
+
+    name = "ReadCSV"
+    kind = "CSV"
+    extensions = (".csv", ".csv.gz", ".tsv")
+    lines = True
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield tables of the lines."""
+        import pyarrow.csv
+
+        options = dict(self.options)
+        read = options.pop("read_options", None)
+        if path.endswith(".gz") or options or read is not None:
+            data = pa.BufferReader(self.whole(path))
+            stream = data if not path.endswith(".gz") else pa.CompressedInputStream(data, "gzip")
+            yield pyarrow.csv.read_csv(stream, read_options=read, **options)
+            return
+        with self.filesystem.open(path, "rb") as file:
+            header = file.readline()
+        names = pyarrow.csv.read_csv(io.BytesIO(header)).column_names
+        first = pyarrow.csv.ReadOptions(use_threads=False)
+        other = pyarrow.csv.ReadOptions(use_threads=False, column_names=names)
+        if stop <= len(header):
+            yield pyarrow.csv.read_csv(io.BytesIO(header))
+        types: Any = None
+        for number, data in enumerate(self.chunks(path, start, stop)):
+            read = first if not start and not number else other
+            convert = pyarrow.csv.ConvertOptions(column_types=types)
+            table = pyarrow.csv.read_csv(
+                io.BytesIO(data), read_options=read, convert_options=convert
+            )
+            types = types or {f.name: f.type for f in table.schema if f.type != pa.null()}
+            yield table
+
+
+class JsonFormat(FileFormat):
+    """JSON: an object in each line, or a list of objects."""
+
+    name = "ReadJSON"
+    kind = "JSON"
+    extensions = (".json", ".jsonl", ".ndjson")
+    lines = True
+    inflates = 2
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield tables of the objects."""
+        import json
+
+        import pyarrow.json
+
+        with self.filesystem.open(path, "rb") as file:
+            begin = file.read(64).lstrip()[:1]
+        if begin == b"[":
+            if not start:
+                yield rows_to_table(json.loads(self.whole(path)))
+            return
+        for data in self.chunks(path, start, stop):
+            if not data.strip():
+                continue
+            read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+            try:
+                yield pyarrow.json.read_json(io.BytesIO(data), read_options=read, **self.options)
+            except pa.ArrowInvalid:
+                if start or stop < 2**62:
+                    raise
+                yield rows_to_table([json.loads(self.whole(path))])
+                return
+
+
+class TextFormat(FileFormat):
+    """A row for each line."""
+
+    name = "ReadText"
+    kind = "text"
+    lines = True
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield tables of lines."""
+        encoding = self.options.get("encoding", "utf-8")
+        for data in self.chunks(path, start, stop):
+            lines = data.decode(encoding).splitlines()
+            if self.options.get("drop_empty_lines", True):
+                lines = [line for line in lines if line.strip()]
+            yield pa.table({"text": pa.array(lines, pa.string())})
+
+
+class BinaryFormat(FileFormat):
+    """A row for each file: its bytes."""
+
+    name = "ReadBinary"
+    kind = "binary"
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield one row."""
+        yield pa.table({"bytes": pa.array([self.whole(path)], pa.binary())})
+
+
+class ImageFormat(FileFormat):
+    """A row for each image, decoded by Pillow."""
+
+    name = "ReadImage"
+    kind = "image"
+    extensions = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+    inflates = 8
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield one row."""
+        import numpy as np
+        from PIL import Image
+
+        image: Any = Image.open(io.BytesIO(self.whole(path)))
+        size, mode = self.options.get("size"), self.options.get("mode")
+        if size is not None:
+            height, width = size
+            image = image.resize((width, height))
+        if mode is not None:
+            image = image.convert(mode)
+        yield pa.table({"image": column([np.asarray(image)])})
+
+
+class NumpyFormat(FileFormat):
+    """A row for each entry of the first axis of an array."""
+
+    name = "ReadNumpy"
+    kind = "NumPy"
+    extensions = (".npy",)
+
+    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield one table. Arrays of Python objects are refused: they are pickled."""
+        import numpy as np
+
+        array = np.load(io.BytesIO(self.whole(path)), allow_pickle=False)
+        yield pa.table({"data": column(np.atleast_1d(array))})
+
+
+@dataclasses.dataclass(frozen=True)
+class FileUnit(ReadUnit):
+    """Some bytes of a file, or several whole files."""
+
+    format: FileFormat
+    spans: tuple[tuple[str, int, int], ...]
+    size: int
+
+    @property
+    def label(self) -> str:
+        """The files."""
+        path, start, _ = self.spans[0]
+        if len(self.spans) > 1:
+            return f"{path} up to {self.spans[-1][0]}"
+        return f"{path} (from byte {start})" if start else path
+
+    def read(self, *values: Any) -> Iterator[Any]:
+        """Yield the rows."""
+        for span in self.spans:
+            yield from self._tables(*span)
+
+    def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+        try:
+            for table in self.format.tables(path, start, stop):
+                yield self._finished(from_file(table), path)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            kind = self.format.kind
+            raise DataError(f"{path} can't be read as a {kind} file: {error}") from error
+
+    def _finished(self, table: Any, path: str) -> Any:
+        for name, value in partitions(path).items():
+            if name not in table.column_names:
+                table = table.append_column(name, full(pa.scalar(value), table.num_rows))
+        if self.format.paths:
+            table = table.append_column("path", full(pa.scalar(path), table.num_rows))
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class FilesDatasource(Datasource):
+    """Files of a format."""
+
+    format: FileFormat
+    found: Sequence[tuple[str, int]]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """That of the format."""
+        return self.format.name
+
+    def files(self) -> list[str]:
+        """Return the paths."""
+        return [path for path, _ in self.found]
+
+    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
+        """Yield units: parts of large files, small files together."""
+        inflates = self.format.inflates
+        total = sum(size for _, size in self.found) * inflates
+        target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
+        held: list[tuple[str, int, int]] = []
+        held_size = 0
+        for path, size in self.found:
+            if held and held_size + size > target:
+                yield FileUnit(self.format, tuple(held), held_size * inflates)
+                held, held_size = [], 0
+            if size > 2 * target and self._can_be_cut(path):
+                for start in range(0, size, target):
+                    stop = 2**62 if start + target >= size else start + target
+                    yield FileUnit(self.format, ((path, start, stop),), target * inflates)
+                continue
+            held.append((path, 0, 2**62))
+            held_size += size
+        if held:
+            yield FileUnit(self.format, tuple(held), held_size * inflates)
+
+    def _can_be_cut(self, path: str) -> bool:
+        format_ = self.format
+        plain = not path.endswith((".gz", ".json")) and not format_.options
+        return format_.lines and plain
+
+
+def files_source(
+    kind: type[FileFormat], paths: Any, filesystem: Any, options: dict[str, Any], *, include: bool
+) -> FilesDatasource:
+    """Return the source of files at paths."""
+    found, files = find_files(paths, filesystem, kind.extensions, kind.kind)
+    return FilesDatasource(kind(found, options, include), files)

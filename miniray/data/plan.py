@@ -1,0 +1,261 @@
+"""Lazy plans: what a dataset is made of, and the stages in which it is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from miniray.data.transforms import Columns, FilterExpr, Transform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from miniray.data.sources import Datasource
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """What a step runs on.
+
+    Attributes:
+        pool: Least and most actors; None: tasks.
+        initial: Actors at the beginning.
+        options: Options of tasks or actors: num_cpus, num_gpus and so on.
+        most: Tasks at once, at most; None: as many as there are CPUs.
+    """
+
+    pool: tuple[int, int] | None = None
+    initial: int = 0
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    most: int | None = None
+
+
+TASKS = Compute()
+
+
+class PlanNode:
+    """A node of a plan."""
+
+    inputs: tuple[PlanNode, ...]
+
+    @property
+    def name(self) -> str:
+        """As plans name it."""
+        return type(self).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Read(PlanNode):
+    """Reads a source."""
+
+    source: Datasource
+    shuffle: int | None = None
+    inputs: tuple[PlanNode, ...] = dataclasses.field(default=(), init=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the source."""
+        return self.source.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply(PlanNode):
+    """Applies a step to all rows."""
+
+    inputs: tuple[PlanNode, ...]
+    step: Transform
+    compute: Compute = TASKS
+
+    @property
+    def name(self) -> str:
+        """The name of the step."""
+        return self.step.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit(PlanNode):
+    """Keeps the first rows."""
+
+    inputs: tuple[PlanNode, ...]
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """With the number."""
+        return f"Limit({self.rows})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Union(PlanNode):
+    """The rows of several plans, one after another."""
+
+    inputs: tuple[PlanNode, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Regroup(PlanNode):
+    """Blocks of so many rows.
+
+    Attributes:
+        rows: Rows of each block, or at least so many.
+        strict: Exactly so many, other than in the last one.
+    """
+
+    inputs: tuple[PlanNode, ...]
+    rows: int
+    strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """With the number."""
+        return f"Repartition({self.rows} rows)"
+
+
+# --- stages -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage(PlanNode):
+    """Steps that run together: in one task, or in the actors of a pool."""
+
+    inputs: tuple[PlanNode, ...]
+    steps: tuple[Transform, ...]
+    compute: Compute = TASKS
+
+    @property
+    def name(self) -> str:
+        """The names of what is in it, as Ray joins them."""
+        names = [step.name for step in self.steps]
+        if isinstance(self.inputs[0], Read):
+            names.insert(0, self.inputs[0].name)
+        return "->".join(names)
+
+    @property
+    def least(self) -> int:
+        """Rows that its steps want at once."""
+        return max([step.least for step in self.steps], default=1)
+
+
+def optimised(node: PlanNode) -> PlanNode:
+    """Return the plan in stages, with columns, filters and limits moved to where rows are read."""
+    node = _replaced(node, tuple(optimised(each) for each in node.inputs))
+    if isinstance(node, Limit):
+        return _limited(node)
+    if isinstance(node, Read):
+        return node
+    if not isinstance(node, Apply):
+        return node
+    below = node.inputs[0]
+    if isinstance(below, Read):
+        pushed = _pushed(below, node.step)
+        return pushed if pushed is not None else Stage((below,), (node.step,), node.compute)
+    if isinstance(below, Stage) and (compute := _together(below, node)) is not None:
+        return Stage(below.inputs, (*below.steps, node.step), compute)
+    return Stage((below,), (node.step,), node.compute)
+
+
+def _replaced(node: PlanNode, inputs: tuple[PlanNode, ...]) -> PlanNode:
+    if inputs == node.inputs:
+        return node
+    return dataclasses.replace(node, inputs=inputs)  # type: ignore[type-var]
+
+
+def _together(below: Stage, above: Apply) -> Compute | None:
+    """Return what a stage runs on that has the step above in it too; None: it is one of its own."""
+    if not above.step.user or (below.compute == above.compute and above.compute.pool is None):
+        return below.compute
+    plain = not any(step.user for step in below.steps)
+    return above.compute if plain and above.compute.pool is None else None
+
+
+def _pushed(read: Read, step: Transform) -> PlanNode | None:
+    """Return a read that does what a step would do; None if it can't."""
+    source = None
+    if isinstance(step, Columns) and step.kind == "SelectColumns":
+        source = read.source.selected(list(step.names))
+    elif isinstance(step, FilterExpr):
+        source = read.source.filtered(step.expr)
+    return None if source is None else dataclasses.replace(read, source=source)
+
+
+def _limited(node: Limit) -> PlanNode:
+    """Move a limit below what keeps the count of rows."""
+    below = node.inputs[0]
+    if isinstance(below, Limit):
+        return Limit(below.inputs, min(below.rows, node.rows))
+    if isinstance(below, Stage) and all(step.keeps_count for step in below.steps):
+        return dataclasses.replace(below, inputs=(_limited(Limit(below.inputs, node.rows)),))
+    return node
+
+
+def walk(node: PlanNode) -> Iterator[PlanNode]:
+    """Yield a node and all below it."""
+    yield node
+    for each in node.inputs:
+        yield from walk(each)
+
+
+def has_user_code(node: PlanNode) -> bool:
+    """Whether functions of the user are called."""
+    return any(
+        step.user for each in walk(node) for step in (each.steps if isinstance(each, Stage) else ())
+    )
+
+
+def keeps_count(steps: Sequence[Transform]) -> bool:
+    """Whether as many rows come out of steps as go in."""
+    return all(step.keeps_count for step in steps)
+
+
+def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
+    """Return the read and the stages above it; None if the plan has anything else."""
+    stages: list[Stage] = []
+    while isinstance(node, Stage):
+        stages.insert(0, node)
+        node = node.inputs[0]
+    return (node, tuple(stages)) if isinstance(node, Read) else None
+
+
+def count_of(node: PlanNode) -> int | None:
+    """Return the number of rows if it is known without executing the plan."""
+    if isinstance(node, Read):
+        return node.source.count()
+    if isinstance(node, Stage) and not keeps_count(node.steps):
+        return None
+    counts = [count_of(each) for each in node.inputs]
+    if None in counts:
+        return None
+    total = sum(filter(None, counts))
+    return min(total, node.rows) if isinstance(node, Limit) else total
+
+
+def schema_of(node: PlanNode) -> Any:
+    """Return the schema if it is known without executing the plan, else None."""
+    if isinstance(node, Read):
+        return node.source.schema()
+    schema = schema_of(node.inputs[0])
+    for step in node.steps if isinstance(node, Stage) else ():
+        schema = None if schema is None else step.schema(schema)
+    return schema
+
+
+def explained(node: PlanNode) -> str:
+    """Return the plan as text, the last node first."""
+    lines: list[str] = []
+
+    def add(each: PlanNode, depth: int) -> None:
+        where = ""
+        if isinstance(each, Stage):
+            pool = each.compute.pool
+            where = "  [tasks]" if pool is None else f"  [pool of {pool[0]} to {pool[1]} actors]"
+            if each.compute.options:
+                where += f" {dict(each.compute.options)}"
+        lines.append(f"{'   ' * depth}{'+- ' if depth else ''}{each.name}{where}")
+        below = each.inputs
+        if isinstance(each, Stage) and isinstance(below[0], Read):
+            below = ()  # in the name of the stage
+        for inner in below:
+            add(inner, depth + 1)
+
+    add(node, 0)
+    return "\n".join(lines)

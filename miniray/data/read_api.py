@@ -1,0 +1,237 @@
+"""The functions that make datasets: of files, of numbers, of what is in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray.data.batches import check_whole
+from miniray.data.dataset import Dataset, MaterializedDataset
+from miniray.data.files import (
+    BinaryFormat,
+    CsvFormat,
+    ImageFormat,
+    JsonFormat,
+    NumpyFormat,
+    TextFormat,
+    files_source,
+)
+from miniray.data.parquet import parquet_source
+from miniray.data.plan import Read
+from miniray.data.sources import (
+    BlocksDatasource,
+    BlockUnit,
+    IndexedDatasource,
+    ItemsDatasource,
+    RangeDatasource,
+    TablesDatasource,
+)
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Sequence
+
+    from miniray.data.files import FileFormat
+
+#: Arguments of Ray's readers that only advise, and those that are not here.
+_ADVICE = ("override_num_blocks", "parallelism", "concurrency", "ray_remote_args", "num_cpus")
+
+
+def _checked(caller: str, options: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    found = {name: value for name, value in options.items() if name not in _ADVICE}
+    for name in found:
+        if name not in known:
+            raise TypeError(f"{caller}() has no argument {name!r}, but {', '.join(known)}.")
+    return found
+
+
+def _seed_of(caller: str, shuffle: Any) -> int | None:
+    if shuffle not in (None, "files"):
+        raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
+    import random
+
+    return random.randrange(2**31) if shuffle else None  # noqa: S311 -- no secret
+
+
+def range(n: int, **options: Any) -> Dataset:
+    """Return the numbers from 0 up to, without, n, in the column "id"."""
+    _checked("range", options, ())
+    check_whole("range", "n", n, 0)
+    return Dataset(Read(RangeDatasource(n)))
+
+
+def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Dataset:
+    """Return n tensors of a shape in the column "data", each filled with its number."""
+    _checked("range_tensor", options, ())
+    check_whole("range_tensor", "n", n, 0)
+    return Dataset(Read(RangeDatasource(n, tuple(shape))))
+
+
+def from_items(items: Sequence[Any], **options: Any) -> Dataset:
+    """Return a row for each item: a dictionary as it is, others in the column "item"."""
+    _checked("from_items", options, ())
+    return Dataset(Read(ItemsDatasource(list(items))))
+
+
+def from_arrow(tables: Any) -> Dataset:
+    """Return the rows of a ``pyarrow.Table``, or of several."""
+    from miniray.data.blocks import batch_to_table
+
+    found = tables if isinstance(tables, list | tuple) else [tables]
+    return Dataset(Read(TablesDatasource([batch_to_table(table) for table in found])))
+
+
+def from_pandas(dfs: Any) -> Dataset:
+    """Return the rows of a ``pandas.DataFrame``, or of several."""
+    return from_arrow(dfs)
+
+
+def from_numpy(ndarrays: Any) -> Dataset:
+    """Return a row in the column "data" for each entry of the first axis of arrays."""
+    found = ndarrays if isinstance(ndarrays, list | tuple) else [ndarrays]
+    return from_arrow([{"data": array} for array in found])
+
+
+def from_blocks(blocks: Sequence[Any]) -> Dataset:
+    """Return the rows of tables or DataFrames."""
+    return from_arrow(list(blocks))
+
+
+def from_arrow_refs(tables: Any) -> Dataset:
+    """Return the rows of tables in the object store."""
+    found = tables if isinstance(tables, list | tuple) else [tables]
+    units = [BlockUnit((ref,), None, 0) for ref in found]
+    return MaterializedDataset(Read(BlocksDatasource(units)))
+
+
+def from_pandas_refs(dfs: Any) -> Dataset:
+    """Return the rows of DataFrames in the object store."""
+    return from_arrow_refs(dfs)
+
+
+def from_numpy_refs(ndarrays: Any) -> Dataset:
+    """Return the rows of arrays in the object store, in the column "data"."""
+    from miniray.api import get
+
+    found = ndarrays if isinstance(ndarrays, list | tuple) else [ndarrays]
+    return from_numpy(get(list(found)))
+
+
+def from_torch(dataset: Any) -> Dataset:
+    """Return the items of a dataset with ``__len__`` and ``__getitem__``, read in tasks."""
+    from miniray.api import put
+
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"from_torch({type(dataset).__name__}) needs __len__ and __getitem__: tasks read items "
+            f"by number."
+        )
+    return Dataset(Read(IndexedDatasource(put(dataset), len(dataset))))
+
+
+def from_huggingface(dataset: Any) -> Dataset:
+    """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
+    if not hasattr(dataset, "with_format"):
+        raise TypeError(f"from_huggingface() takes a datasets.Dataset, not {type(dataset)}.")
+    if hasattr(dataset, "features") and any(
+        hasattr(feature, "decode_example") for feature in dataset.features.values()
+    ):
+        return from_torch(dataset)
+    return from_arrow(dataset.with_format("arrow")[:])
+
+
+def read_parquet(
+    paths: Any,
+    *,
+    filesystem: Any = None,
+    columns: Sequence[str] | None = None,
+    filter: Any = None,
+    include_paths: bool = False,
+    shuffle: str | None = None,
+    **options: Any,
+) -> Dataset:
+    """Read Parquet files.
+
+    Args:
+        paths: A path or several: files, folders or patterns, local or as URLs. Folders named
+            ``key=value`` become columns.
+        filesystem: Of fsspec or pyarrow. Default: it follows from the paths.
+        columns: Read only these; as ``select_columns``.
+        filter: An expression; as ``filter(expr=)``.
+        include_paths: Add the column "path".
+        shuffle: "files": read the units in a random order.
+        **options: Arguments of Ray that only advise, such as ``override_num_blocks``.
+
+    Raises:
+        FileNotFoundError: There is no file at a path.
+        ValueError: A column is not there.
+    """
+    _checked("read_parquet", options, ())
+    source = parquet_source(paths, filesystem, columns, include_paths=include_paths)
+    dataset = Dataset(Read(source, _seed_of("read_parquet", shuffle)))
+    return dataset if filter is None else dataset.filter(expr=filter)
+
+
+def _read(
+    caller: str,
+    kind: builtins.type[FileFormat],
+    paths: Any,
+    options: dict[str, Any],
+    known: Sequence[str],
+) -> Dataset:
+    found = _checked(caller, options, (*known, "filesystem", "include_paths", "shuffle"))
+    filesystem = found.pop("filesystem", None)
+    include = found.pop("include_paths", False)
+    seed = _seed_of(caller, found.pop("shuffle", None))
+    found = {name: value for name, value in found.items() if value is not None}
+    return Dataset(Read(files_source(kind, paths, filesystem, found, include=include), seed))
+
+
+def read_csv(paths: Any, **options: Any) -> Dataset:
+    """Read CSV files with a header each; large ones by several tasks.
+
+    Args:
+        paths: As of ``read_parquet``.
+        **options: ``filesystem``, ``include_paths``, ``shuffle``; ``read_options``,
+            ``parse_options``, ``convert_options`` of ``pyarrow.csv``, with which each file is read
+            by one task.
+    """
+    known = ("read_options", "parse_options", "convert_options")
+    return _read("read_csv", CsvFormat, paths, options, known)
+
+
+def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Dataset:
+    """Read JSON files: an object in each line, or one list of objects.
+
+    Args:
+        paths: As of ``read_parquet``.
+        lines: Accepted as in Ray: which of both it is can be seen.
+        **options: ``filesystem``, ``include_paths``, ``shuffle``, ``parse_options``.
+    """
+    del lines
+    return _read("read_json", JsonFormat, paths, options, ("parse_options",))
+
+
+def read_text(paths: Any, **options: Any) -> Dataset:
+    """Read lines of text into the column "text"; ``encoding``, ``drop_empty_lines=True``."""
+    return _read("read_text", TextFormat, paths, options, ("encoding", "drop_empty_lines"))
+
+
+def read_images(paths: Any, **options: Any) -> Dataset:
+    """Read images into the column "image", as arrays of height, width and channels.
+
+    Args:
+        paths: As of ``read_parquet``.
+        **options: ``size``: (height, width) to scale to; ``mode``: of Pillow, such as "RGB";
+            ``filesystem``, ``include_paths``, ``shuffle``.
+    """
+    return _read("read_images", ImageFormat, paths, options, ("size", "mode"))
+
+
+def read_numpy(paths: Any, **options: Any) -> Dataset:
+    """Read ``.npy`` files: a row in the column "data" for each entry of the first axis."""
+    return _read("read_numpy", NumpyFormat, paths, options, ())
+
+
+def read_binary_files(paths: Any, **options: Any) -> Dataset:
+    """Read each file as a row, with its contents in the column "bytes"."""
+    return _read("read_binary_files", BinaryFormat, paths, options, ())

@@ -1,0 +1,402 @@
+"""What is done with the rows of a unit: the steps of a stage, run one after another as streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from miniray.data.blocks import (
+    batch_to_table,
+    concat,
+    rebatched,
+    rows_to_table,
+    table_to_batch,
+    table_to_rows,
+)
+from miniray.data.expressions import Expr, full
+from miniray.exceptions import MinirayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+#: Bytes of a batch with batch_size="auto".
+_AUTO = 4 * 2**20
+#: Rows of flat maps that become a table together.
+_TOGETHER = 4096
+
+
+class DataError(MinirayError, RuntimeError):
+    """A function of the user, or a file, has failed; the text says which, and on which rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """What is being read, for messages and seeds.
+
+    Attributes:
+        label: The unit: a file and rows.
+        index: Which call of its stage this is.
+        seed: What random numbers of this call are drawn from.
+    """
+
+    label: str
+    index: int = 0
+    seed: int = 0
+
+
+class Transform:
+    """One step of a stage.
+
+    Attributes:
+        name: As plans, errors and statistics name it, such as "Map(f)".
+        keeps_count: Whether as many rows come out as went in.
+        user: Whether it calls a function of the user.
+        least: Rows that it wants at once.
+    """
+
+    name: str = ""
+    keeps_count: bool = True
+    user: bool = False
+    least: int = 1
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield the tables that it makes of others."""
+        raise NotImplementedError
+
+    def schema(self, schema: Any) -> Any:
+        """Return the schema of what comes out; None if only running it tells."""
+        return None
+
+    def prepared(self) -> Transform:
+        """Return the step as it is run in a process: an object is made of a class."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Udf:
+    """A function of the user, or a class whose object is called.
+
+    Attributes:
+        function: The function or class.
+        args: Further arguments, behind the row or batch.
+        kwargs: Arguments by name.
+        init_args: Of the class.
+        init_kwargs: Of the class, by name.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    init_args: tuple[Any, ...] = ()
+    init_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name, for plans."""
+        named = getattr(self.function, "__name__", None)
+        return named or type(self.function).__name__
+
+    @property
+    def is_class(self) -> bool:
+        """Whether an object has to be made first, which an actor keeps."""
+        return isinstance(self.function, type)
+
+    def made(self) -> Udf:
+        """Return the same with an object in place of the class."""
+        if not self.is_class:
+            return self
+        made = self.function(*self.init_args, **self.init_kwargs)
+        return Udf(made, self.args, self.kwargs)
+
+    def __call__(self, value: Any) -> Any:
+        """Call the function with a row or a batch."""
+        return self.function(value, *self.args, **self.kwargs)
+
+
+def failed(step: str, where: Where, rows: str, error: BaseException) -> DataError:
+    """Return the error of a function of the user, with that function's stack only."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/miniray/data/" not in frame.filename]
+    stack = "".join(traceback.format_list(own)).rstrip()
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{step} failed on {rows} of {where.label}: {told}"
+    return DataError(f"{text}\n{stack}" if stack else text)
+
+
+def _rows_text(start: int, count: int) -> str:
+    return f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
+
+
+@dataclasses.dataclass(frozen=True)
+class MapRows(Transform):
+    """Calls a function for each row: map, flat_map or filter."""
+
+    udf: Udf
+    kind: str
+    user = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Ray's name of the operator."""
+        return f"{self.kind}({self.udf.name})"
+
+    @property
+    def keeps_count(self) -> bool:  # type: ignore[override]
+        """Only a map does."""
+        return self.kind == "Map"
+
+    def prepared(self) -> Transform:
+        """Make an object of the class."""
+        return dataclasses.replace(self, udf=self.udf.made())
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield what the function makes of the rows."""
+        at = 0
+        for whole in tables:
+            if not whole.num_rows:
+                yield whole.slice(0, 0)
+            for table in rebatched([whole], _TOGETHER):
+                yield self._table(table, at, where)
+                at += table.num_rows
+
+    def _table(self, table: Any, at: int, where: Where) -> Any:
+        if self.kind == "Filter":
+            kept = [
+                bool(self._call(row, at + place, where))
+                for place, row in enumerate(table_to_rows(table))
+            ]
+            return table.filter(np.asarray(kept, dtype=bool))
+        made: list[Any] = []
+        for place, row in enumerate(table_to_rows(table)):
+            result = self._call(row, at + place, where)
+            rows = result if self.kind == "FlatMap" else (result,)
+            made += (self._checked(each, at + place, where) for each in rows)
+        return rows_to_table(made)
+
+    def _call(self, row: Any, number: int, where: Where) -> Any:
+        try:
+            result = self.udf(row)
+            return list(result) if self.kind == "FlatMap" else result
+        except (Exception, SystemExit) as error:
+            raise failed(self.name, where, _rows_text(number, 1), error) from error
+
+    def _checked(self, row: Any, number: int, where: Where) -> Any:
+        if hasattr(row, "keys"):
+            return row
+        expected = "a list of dictionaries" if self.kind == "FlatMap" else "a dictionary"
+        raise DataError(
+            f"{self.name} returned a {type(row).__name__} for row {number} of {where.label}; "
+            f"it must return {expected}, such as {{'item': value}}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MapBatches(Transform):
+    """Calls a function for each batch."""
+
+    udf: Udf
+    batch_size: int | str | None = None
+    batch_format: str | None = "default"
+    zero_copy: bool = False
+    keeps_count: bool = False
+    label: str = ""
+    user = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Ray's name of the operator."""
+        return self.label or f"MapBatches({self.udf.name})"
+
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        """The rows of a batch."""
+        return self.batch_size if isinstance(self.batch_size, int) else 1
+
+    def prepared(self) -> Transform:
+        """Make an object of the class."""
+        return dataclasses.replace(self, udf=self.udf.made())
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield what the function makes of the batches."""
+        at = 0
+        for table in self._batches(tables):
+            if not table.num_rows:
+                continue  # functions need not be ready for batches of nothing
+            rows = _rows_text(at, table.num_rows)
+            at += table.num_rows
+            made = 0
+            for result in self._call(table, rows, where):
+                made += result.num_rows
+                yield result
+            if self.keeps_count and made != table.num_rows:
+                raise DataError(
+                    f"{self.name} returned {made} rows for the {table.num_rows} ({rows}) of "
+                    f"{where.label}, against udf_modifying_row_count=False."
+                )
+
+    def _batches(self, tables: Iterator[Any]) -> Iterator[Any]:
+        if isinstance(self.batch_size, int):
+            yield from rebatched(tables, self.batch_size)
+            return
+        for table in tables:
+            if self.batch_size == "auto" and table.num_rows:
+                rows = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
+                yield from rebatched([table], rows)
+            else:
+                yield table
+
+    def _call(self, table: Any, rows: str, where: Where) -> Iterator[Any]:
+        try:
+            batch = table_to_batch(table, self.batch_format, writable=not self.zero_copy)
+            result = self.udf(batch)
+            for each in result if hasattr(result, "__next__") else (result,):
+                yield batch_to_table(each)
+        except (Exception, SystemExit) as error:
+            raise failed(self.name, where, rows, error) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class FilterExpr(Transform):
+    """Keeps the rows for which an expression is true."""
+
+    expr: Expr
+    keeps_count = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The expression."""
+        return f"Filter({self.expr!r})"
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield the rows that are kept."""
+        for table in tables:
+            yield table.filter(_computed(self, self.expr, table, where))
+
+    def schema(self, schema: Any) -> Any:
+        """Return the same."""
+        return schema
+
+
+def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
+    try:
+        return full(expr.evaluate(table), table.num_rows)
+    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
+        raise failed(step.name, where, "rows", error) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class WithColumns(Transform):
+    """Adds columns, or replaces some, by expressions."""
+
+    exprs: Mapping[str, Expr]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The names of the columns."""
+        return f"WithColumns({', '.join(self.exprs)})"
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield tables with the columns."""
+        for table in tables:
+            made = {name: _computed(self, e, table, where) for name, e in self.exprs.items()}
+            for name, values in made.items():
+                table = _with_column(table, name, values)  # noqa: PLW2901
+            yield table
+
+    def schema(self, schema: Any) -> Any:
+        """Compute it of no rows."""
+        empty = schema.empty_table()
+        return next(self.run(iter([empty]), Where("no rows"))).schema
+
+
+def _with_column(table: Any, name: str, values: Any) -> Any:
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, values)
+    return table.append_column(name, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns(Transform):
+    """Selects, drops or renames columns."""
+
+    kind: str
+    names: Sequence[str] | Mapping[str, str]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """What is done, with the names."""
+        return f"{self.kind}({', '.join(self.names)})"
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield tables with these columns."""
+        for table in tables:
+            if not table.num_columns and not table.num_rows:
+                yield table
+                continue
+            missing = [name for name in self.names if name not in table.column_names]
+            if missing:
+                raise DataError(
+                    f"{self.name}: {where.label} has no column {missing[0]!r}, but "
+                    f"{', '.join(table.column_names) or 'none'}."
+                )
+            yield self._changed(table)
+
+    def _changed(self, table: Any) -> Any:
+        if self.kind == "SelectColumns":
+            return table.select(list(self.names))
+        if self.kind == "DropColumns":
+            return table.drop_columns(list(self.names))
+        names: Any = self.names
+        return table.rename_columns([names.get(name, name) for name in table.column_names])
+
+    def schema(self, schema: Any) -> Any:
+        """Change a table of no rows."""
+        return next(self.run(iter([schema.empty_table()]), Where("the data"))).schema
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample(Transform):
+    """Keeps each row with a probability."""
+
+    fraction: float
+    seed: int
+    name = "RandomSample"
+    keeps_count = False
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield the rows that are drawn, the same ones each time."""
+        random = np.random.default_rng((self.seed, where.index))
+        for table in tables:
+            yield table.filter(random.random(table.num_rows) < self.fraction)
+
+    def schema(self, schema: Any) -> Any:
+        """Return the same."""
+        return schema
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather(Transform):
+    """Makes one block of all rows of a call."""
+
+    name = "Repartition"
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield one table."""
+        found = list(tables)
+        if found:
+            yield concat(found)
+
+    def schema(self, schema: Any) -> Any:
+        """Return the same."""
+        return schema
+
+
+def run_steps(steps: Iterable[Transform], tables: Iterator[Any], where: Where) -> Iterator[Any]:
+    """Yield what comes out of the last step."""
+    for step in steps:
+        tables = step.run(tables, where)
+    return tables

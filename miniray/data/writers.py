@@ -1,0 +1,183 @@
+"""Files that are written by tasks: named by the unit, written aside, and renamed when whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from miniray.data.blocks import Pickled, table_to_rows, to_numpy
+from miniray.data.paths import is_local, resolve
+from miniray.data.plan import Apply, Regroup
+from miniray.data.transforms import DataError, Transform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from miniray.data.transforms import Where
+
+_MODES = ("append", "create", "overwrite", "ignore")
+_IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer(Transform):
+    """Writes blocks as files, and gives their names and rows.
+
+    Attributes:
+        kind: The end of the files' names: "parquet", "csv", "json", "npy" or one of images.
+        filesystem: Of fsspec.
+        folder: On the filesystem.
+        first: Number of the first file, behind those that are there.
+        column: The only column that is written, for arrays and images.
+        partition_cols: Columns whose values name folders.
+        options: Of what writes the format.
+    """
+
+    kind: str
+    filesystem: Any
+    folder: str
+    first: int = 0
+    column: str = ""
+    partition_cols: tuple[str, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    user = True
+    keeps_count = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Ray's name of the operator."""
+        return f"Write{self.kind.capitalize()}"
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Write each table, and yield what was written."""
+        number = 0
+        for table in tables:
+            if not table.num_rows:
+                continue
+            for folder, part in self._partitioned(table):
+                if self.kind in _IMAGES:
+                    for row in range(part.num_rows):
+                        name = f"{self.first + where.index:06d}-{number:06d}.{self.kind}"
+                        self._store(folder, name, self._image(part, row, where))
+                        number += 1
+                    continue
+                name = f"{self.first + where.index:06d}-{number:06d}.{self.kind}"
+                self._store(folder, name, self._bytes(part, where))
+                number += 1
+            yield pa.table({"rows": [table.num_rows]})
+
+    def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
+        if not self.partition_cols:
+            yield self.folder, table
+            return
+        keys = table.select(list(self.partition_cols)).to_pylist()
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row, key in enumerate(keys):
+            groups.setdefault(tuple(key.values()), []).append(row)
+        rest = table.drop_columns(list(self.partition_cols))
+        for values, rows in groups.items():
+            named = zip(self.partition_cols, values, strict=True)
+            below = "/".join(f"{name}={value}" for name, value in named)
+            yield f"{self.folder}/{below}", rest.take(pa.array(rows))
+
+    def _bytes(self, table: Any, where: Where) -> bytes:
+        pickled = [field.name for field in table.schema if isinstance(field.type, Pickled)]
+        if pickled and not self.column:
+            raise DataError(
+                f"{self.name}: the column {pickled[0]!r} has Python objects, which files can't "
+                f"hold. Drop or convert it ({where.label})."
+            )
+        sink = io.BytesIO()
+        if self.kind == "parquet":
+            import pyarrow.parquet as pq
+
+            pq.write_table(table, sink, **self.options)
+        elif self.kind == "csv":
+            import pyarrow.csv
+
+            pyarrow.csv.write_csv(table, sink, **self.options)
+        elif self.kind == "json":
+            for row in table_to_rows(table):
+                sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
+        else:
+            import numpy as np
+
+            np.save(sink, to_numpy(self._only(table, where)), allow_pickle=False)
+        return sink.getvalue()
+
+    def _only(self, table: Any, where: Where) -> Any:
+        if self.column not in table.column_names:
+            raise DataError(
+                f"{self.name}: {where.label} has no column {self.column!r}, but "
+                f"{', '.join(table.column_names)}."
+            )
+        return table.column(self.column)
+
+    def _image(self, table: Any, row: int, where: Where) -> bytes:
+        from PIL import Image
+
+        sink = io.BytesIO()
+        array = to_numpy(self._only(table, where).slice(row, 1))[0]
+        kind = {"jpg": "jpeg"}.get(self.kind, self.kind)
+        Image.fromarray(array).save(sink, format=kind)
+        return sink.getvalue()
+
+    def _store(self, folder: str, name: str, data: bytes) -> None:
+        """Write a file so that it is there whole or not at all."""
+        fs = self.filesystem
+        fs.makedirs(folder, exist_ok=True)
+        path = f"{folder}/{name}"
+        aside = f"{folder}/.{name}.part" if is_local(fs) else path
+        with fs.open(aside, "wb") as file:
+            file.write(data)
+        if aside != path:
+            fs.mv(aside, path)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def write(dataset: Any, kind: str, path: str, options: dict[str, Any]) -> None:
+    """Write a dataset as files below a folder.
+
+    Raises:
+        ValueError: A value makes no sense, or mode="create" and there are files.
+    """
+    caller = f"write_{'numpy' if kind == 'npy' else 'images' if kind in _IMAGES else kind}"
+    mode = str(getattr(options.get("mode"), "value", options.get("mode", "append"))).lower()
+    if mode not in _MODES:
+        raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
+    fs, folder = resolve(path, options.get("filesystem"))
+    there = list(fs.find(folder)) if fs.exists(folder) else []
+    if there and mode == "create":
+        raise ValueError(f"{caller}(mode='create'): there are files in {path!r}.")
+    if there and mode == "ignore":
+        return
+    rows = options.get("min_rows_per_file")
+    taken = ("mode", "filesystem", "min_rows_per_file", "column", "partition_cols")
+    writer = Writer(
+        kind,
+        fs,
+        folder.rstrip("/"),
+        _next_number(there),
+        options.get("column", ""),
+        tuple(options.get("partition_cols") or ()),
+        {name: value for name, value in options.items() if name not in taken},
+    )
+    below = dataset._plan if rows is None else Regroup((dataset._plan,), rows)
+    fs.makedirs(folder, exist_ok=True)
+    for _ in dataset._units(Apply((below,), writer), ordered=False):
+        pass
+    if mode == "overwrite" and there:
+        fs.rm(there)
+
+
+def _next_number(there: list[str]) -> int:
+    """Return a number above those of the files that are there."""
+    numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
+    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)

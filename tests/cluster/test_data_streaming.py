@@ -1,0 +1,234 @@
+"""Datasets through real tasks and actors: rows, order, pools, errors, limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import miniray
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("cluster")
+CLUSTER = {"num_cpus": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Three Parquet files of 1,000 rows in row groups of 300."""
+    import pyarrow.parquet as pq
+
+    for number in range(3):
+        table = pa.table({"a": np.arange(1000) + 1000 * number, "b": ["x"] * 1000})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=300)
+    return str(tmp_path)
+
+
+def test_files_are_read_mapped_and_filtered_in_their_order(folder: str) -> None:
+    rows = (
+        miniray.data.read_parquet(folder)
+        .map_batches(lambda batch: {"a": batch["a"] * 2}, batch_size=100)
+        .map(lambda row: {"c": row["a"] + 1})
+        .filter(lambda row: row["c"] % 4 == 1)
+        .take_all()
+    )
+    assert rows == [{"c": 2 * a + 1} for a in range(0, 3000, 2)]
+
+
+def test_a_class_is_made_once_in_each_actor_of_a_pool() -> None:
+    class Adder:
+        def __init__(self, number: int, *, factor: int) -> None:
+            import os
+
+            self.number = number * factor
+            self.pid = os.getpid()
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            ids = batch["id"]
+            return {"id": ids + self.number, "pid": np.full(len(ids), self.pid)}
+
+    dataset = miniray.data.range(1000).map_batches(
+        Adder,
+        batch_size=10,
+        concurrency=2,
+        fn_constructor_args=(5,),
+        fn_constructor_kwargs={"factor": 2},
+    )
+    rows = dataset.take_all()
+    assert [row["id"] for row in rows] == list(range(10, 1010))
+    assert len({row["pid"] for row in rows}) == 2
+
+
+def test_tasks_feed_a_pool_which_feeds_tasks() -> None:
+    class Negative:
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return {"id": -row["id"]}
+
+    dataset = (
+        miniray.data.range(500)
+        .map(lambda row: {"id": row["id"] + 1})
+        .map(Negative, compute=miniray.data.ActorPoolStrategy(min_size=1, max_size=2))
+        .map_batches(lambda batch: {"id": batch["id"] * 2})
+    )
+    assert [row["id"] for row in dataset.take_all()] == [-2 * (n + 1) for n in range(500)]
+    assert dataset.stats().count("Operator") == 3
+
+
+def test_a_flat_map_and_a_generator_give_any_number_of_rows() -> None:
+    def repeated(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [row] * (row["id"] % 3)
+
+    def halves(batch: dict[str, Any]) -> Any:
+        middle = len(batch["id"]) // 2
+        yield {"id": batch["id"][:middle]}
+        yield {"id": batch["id"][middle:]}
+
+    expected = [n for n in range(100) for _ in range(n % 3)]
+    rows = miniray.data.range(100).flat_map(repeated).take_all()
+    assert [row["id"] for row in rows] == expected
+    rows = miniray.data.range(100).map_batches(halves, batch_size=10).take_all()
+    assert [row["id"] for row in rows] == list(range(100))
+
+
+def test_a_limit_stops_the_tasks() -> None:
+    @miniray.remote(num_cpus=0)
+    class Counter:
+        def __init__(self) -> None:
+            self.rows = 0
+
+        def add(self, rows: int) -> None:
+            self.rows += rows
+
+        def total(self) -> int:
+            return self.rows
+
+    counter = Counter.remote()
+
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        miniray.get(counter.add.remote(len(batch["id"])))
+        return batch
+
+    rows = miniray.data.range(10**6).map_batches(count, batch_size=100).take(5)
+    assert rows == [{"id": n} for n in range(5)]
+    assert miniray.get(counter.total.remote()) < 10**6
+    kept = miniray.data.range(10**6).map(lambda row: row).limit(7)
+    assert kept.count() == 7
+    assert len(kept.take_all()) == 7
+
+
+def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
+    def fails(row: dict[str, Any]) -> dict[str, Any]:
+        if row["a"] == 1300:
+            raise KeyError("gone")
+        return row
+
+    dataset = miniray.data.read_parquet(folder).map(fails)
+    with pytest.raises(miniray.data.DataError) as caught:
+        dataset.take_all()
+    told = str(caught.value)
+    assert told.startswith("Map(fails) failed on row ")
+    assert "1.parquet" in told
+    assert "KeyError: 'gone'" in told
+    assert "in fails" in told
+    assert "/miniray/data/" not in told
+    assert told.count("File ") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda batch: {"a": [1, 2], "b": [1]}, "differ in length"),
+        (lambda batch: 5, "not int"),
+        (lambda batch: __import__("sys").exit(3), "SystemExit: 3"),
+    ],
+)
+def test_a_function_that_misbehaves_is_told_by_name(function: Any, told: str) -> None:
+    with pytest.raises(miniray.data.DataError, match=told):
+        miniray.data.range(10).map_batches(function).take_all()
+
+
+def test_a_function_may_write_into_its_batch_unless_nothing_is_copied() -> None:
+    def writes(batch: dict[str, Any]) -> dict[str, Any]:
+        batch["id"] += 1
+        return batch
+
+    assert miniray.data.range(3).map_batches(writes).take_all()[-1] == {"id": 3}
+    with pytest.raises(miniray.data.DataError, match="read-only"):
+        miniray.data.range(3).map_batches(writes, zero_copy_batch=True).take_all()
+
+
+def test_data_with_no_rows_run_through_and_keep_their_columns() -> None:
+    dataset = miniray.data.from_arrow(pa.table({"a": pa.array([], pa.int64())}))
+    assert dataset.map(lambda row: row).take_all() == []
+    assert dataset.map_batches(lambda batch: batch).count() == 0
+    assert miniray.data.range(10).filter(lambda row: False).take_all() == []
+    assert miniray.data.range(0).map(lambda row: row).take_all() == []
+    assert dataset.schema().names == ["a"]
+
+
+def test_a_row_larger_than_a_block_is_one() -> None:
+    context = miniray.data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, 2**20
+    try:
+
+        def large(row: dict[str, Any]) -> dict[str, Any]:
+            return {"id": row["id"], "data": np.full(2**19, row["id"], np.int64)}
+
+        rows = miniray.data.range(5).map(large).iter_rows()
+        assert [(row["id"], int(row["data"].sum())) for row in rows] == [
+            (n, n * 2**19) for n in range(5)
+        ]
+    finally:
+        context.target_max_block_size = before
+
+
+def test_random_numbers_of_functions_are_the_same_in_every_run() -> None:
+    def drawn(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.random.random(len(batch["id"]))}
+
+    dataset = miniray.data.range(1000).map_batches(drawn, batch_size=50)
+    assert dataset.take_all() == dataset.take_all()
+
+
+def test_two_pipelines_go_on_side_by_side() -> None:
+    one = iter(miniray.data.range(1000).map(lambda row: row).iter_rows())
+    other = iter(miniray.data.range(1000).map(lambda row: {"id": -row["id"]}).iter_rows())
+    assert [(next(one)["id"], next(other)["id"]) for _ in range(1000)] == [
+        (n, -n) for n in range(1000)
+    ]
+
+
+def test_a_dataset_can_be_read_within_a_task() -> None:
+    dataset = miniray.data.range(100).map(lambda row: {"id": row["id"] + 1})
+
+    @miniray.remote
+    def total() -> int:
+        return sum(row["id"] for row in dataset.iter_rows())
+
+    assert miniray.get(total.remote()) == 5050
+
+
+def test_a_materialized_dataset_reads_nothing_again() -> None:
+    dataset = miniray.data.range(1000).map(lambda row: row).materialize()
+    assert dataset.num_blocks() >= 1
+    assert repr(dataset).startswith("shape: (1000, 1)")
+    assert [row["id"] for row in dataset.take_all()] == list(range(1000))
+    assert dataset.map(lambda row: {"b": row["id"]}).count() == 1000
+
+
+def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
+    from cluster_helpers import wait_until
+
+    def endless(batch: dict[str, Any]) -> Any:
+        while True:
+            yield batch
+
+    batches = miniray.data.range(10**5).map_batches(endless, batch_size=1000).iter_batches()
+    reader = iter(batches)
+    assert len(next(reader)["id"]) == 256
+    reader.close()  # type: ignore[attr-defined]
+    wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
