@@ -36,6 +36,9 @@ class Ragged(pa.ExtensionType):  # type: ignore[misc]
     def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Ragged:
         return cls(storage_type.field("data").type.value_type)
 
+    def __hash__(self) -> int:
+        return hash((Ragged, str(self.storage_type)))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Ragged, (self.storage_type.field("data").type.value_type,)
 
@@ -52,6 +55,9 @@ class Pickled(pa.ExtensionType):  # type: ignore[misc]
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Pickled:
         return cls()
+
+    def __hash__(self) -> int:
+        return hash(Pickled)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Pickled, ()
@@ -150,11 +156,12 @@ def _of_values(values: list[Any]) -> Any:
         return _of_arrays(values)
     if isinstance(first, np.generic):
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    kinds = set(map(type, values))
+    if {str, bytes} <= kinds or kinds & {set, frozenset}:  # Arrow would make others of them
+        return _pickled(values)
     try:
         return pa.array(values)
-    except pa.ArrowException:
-        return _pickled(values)
-    except (TypeError, OverflowError):
+    except (pa.ArrowException, TypeError, OverflowError):
         return _pickled(values)
 
 
@@ -337,8 +344,8 @@ def concat(tables: Sequence[Any]) -> Any:
     Raises:
         ValueError: A column has types that do not go together.
     """
-    if len(tables) == 1:
-        return tables[0]
+    if len(tables) < 2:
+        return tables[0] if tables else pa.table({})
     schema = tables[0].schema
     if all(table.schema.equals(schema) for table in tables[1:]):
         return pa.concat_tables(tables)

@@ -1,0 +1,124 @@
+"""Blocks: rows and batches into Arrow tables and back; no cluster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from miniray.data import blocks  # noqa: E402
+
+cells = st.one_of(
+    st.none(), st.integers(-(2**62), 2**62), st.text(max_size=5), st.binary(max_size=5)
+)
+
+
+@given(st.lists(st.fixed_dictionaries({"a": cells, "b": st.lists(st.integers(0, 9))}), max_size=9))
+def test_rows_come_back_as_they_were(rows: list[dict[str, Any]]) -> None:
+    assert list(blocks.table_to_rows(blocks.rows_to_table(rows))) == rows
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32", "bool", "uint16"])
+def test_tensors_keep_shape_and_type(dtype: str) -> None:
+    array = (np.arange(24) % 2).reshape(2, 3, 4).astype(dtype)
+    table = blocks.batch_to_table({"x": array})
+    back = blocks.table_to_batch(table, "numpy")["x"]
+    assert back.dtype == array.dtype
+    assert (back == array).all()
+    (_, second) = blocks.table_to_rows(table)
+    assert (second["x"] == array[1]).all()
+    (sliced,) = blocks.table_to_batch(table.slice(1), "numpy")["x"]
+    assert (sliced == array[1]).all()
+
+
+def test_tensors_of_different_shapes_keep_theirs_also_beside_others() -> None:
+    ragged = blocks.rows_to_table([{"x": np.ones((2, 2))}, {"x": np.zeros(3)}])
+    even = blocks.rows_to_table([{"x": np.ones((4, 1))}])
+    rows = list(blocks.table_to_rows(blocks.concat([ragged, even])))
+    assert [row["x"].shape for row in rows] == [(2, 2), (3,), (4, 1)]
+    assert blocks.table_to_batch(ragged, "numpy")["x"][1].tolist() == [0, 0, 0]
+
+
+def test_python_objects_travel_pickled_but_never_out_of_a_file(tmp_path: Any) -> None:
+    import pyarrow.parquet as pq
+
+    table = blocks.rows_to_table([{"x": {1, 2}}, {"x": None}])
+    assert [row["x"] for row in blocks.table_to_rows(table)] == [{1, 2}, None]
+    pq.write_table(table, tmp_path / "x.parquet")
+    (first, _) = blocks.table_to_rows(blocks.from_file(pq.read_table(tmp_path / "x.parquet")))
+    assert isinstance(first["x"], bytes)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_tensors_that_ray_has_written_come_out_in_their_shape(version: int, tmp_path: Any) -> None:
+    import pyarrow.parquet as pq
+
+    kind = pa.list_(pa.uint8()) if version == 1 else pa.large_list(pa.uint8())
+    name = "ray.data.arrow_tensor" + ("" if version == 1 else "_v2")
+    metadata = {
+        b"ARROW:extension:name": name.encode(),
+        b"ARROW:extension:metadata": json.dumps([2, 2, 3]).encode(),
+    }
+    values = pa.array([list(range(12)), list(range(12, 24))], kind)
+    table = pa.Table.from_arrays(
+        [values], schema=pa.schema([pa.field("image", kind, metadata=metadata)])
+    )
+    pq.write_table(table, tmp_path / "ray.parquet")
+    read = blocks.from_file(pq.read_table(tmp_path / "ray.parquet"))
+    assert blocks.table_to_batch(read, "numpy")["image"].shape == (2, 2, 2, 3)
+    assert blocks.from_file(read.slice(0, 0)).schema == read.schema
+
+
+def test_a_column_that_is_null_in_some_blocks_takes_the_type_of_the_others() -> None:
+    tables = [pa.table({"a": pa.nulls(2)}), pa.table({"a": [1]}), pa.table({"a": [0.5]})]
+    assert blocks.concat(tables).column("a").to_pylist() == [None, None, 1.0, 0.5]
+
+
+def test_types_that_do_not_go_together_are_told_by_column() -> None:
+    with pytest.raises(ValueError, match="'a' has types that do not go together: int64, string"):
+        blocks.concat([pa.table({"a": [1]}), pa.table({"a": ["x"]})])
+
+
+@given(st.lists(st.integers(0, 7), max_size=8), st.integers(1, 9), st.booleans())
+def test_batches_have_their_size_and_all_rows(sizes: list[int], size: int, drop: bool) -> None:
+    bounds = np.cumsum([0, *sizes])
+    tables = [pa.table({"a": np.arange(a, b)}) for a, b in itertools.pairwise(bounds)]
+    made = list(blocks.rebatched(tables, size, drop_last=drop))
+    rows = [n for table in made for n in table.column("a").to_pylist()]
+    total = int(bounds[-1]) // size * size if drop else int(bounds[-1])
+    assert rows == list(range(total))
+    assert all(table.num_rows == size for table in made[:-1])
+
+
+def test_blocks_are_put_together_and_cut_by_bytes() -> None:
+    small = [pa.table({"a": np.arange(10)}) for _ in range(100)]
+    assert [t.num_rows for t in blocks.resized(iter(small), 4000)] == [500, 500]
+    large = pa.table({"a": np.arange(1000)})
+    assert [t.num_rows for t in blocks.resized(iter([large]), 2000)] == [250] * 4
+    (empty,) = blocks.resized(iter([large.slice(0, 0)]), 2000)
+    assert empty.schema == large.schema
+
+
+def test_a_batch_of_torch_tensors_is_one_of_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    table = blocks.batch_to_table({"x": torch.ones(2, 3), "y": [torch.zeros(2)] * 2})
+    assert blocks.table_to_batch(table, "numpy")["y"].shape == (2, 2)
+    (row,) = blocks.table_to_rows(blocks.rows_to_table([{"x": torch.ones(2, 2)}]))
+    assert row["x"].shape == (2, 2)
+
+
+def test_pandas_gets_tensors_as_cells() -> None:
+    pytest.importorskip("pandas")
+    table = blocks.batch_to_table({"x": np.ones((2, 3)), "y": [1, 2]})
+    frame = blocks.table_to_batch(table, "pandas")
+    assert list(frame.columns) == ["x", "y"]
+    assert frame["x"][0].shape == (3,)
+    assert blocks.batch_to_table(frame).column("y").to_pylist() == [1, 2]

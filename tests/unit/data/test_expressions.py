@@ -1,0 +1,52 @@
+"""Expressions over columns, and texts that say the same; no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+from miniray.data.expressions import col, comparisons, lit, parsed  # noqa: E402
+
+TABLE = pa.table({"a": [1, 2, 3, None], "b": ["x", "y", "x", "z"]})
+
+
+@pytest.mark.parametrize(
+    ("expr", "text", "values"),
+    [
+        (col("a") * 2 + 1, "a * 2 + 1", [3, 5, 7, None]),
+        (col("a") > 1, "a > 1", [False, True, True, None]),
+        ((col("a") > 1) & (col("b") == "x"), "a > 1 and b == 'x'", [False, False, True, False]),
+        ((col("a") < 2) | (col("b") == "z"), "a < 2 or b == 'z'", [True, False, False, True]),
+        (~(col("b") == "x"), "not b == 'x'", [False, True, False, True]),
+        (col("b").is_in(["y", "z"]), "b in ['y', 'z']", [False, True, False, True]),
+        (5 - col("a"), "5 - a", [4, 3, 2, None]),
+    ],
+)
+def test_an_expression_and_its_text_give_the_same(expr: Any, text: str, values: list[Any]) -> None:
+    assert expr.evaluate(TABLE).to_pylist() == values
+    assert parsed(text).evaluate(TABLE).to_pylist() == values
+
+
+def test_null_cast_and_alias() -> None:
+    assert col("a").is_null().evaluate(TABLE).to_pylist() == [False, False, False, True]
+    assert col("a").cast("string").alias("c").evaluate(TABLE).to_pylist()[0] == "1"
+    assert (col("a") > lit(2)).columns() == {"a"}
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "a.b > 1", "a >", "f(a)", "[x for x in a]"])
+def test_a_text_with_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expression|Use columns"):
+        parsed(text)
+
+
+def test_python_operators_that_need_a_value_say_what_to_write() -> None:
+    with pytest.raises(TypeError, match="Combine expressions with &"):
+        bool(col("a") > 1)
+
+
+def test_comparisons_that_all_rows_fulfil_are_found() -> None:
+    found = list(comparisons(parsed("a > 5 and b == 'x' and (a < 9 or b == 'y')")))
+    assert found == [("a", "greater", 5), ("b", "equal", "x")]

@@ -1,0 +1,265 @@
+"""What is read in the driver alone: sources, columns, filters, limits, splits; no cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import miniray
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("fsspec")
+
+import pyarrow.parquet as pq  # noqa: E402
+
+from miniray import data  # noqa: E402
+from miniray.data.expressions import col  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster() -> Any:
+    yield
+    assert not miniray.is_initialized()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    for number in range(3):
+        table = pa.table({"a": np.arange(100) + 100 * number, "b": ["x"] * 100})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=30)
+    return str(tmp_path)
+
+
+def values(dataset: Any, name: str = "a") -> list[Any]:
+    return [row[name] for row in dataset.take_all()]
+
+
+def test_what_needs_no_function_needs_no_cluster(folder: str) -> None:
+    dataset = data.read_parquet(folder)
+    assert dataset.schema().names == ["a", "b"]
+    assert dataset.count() == 300
+    assert dataset.take(2) == [{"a": 0, "b": "x"}, {"a": 1, "b": "x"}]
+    assert dataset.columns() == ["a", "b"]
+    assert len(dataset.input_files()) == 3
+    assert values(dataset.limit(130)) == list(range(130))
+
+
+def test_a_repr_reads_nothing(folder: str) -> None:
+    dataset = data.read_parquet(folder)
+    assert repr(dataset) == "shape: (?, ?)\n(Dataset isn't materialized)"
+    dataset.schema()
+    assert "│ int64 ┆ string │" in repr(dataset)
+
+
+def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
+    dataset = data.read_parquet(folder).select_columns(["a"])
+    dataset.explain()
+    assert capsys.readouterr().out.rstrip().endswith("ReadParquet")
+    assert dataset.take(1) == [{"a": 0}]
+    filtered = data.read_parquet(folder, columns=["a", "b"]).filter(expr="a >= 250")
+    assert values(filtered.limit(1000)) == list(range(250, 300))
+    pruned = data.read_parquet(folder, filter=col("a") >= 250)
+    assert values(pruned.limit(1000)) == list(range(250, 300))
+    with pytest.raises(ValueError, match="has no column 'c', but a, b"):
+        data.read_parquet(folder, columns=["c"])
+
+
+def test_row_groups_without_a_row_that_passes_are_not_read(folder: str) -> None:
+    from miniray.data.sources import CutWish
+
+    source = data.read_parquet(folder, filter=None)._plan.source
+    filtered = source.filtered(col("a") > 285)
+    (unit,) = filtered.units(CutWish(2**20))
+    assert [(piece.path[-9:], piece.group) for piece in unit.pieces] == [
+        ("2.parquet", 2),
+        ("2.parquet", 3),
+    ]
+
+
+def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
+    for year in (2024, 2025):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table({"a": [1]}), tmp_path / f"year={year}" / "x.parquet")
+    dataset = data.read_parquet(str(tmp_path))
+    assert dataset.take(5) == [{"a": 1, "year": 2024}, {"a": 1, "year": 2025}]
+    assert dataset.schema().names == ["a", "year"]
+
+
+def test_files_whose_columns_differ_are_read_together_or_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "n": pa.nulls(1)}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [2], "n": ["x"]}), tmp_path / "2.parquet")
+    pq.write_table(pa.table({"a": [3]}), tmp_path / "3.parquet")
+    assert data.read_parquet(str(tmp_path)).take(9) == [
+        {"a": 1, "n": None},
+        {"a": 2, "n": "x"},
+        {"a": 3, "n": None},
+    ]
+    pq.write_table(pa.table({"a": ["text"]}), tmp_path / "4.parquet")
+    with pytest.raises(data.DataError, match=r"1\.parquet and .*4\.parquet do not go together"):
+        data.read_parquet(str(tmp_path)).take(9)
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet here")
+    with pytest.raises(data.DataError, match=r"bad\.parquet is not a Parquet file"):
+        data.read_parquet(str(tmp_path)).take()
+    with pytest.raises(FileNotFoundError, match="There is no Parquet file at '/nowhere'"):
+        data.read_parquet("/nowhere")
+
+
+def test_csv_json_text_numpy_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,x\n2,y\n")
+    assert data.read_csv(str(tmp_path / "x.csv")).take() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    assert data.read_json(str(tmp_path / "x.jsonl")).take() == [{"a": 1}, {"a": 2}]
+    (tmp_path / "x.json").write_text('[{"a": 1}, {"a": 2}]')
+    assert data.read_json(str(tmp_path / "x.json")).take() == [{"a": 1}, {"a": 2}]
+    (tmp_path / "y.json").write_text('{\n"a": 1\n}')
+    assert data.read_json(str(tmp_path / "y.json")).take() == [{"a": 1}]
+    (tmp_path / "x.txt").write_text("one\n\ntwo")
+    text = data.read_text(str(tmp_path / "x.txt"), include_paths=True)
+    assert [(row["text"], row["path"][-5:]) for row in text.take()] == [
+        ("one", "x.txt"),
+        ("two", "x.txt"),
+    ]
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    assert data.read_numpy(str(tmp_path / "x.npy")).take(1)[0]["data"].tolist() == [1, 1]
+    np.save(tmp_path / "o.npy", np.array([{}], dtype=object))
+    with pytest.raises(data.DataError, match=r"o\.npy can't be read as a NumPy file"):
+        data.read_numpy(str(tmp_path / "o.npy")).take(1)
+    assert data.read_binary_files(str(tmp_path / "x.txt")).take(1) == [{"bytes": b"one\n\ntwo"}]
+
+
+def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
+    from miniray.data.executor import table_of
+    from miniray.data.sources import CutWish
+
+    (tmp_path / "x.csv").write_text("a\n" + "".join(f"{n}\n" for n in range(1000)))
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"a": {n}}}\n' for n in range(1000)))
+    for dataset in (
+        data.read_csv(str(tmp_path / "x.csv")),
+        data.read_json(str(tmp_path / "x.jsonl")),
+    ):
+        for target in (7, 100, 1001):
+            units = list(dataset._plan.source.units(CutWish(target)))
+            assert len(units) > 1
+            tables = [table_of(unit) for unit in units]
+            found = [row["a"] for table in tables for row in table.to_pylist()]
+            assert found == list(range(1000))
+
+
+def test_small_files_are_read_together(tmp_path: Path) -> None:
+    from miniray.data.sources import CutWish
+
+    for number in range(100):
+        (tmp_path / f"{number:03d}.txt").write_text(f"{number}\n" * 10)
+    units = list(data.read_text(str(tmp_path))._plan.source.units(CutWish(2**20)))
+    assert len(units) == 1
+    assert values(data.read_text(str(tmp_path)), "text")[-1] == "99"
+
+
+def test_items_ranges_tensors_arrays_and_frames() -> None:
+    assert data.from_items([1, {"a": 2}]).take() == [
+        {"item": 1, "a": None},
+        {"item": None, "a": 2},
+    ]
+    assert data.range_tensor(2, shape=(2, 2)).take(2)[1]["data"].tolist() == [[1, 1], [1, 1]]
+    assert data.from_numpy(np.arange(3)).take() == [{"data": n} for n in range(3)]
+    pandas = pytest.importorskip("pandas")
+    assert data.from_pandas(pandas.DataFrame({"a": [1, 2]})).take() == [{"a": 1}, {"a": 2}]
+    assert data.from_pandas(pandas.DataFrame({"a": [1]})).to_pandas()["a"].tolist() == [1]
+
+
+def test_columns_are_added_renamed_and_dropped() -> None:
+    dataset = data.from_arrow(pa.table({"a": [1, 2], "b": [3, 4]}))
+    assert dataset.with_column("c", col("a") + col("b")).take(1) == [{"a": 1, "b": 3, "c": 4}]
+    assert dataset.rename_columns({"a": "x"}).take(1) == [{"x": 1, "b": 3}]
+    assert dataset.rename_columns(["x", "y"]).columns() == ["x", "y"]
+    assert dataset.drop_columns(["b"]).take(1) == [{"a": 1}]
+    assert dataset.select_columns(["b"]).columns() == ["b"]
+    with pytest.raises(data.DataError, match="has no column 'z', but a, b"):
+        dataset.drop_columns(["z"]).take()
+
+
+def test_unions_and_limits_of_limits() -> None:
+    dataset = data.range(5).union(data.range(3), data.range(2))
+    assert dataset.count() == 10
+    assert [row["id"] for row in dataset.take_all()] == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1]
+    assert data.range(100).limit(7).limit(20).count() == 7
+
+
+def test_splits_are_ranges_of_rows(folder: str) -> None:
+    dataset = data.read_parquet(folder)
+    parts = dataset.split(7)
+    assert [part.count() for part in parts] == [43, 43, 43, 43, 43, 43, 42]
+    assert [n for part in parts for n in values(part.limit(99))] == list(range(300))
+    first, second, third = data.range(10).split_at_indices([3, 7])
+    assert [part.count() for part in (first, second, third)] == [3, 4, 3]
+    assert [part.count() for part in data.range(10).split_proportionately([0.2, 0.5])] == [2, 5, 3]
+    train, test = data.range(10).train_test_split(0.3)
+    assert (values(train, "id"), values(test, "id")) == (list(range(7)), [7, 8, 9])
+
+
+def test_samples_and_orders_come_from_a_seed(folder: str) -> None:
+    sample = data.range(1000).random_sample(0.3, seed=5)
+    assert sample.take_all() == sample.take_all()
+    assert 200 < len(sample.take_all()) < 400
+    source = data.read_parquet(folder).split(10)
+    assert len(source) == 10
+
+
+def test_batches_of_each_format() -> None:
+    dataset = data.range(10)
+    assert [len(batch["id"]) for batch in dataset.iter_batches(batch_size=4)] == [4, 4, 2]
+    sizes = [len(b["id"]) for b in dataset.iter_batches(batch_size=4, drop_last=True)]
+    assert sizes == [4, 4]
+    (table,) = dataset.iter_batches(batch_format="pyarrow")
+    assert table.num_rows == 10
+    mixed = dataset.iter_batches(local_shuffle_buffer_size=10, local_shuffle_seed=1)
+    (batch,) = mixed
+    assert sorted(batch["id"]) == list(range(10)) != batch["id"].tolist()
+    with pytest.raises(ValueError, match="batch_format='dask'"):
+        dataset.iter_batches(batch_format="dask")
+    assert dataset.take_batch(3)["id"].tolist() == [0, 1, 2]
+
+
+def test_batches_of_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    dataset = data.range_tensor(4, shape=(2,))
+    batches = dataset.iter_torch_batches(batch_size=3, dtypes=torch.float32)
+    shapes = [batch["data"].shape for batch in batches]
+    assert shapes == [(3, 2), (1, 2)]
+    assert len(list(batches)) == 2  # each iteration reads anew
+    (collated,) = dataset.iter_torch_batches(collate_fn=lambda arrays: arrays["data"].sum())
+    assert collated == 12
+
+
+def test_arguments_that_make_no_sense_are_told() -> None:
+    class Model:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    dataset = data.range(3)
+    with pytest.raises(ValueError, match="needs a batch_size"):
+        dataset.map_batches(Model, num_gpus=1)
+    with pytest.raises(TypeError, match="no argument 'num_cpu'"):
+        dataset.map(Model, num_cpu=1)
+    with pytest.raises(ValueError, match=r"map\(Model\) is a class"):
+        dataset.map(Model, compute=data.TaskPoolStrategy(2))
+    with pytest.raises(ValueError, match="concurrency=0"):
+        dataset.map(lambda row: row, concurrency=0)
+    with pytest.raises(ValueError, match="min_size and max_size"):
+        data.ActorPoolStrategy(size=2, max_size=3)
+    with pytest.raises(AttributeError, match="no 'sort': rows are not exchanged"):
+        dataset.sort("id")
+    with pytest.raises(NotImplementedError, match="target_num_rows_per_block"):
+        dataset.repartition(5)
+    with pytest.raises(AttributeError, match="Did you mean 'target_max_block_size'"):
+        data.DataContext.get_current().target_max_blocksize = 5
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dataset.nothing  # noqa: B018
