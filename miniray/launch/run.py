@@ -17,6 +17,7 @@ from miniray.client.command_connection import CommandConnection
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.common.host_port import join_host_port, parse_address
 from miniray.exceptions import MinirayError
+from miniray.launch import pipe
 from miniray.launch.allocation import few_cpus
 from miniray.launch.events import Events, StoppedError, events
 from miniray.launch.program import Program, ProgramError
@@ -59,6 +60,11 @@ class RunOptions:
     authority: str | None = None
     #: Further arguments of ``BootOptions``.
     node: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def piped(self) -> bool:
+        """Whether standard input and output are the rendezvous."""
+        return self.rendezvous == pipe.NAME
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -120,9 +126,9 @@ class FirstHost:
 
     def run(self) -> int:
         """Return the program's exit code."""
-        if self._alone:
+        if self._alone and not self._options.piped:
             return self._with_cluster(None)
-        place = meeting_place(self._allocation, self._options.rendezvous, self._options.authority)
+        place = _meeting_place(self._options, self._allocation, self._events)
         try:
             return self._with_cluster(place)
         except StoppedError:
@@ -185,7 +191,11 @@ class FirstHost:
 
     # --- the program ---------------------------------------------------------------
     def _run_program(self, node: LocalNode) -> int:
-        program = Program(self._options.command, {ADDRESS_VARIABLE: node.address})
+        program = Program(
+            self._options.command,
+            {ADDRESS_VARIABLE: node.address},
+            stdin=not self._options.piped,
+        )
         ended: list[bool] = []
         self._events.when_ended(program.pid, lambda: ended.append(True))
         assert node.process is not None
@@ -243,7 +253,7 @@ class OtherHost:
 
     def run(self) -> int:
         """Return 0 if the run has ended as it should."""
-        place = meeting_place(self._allocation, self._options.rendezvous, self._options.authority)
+        place = _meeting_place(self._options, self._allocation, self._events)
         name = socket.gethostname()
         keep = False
         try:
@@ -315,6 +325,12 @@ def describe_missing(
             reasons.append(f"host {rank} ({state.host}) has started and not joined yet")
     count = f"{size - len(missing)} of {size} hosts joined within {waited:.0f} s"
     return f"{count}: {'; '.join(reasons)}."
+
+
+def _meeting_place(options: RunOptions, allocation: Allocation, seen: Events) -> Rendezvous:
+    if options.piped:
+        return pipe.Pipe(seen)
+    return meeting_place(allocation, options.rendezvous, options.authority)
 
 
 def _living_ranks(node: LocalNode) -> set[int]:

@@ -1,0 +1,109 @@
+"""The rendezvous of hosts that share nothing: standard input and output, to whoever started them.
+
+Each line is one JSON object. The token is in one of them, and nowhere else. What stands at the
+other end is in ``ssh.py``; as long as it lives it sends a line every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from miniray.launch.reach import Door
+from miniray.launch.rendezvous import HostState
+from miniray.security.token import parse_token
+
+if TYPE_CHECKING:
+    from miniray.launch.events import Events
+
+#: Names this rendezvous where others name a folder.
+NAME = "-"
+#: Seconds between two lines of the other end, and of silence after which it is gone.
+BEAT, SILENCE = 5, 30
+
+
+class Pipe:
+    """Lines from and to the process that has started this one.
+
+    The end of the input is taken for SIGTERM: the connection is gone.
+    """
+
+    port = 0
+    authority: str | None = None
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._input = sys.stdin.fileno()
+        self._rest = b""
+        self._door: Door | None = None
+        self._reports: dict[int, HostState] = {}
+        os.set_blocking(self._input, False)
+        events.when_readable(self._input, self._read)
+        signal.signal(signal.SIGALRM, self._silent)
+        signal.alarm(SILENCE)
+
+    def publish(self, door: Door) -> None:
+        """Write the line that goes to the other hosts."""
+        _write({"addresses": door.addresses, "token": str(door.token)})
+
+    def find(self) -> Door | None:
+        """Return what the line of the first host said."""
+        return self._door
+
+    def report(self, rank: int, state: HostState) -> None:
+        """Write the line that goes to the first host."""
+        _write({"rank": rank, "host": state.host, "failure": state.failure})
+
+    def reports(self) -> dict[int, HostState]:
+        """Return what the lines of other hosts said."""
+        return self._reports
+
+    def all_joined(self) -> None:
+        """Do nothing: no line is kept."""
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing: the other end sees this process end, and ends the others."""
+
+    def leave(self, rank: int) -> None:
+        """Do nothing."""
+
+    # --- lines ------------------------------------------------------------------------
+    def _read(self) -> None:
+        try:
+            data = os.read(self._input, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._events.forget(self._input)
+            signal.alarm(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        signal.alarm(SILENCE)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in filter(None, lines):
+            self._take(json.loads(line))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "signal" in message:
+            os.kill(os.getpid(), message["signal"])
+        elif "token" in message:
+            self._door = Door(tuple(message["addresses"]), parse_token(message["token"]))
+        elif "rank" in message:
+            state = HostState(message["host"], message["failure"])
+            self._reports[message["rank"]] = state
+
+    def _silent(self, _number: int, _frame: Any) -> None:
+        """Handle SIGALRM: nobody has read for long, or nobody has written."""
+        if select.select([self._input], [], [], 0)[0]:
+            signal.alarm(SILENCE)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _write(message: dict[str, Any]) -> None:
+    sys.stdout.write(f"{json.dumps(message)}\n")
+    sys.stdout.flush()

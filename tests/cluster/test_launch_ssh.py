@@ -1,0 +1,212 @@
+"""`miniray ssh`: with a program that stands for ssh, and with real servers where there are some."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from cluster_helpers import wait_for_file, wait_for_text, wait_until
+from command_helpers import CommandLine, command_line
+from launch_helpers import PATIENCE, SHOW_RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Stands for ssh: a shell of this machine is the host. Its end is that of the connection.
+SSH = """#!/bin/sh
+while [ "$1" != "--" ]; do shift; done
+host=$2; shift 2
+case $host in unknown*)
+    echo "ssh: Could not resolve hostname $host" >&2; exit 255
+esac
+export MINIRAY_MACHINE_ID=$host
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[CommandLine]:
+    """A command line for which every name is a host."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(SSH)
+    (tmp_path / "bin/ssh").chmod(0o755)
+    for command in command_line():
+        path = command.environment["PATH"]
+        command.environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{path}"
+        yield command
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=PATIENCE)
+    return process.returncode, output
+
+
+def test_the_hosts_become_one_cluster_and_leave_nothing(hosts: CommandLine) -> None:
+    run = hosts.popen(
+        "miniray", "ssh", "a", "b", "user@c", "--", sys.executable, "-c", SHOW_RANKS, "9"
+    )
+    assert end_of(run) == (9, "['0', '1', '2']\n")
+    hosts.leaves_nothing()
+
+
+def test_hosts_come_from_a_file_too(hosts: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("b\n\nc\n")
+    names = str(tmp_path / "names")
+    run = hosts.popen(
+        "miniray", "ssh", "--hosts", names, "a", "--", sys.executable, "-c", SHOW_RANKS, "0"
+    )
+    assert end_of(run) == (0, "['0', '1', '2']\n")
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(hosts: CommandLine) -> None:
+    code, output = end_of(hosts.popen("miniray", "ssh", "a", "unknown1", "--", "true"))
+    assert code == 1
+    assert "host 1 (unknown1) cannot join: ssh ended with exit code 255" in output
+    assert "Could not resolve hostname unknown1" in output
+    hosts.leaves_nothing()
+
+
+def test_hosts_without_that_python_are_told(hosts: CommandLine) -> None:
+    code, output = end_of(hosts.popen("miniray", "ssh", "--python", "/no/py", "a", "--", "true"))
+    assert code == 127
+    assert "/no/py" in output
+    hosts.leaves_nothing()
+
+
+def test_ctrl_c_reaches_the_program(hosts: CommandLine, tmp_path: Path) -> None:
+    script = f"trap 'echo caught; exit 6' INT; echo > {tmp_path / 'on'}; while :; do sleep .1; done"
+    run = hosts.popen("miniray", "ssh", "a", "b", "--", "bash", "-c", script)
+    wait_for_file(tmp_path / "on")
+    run.send_signal(signal.SIGINT)
+    assert end_of(run) == (6, "caught\n")
+    hosts.leaves_nothing()
+
+
+def test_a_second_ctrl_c_cuts_the_connections(hosts: CommandLine, tmp_path: Path) -> None:
+    script = f"trap '' INT; echo > {tmp_path / 'on'}; while :; do sleep .1; done"
+    run = hosts.popen("miniray", "ssh", "--grace", "1", "a", "b", "--", "bash", "-c", script)
+    wait_for_file(tmp_path / "on")
+    run.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGTERM)
+    code, output = end_of(run)
+    assert code != 0
+    assert "The connections are cut." in output
+    hosts.leaves_nothing()
+
+
+def test_when_this_end_is_killed_nothing_is_left_on_the_hosts(
+    hosts: CommandLine, tmp_path: Path
+) -> None:
+    run = hosts.popen(
+        *("miniray", "ssh", "a", "b", "--"),
+        *("sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 600"),
+    )
+    program = int(wait_for_text(tmp_path / "pid"))
+    run.kill()
+    run.communicate(timeout=PATIENCE)
+    wait_until(lambda: not hosts.pids() and not psutil.pid_exists(program))
+    hosts.leaves_nothing()
+
+
+LOOKS_FOR_SECRETS = """
+import os, pathlib, re, miniray
+miniray.init()
+secret = re.compile(rb"mr1[.][A-Za-z0-9_-]{43}[.]")
+def found():
+    texts = []
+    for path in [*pathlib.Path("/proc").glob("[0-9]*/cmdline"), pathlib.Path("/proc/self/environ")]:
+        try:
+            texts.append(path.read_bytes())
+        except OSError:
+            pass
+    return sum(bool(secret.search(text)) for text in texts)
+print(found(), miniray.get(miniray.remote(found).remote()))
+"""
+
+
+def test_the_secret_is_in_no_command_line_and_no_environment(hosts: CommandLine) -> None:
+    run = hosts.popen("miniray", "ssh", "a", "b", "--", sys.executable, "-c", LOOKS_FOR_SECRETS)
+    assert end_of(run) == (0, "0 0\n")
+
+
+# --- real servers ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[CommandLine]:
+    """A command line whose ssh knows two real servers, ``hosta`` and ``hostb``."""
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    if sshd is None or shutil.which("ssh") is None:
+        pytest.skip("no OpenSSH server is installed")
+    if os.geteuid() == 0 and not Path("/run/sshd").is_dir():
+        pytest.skip("the OpenSSH server has no /run/sshd")
+    for name in ("host", "user"):
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
+        subprocess.run(keygen, check=True)
+    shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
+    for command in command_line():
+        processes, known, config = [], [], []
+        for host in ("hosta", "hostb"):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            settings = tmp_path / f"{host}.conf"
+            settings.write_text(
+                f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path / 'host'}\n"
+                f"AuthorizedKeysFile {tmp_path / 'authorized'}\nStrictModes no\nUsePAM no\n"
+                f"PermitRootLogin prohibit-password\nPidFile none\n"
+                f"SetEnv MINIRAY_TMPDIR={command.root} MINIRAY_MACHINE_ID={host}\n"
+            )
+            processes.append(command.popen(sshd, "-D", "-e", "-f", str(settings)))
+            key = (tmp_path / "host.pub").read_text()
+            known.append(f"[127.0.0.1]:{port} {key}")
+            config.append(f"Host {host}\n  HostName 127.0.0.1\n  Port {port}\n")
+        (tmp_path / "known").write_text("".join(known))
+        (tmp_path / "config").write_text(
+            f"{''.join(config)}Host *\n  User {pwd.getpwuid(os.geteuid()).pw_name}\n"
+            f"  IdentityFile {tmp_path / 'user'}\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {tmp_path / 'known'}\n  StrictHostKeyChecking yes\n"
+        )
+        (tmp_path / "bin").mkdir()
+        real = shutil.which("ssh")
+        (tmp_path / "bin/ssh").write_text(f'#!/bin/sh\nexec {real} -F {tmp_path}/config "$@"\n')
+        (tmp_path / "bin/ssh").chmod(0o755)
+        path = command.environment["PATH"]
+        command.environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{path}"
+        try:
+            yield command
+        finally:
+            for process in processes:
+                process.terminate()
+                process.communicate(timeout=PATIENCE)
+
+
+def test_real_servers_become_one_cluster(servers: CommandLine) -> None:
+    run = servers.popen(
+        "miniray", "ssh", "hosta", "hostb", "--", sys.executable, "-c", SHOW_RANKS, "9"
+    )
+    assert end_of(run) == (9, "['0', '1']\n")
+    wait_until(lambda: not servers.records())
+
+
+def test_when_the_clients_of_real_servers_are_killed_nothing_is_left(
+    servers: CommandLine, tmp_path: Path
+) -> None:
+    run = servers.popen(
+        *("miniray", "ssh", "hosta", "hostb", "--"),
+        *("sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 600"),
+    )
+    program = int(wait_for_text(tmp_path / "pid"))
+    for client in psutil.Process(run.pid).children():
+        client.kill()
+    assert end_of(run)[0] != 0
+    wait_until(lambda: not psutil.pid_exists(program))
+    wait_until(lambda: not servers.records())
