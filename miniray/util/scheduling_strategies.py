@@ -6,6 +6,7 @@ check what the user wrote; ``options.py`` turns them into placements.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from miniray.system.option_checks import plain_text
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from miniray.util.placement_group import PlacementGroup
 
 
+@dataclasses.dataclass(eq=False)
 class PlacementGroupSchedulingStrategy:
     """Run in a bundle of a placement group.
 
@@ -28,15 +30,9 @@ class PlacementGroupSchedulingStrategy:
             is in none.
     """
 
-    def __init__(
-        self,
-        placement_group: PlacementGroup | Literal["default"] | None,
-        placement_group_bundle_index: int = -1,
-        placement_group_capture_child_tasks: bool | None = None,
-    ) -> None:
-        self.placement_group = placement_group
-        self.placement_group_bundle_index = placement_group_bundle_index
-        self.placement_group_capture_child_tasks = placement_group_capture_child_tasks
+    placement_group: PlacementGroup | Literal["default"] | None
+    placement_group_bundle_index: int = -1
+    placement_group_capture_child_tasks: bool | None = None
 
 
 class NodeAffinitySchedulingStrategy:
@@ -73,6 +69,8 @@ class NodeAffinitySchedulingStrategy:
 class _Values:
     """An operator with at least one value."""
 
+    _word: str
+
     def __init__(self, *values: str) -> None:
         name = type(self).__name__
         if not values:
@@ -82,21 +80,21 @@ class _Values:
                 raise ValueError(f"The values of {name} must be strings, not {value!r}.")
         self.values = list(values)
 
+    def condition(self) -> str:
+        """Return the condition as ``label_selector`` writes it."""
+        return f"{self._word}({','.join(self.values)})"
+
 
 class In(_Values):
     """The label has one of the values."""
 
-    def condition(self) -> str:
-        """Return the condition as ``label_selector`` writes it."""
-        return f"in({','.join(self.values)})"
+    _word = "in"
 
 
 class NotIn(_Values):
     """The label has none of the values, or is absent."""
 
-    def condition(self) -> str:
-        """Return the condition as ``label_selector`` writes it."""
-        return f"!in({','.join(self.values)})"
+    _word = "!in"
 
 
 class Exists:
