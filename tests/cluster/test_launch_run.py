@@ -250,3 +250,12 @@ def test_a_step_with_fewer_cpus_than_the_job_is_told(command: CommandLine) -> No
     assert " of the 640 CPUs that the job has on this host" in done.stderr
     assert "srun --cpus-per-task=640" in done.stderr
     command.leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    "module", ["miniray", "miniray.head.main", "miniray.node.node_main", "miniray.worker.main"]
+)
+def test_the_runtime_does_not_import_the_launchers(command: CommandLine, module: str) -> None:
+    shown = f"import sys, {module}; print(any('miniray.launch' in name for name in sys.modules))"
+    done = command.popen(PYTHON, "-c", shown)
+    assert done.communicate(timeout=60)[0] == "False\n"

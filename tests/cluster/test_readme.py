@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -100,8 +101,12 @@ def test_commands_can_be_given_as_they_are_written(document: str) -> None:
         if command == "make":
             assert {word for word in words if re.fullmatch(r"[\w-]+", word)} <= targets, line
         elif command == "miniray":
-            known = {option for param in main.commands[words[0]].params for option in param.opts}
-            assert {word for word in words if word.startswith("-")} <= known, line
+            found, given = main.commands[words[0]], words
+            while isinstance(found, click.Group):  # `miniray slurm script`
+                found, given = found.commands[given[1]], given[1:]
+            own = given[: given.index("--")] if "--" in given else given
+            known = {option for param in found.params for option in param.opts}
+            assert {word for word in own if word.startswith("-")} <= known, line
         scripts = [word for word in words if word.endswith(".py")]
         assert all((ROOT / script).is_file() for script in scripts), line
 
