@@ -10,8 +10,6 @@ from miniray.head.directories.actor import DEAD, remembered
 from miniray.messages.errors import Death
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from miniray.head.directories.actor import Actor, DeadActor
     from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import Timers
@@ -22,95 +20,69 @@ _REMEMBERED = 10_000
 
 
 class ActorTable:
-    """Living actors by id, name, lease, process and owner; dead ones by id."""
+    """Living actors by id, (namespace, name), lease, process and owner; dead ones by id.
+
+    The tables are for reading; the methods change them.
+    """
 
     def __init__(self) -> None:
-        self._actors: dict[bytes, Actor] = {}
-        self._names: dict[tuple[str, str], Actor] = {}
-        self._by_process: dict[bytes, Actor] = {}
-        self._by_lease: dict[int, Actor] = {}
+        self.living: dict[bytes, Actor] = {}
+        self.by_name: dict[tuple[str, str], Actor] = {}
+        self.by_process: dict[bytes, Actor] = {}
+        #: By the lease that an actor has, or has asked for.
+        self.by_lease: dict[int, Actor] = {}
         #: Actors that end with the process that created them, in order; none without any.
-        self._owned: dict[bytes, dict[bytes, None]] = {}
-        self._dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
-
-    # --- looking up ------------------------------------------------------------------
-    def get(self, id: bytes) -> Actor | None:
-        return self._actors.get(id)
-
-    def dead(self, id: bytes) -> DeadActor | None:
-        return self._dead.get(id)
-
-    def named(self, name: tuple[str, str]) -> Actor | None:
-        return self._names.get(name)
-
-    def of_process(self, process_id: bytes) -> Actor | None:
-        return self._by_process.get(process_id)
-
-    def of_lease(self, number: int) -> Actor | None:
-        """Return the actor that has this lease, or has asked for it."""
-        return self._by_lease.get(number)
-
-    def owners(self) -> list[bytes]:
-        return list(self._owned)
+        self.owned: dict[bytes, dict[bytes, None]] = {}
+        #: The latest last.
+        self.dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
 
     def take_owned(self, owner: bytes) -> list[Actor]:
-        ids = self._owned.pop(owner, {})
-        return [self._actors[id] for id in ids if id in self._actors]
+        ids = self.owned.pop(owner, {})
+        return [self.living[id] for id in ids if id in self.living]
 
-    def names(self) -> Iterable[tuple[str, str]]:
-        return self._names.keys()
-
-    def all(self) -> list[Actor]:
-        return list(self._actors.values())
-
-    def all_dead(self) -> list[tuple[bytes, DeadActor]]:
-        """Return the remembered dead, the latest last."""
-        return list(self._dead.items())
-
-    # --- changes -----------------------------------------------------------------------
     def enter(self, actor: Actor) -> None:
         """Add a new actor, which has no lease yet."""
-        self._actors[actor.id] = actor
+        self.living[actor.id] = actor
         if actor.name is not None:
-            self._names[actor.name] = actor
+            self.by_name[actor.name] = actor
         # Only the creator can supply a detached actor's arguments while they have no values.
         if not actor.spec.detached or actor.arguments is None:
-            self._owned.setdefault(actor.owner, {})[actor.id] = None
+            self.owned.setdefault(actor.owner, {})[actor.id] = None
 
     def leased(self, actor: Actor, number: int) -> None:
         actor.lease = number
-        self._by_lease[number] = actor
+        self.by_lease[number] = actor
 
     def lives_in(self, actor: Actor, process_id: bytes, pid: int = 0) -> None:
         """Note an actor's process, and its pid if that is known."""
-        self._by_process.pop(actor.process_id, None)
+        self.by_process.pop(actor.process_id, None)
         actor.process_id, actor.pid = process_id, pid or actor.pid
-        self._by_process[process_id] = actor
+        self.by_process[process_id] = actor
 
     def leave_place(self, actor: Actor) -> None:
-        self._by_lease.pop(actor.lease, None)
-        self._by_process.pop(actor.process_id, None)
+        self.by_lease.pop(actor.lease, None)
+        self.by_process.pop(actor.process_id, None)
         actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
 
     def died(self, actor: Actor) -> None:
-        del self._actors[actor.id]
+        del self.living[actor.id]
         if actor.name is not None:
-            del self._names[actor.name]
+            del self.by_name[actor.name]
         self.disown(actor)
         self.enter_dead(actor.id, remembered(actor))
 
     def enter_dead(self, id: bytes, dead: DeadActor) -> None:
-        self._dead[id] = dead
-        if len(self._dead) > _REMEMBERED:
-            self._dead.popitem(last=False)
+        self.dead[id] = dead
+        if len(self.dead) > _REMEMBERED:
+            self.dead.popitem(last=False)
 
     def disown(self, actor: Actor) -> None:
         """Let an actor outlive its creator."""
-        owned = self._owned.get(actor.owner)
+        owned = self.owned.get(actor.owner)
         if owned is not None:
             owned.pop(actor.id, None)
             if not owned:
-                del self._owned[actor.owner]
+                del self.owned[actor.owner]
 
 
 #: A handle can be quicker than the notice that its actor exists; it waits this long, in seconds.

@@ -76,9 +76,9 @@ class ActorRegistry:
         Raises:
             ActorAlreadyExistsError: the name is taken.
         """
-        if self._table.get(id) is not None:
+        if self._table.living.get(id) is not None:
             return None  # repeated after the head before this one had kept it
-        dead = self._table.dead(id)
+        dead = self._table.dead.get(id)
         if dead is not None:  # the same; or its end was asked for on another way, which was quicker
             self._subscribers.tell_dead(requester, id, dead.death)
             return None
@@ -93,7 +93,7 @@ class ActorRegistry:
             restarts_left=spec.max_restarts,
         )
         if actor.name is not None:
-            holder = self._table.named(actor.name)
+            holder = self._table.by_name.get(actor.name)
             if holder is not None and get_if_exists:
                 return holder.location
             if holder is not None:
@@ -115,7 +115,7 @@ class ActorRegistry:
         self, id: bytes, arguments: Any, refs: Any, error: tuple[int, bytes, Any] | None
     ) -> None:
         """Ask for an actor's lease, as its arguments have values; fail it if one of them failed."""
-        actor = self._table.get(id)
+        actor = self._table.living.get(id)
         if actor is None or actor.arguments is not None:
             return
         if error is not None:
@@ -130,10 +130,10 @@ class ActorRegistry:
 
     def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
         """Let an actor that could not be registered or started be dead."""
-        actor = self._table.get(id)
+        actor = self._table.living.get(id)
         if actor is not None:
             self._die_unschedulable(actor, why)
-        elif self._table.dead(id) is None:
+        elif self._table.dead.get(id) is None:
             creation = _unschedulable(id.hex(), why)
             death = NEVER_MADE._replace(cause=DeathCause.CREATION_FAILED.name, creation=creation)
             self._table.enter_dead(id, DeadActor(death, when=time.time()))
@@ -141,8 +141,8 @@ class ActorRegistry:
 
     def subscribe(self, process_id: bytes, id: bytes) -> None:
         """Tell a process of the actor's state, now and whenever it changes."""
-        actor = self._table.get(id)
-        dead = self._table.dead(id)
+        actor = self._table.living.get(id)
+        dead = self._table.dead.get(id)
         if actor is not None:
             self._subscribers.add(process_id, id)
             if actor.state != ALIVE or actor.node is not None:  # else its node has yet to report
@@ -156,9 +156,9 @@ class ActorRegistry:
 
     def kill(self, id: bytes, no_restart: bool) -> None:
         """End an actor's process; it starts again if it may and ``no_restart`` is False."""
-        actor = self._table.get(id)
+        actor = self._table.living.get(id)
         if actor is None:
-            if no_restart and self._table.dead(id) is None:  # it is not to be made any more
+            if no_restart and self._table.dead.get(id) is None:  # it is not to be made any more
                 self._table.enter_dead(id, DeadActor(NEVER_MADE, when=time.time()))
             return
         if no_restart or actor.restarts_left == 0:
@@ -168,13 +168,13 @@ class ActorRegistry:
             self._end(actor, kill=True)
 
     def out_of_scope(self, process_id: bytes, id: bytes) -> None:
-        actor = self._table.get(id)
+        actor = self._table.living.get(id)
         if actor is not None and actor.owner == process_id and not actor.spec.detached:
             self._die(actor, DeathCause.OUT_OF_SCOPE)
 
     def find(self, name: str, namespace: str) -> tuple[bytes, bytes, bool, bytes]:
         """Return how to make a handle of a named actor; ValueError if there is none."""
-        actor = self._table.named((namespace, name))
+        actor = self._table.by_name.get((namespace, name))
         if actor is None:
             raise ValueError(
                 f"There is no actor named {name!r} in namespace {namespace!r}: none was created "
@@ -186,7 +186,7 @@ class ActorRegistry:
         """Return names and namespaces of living named actors, of one namespace or of all."""
         return [
             {"name": name, "namespace": where}
-            for where, name in self._table.names()
+            for where, name in self._table.by_name
             if namespace is None or where == namespace
         ]
 
@@ -248,7 +248,7 @@ class ActorRegistry:
 
     def waiting(self, id: bytes) -> int:
         """Return the number of an actor's waiting request; 0 if none waits."""
-        actor = self._table.get(id)
+        actor = self._table.living.get(id)
         return actor.lease if actor is not None and actor.node is None else 0
 
     def describe(self, token: Actor) -> RequestSummary:
@@ -261,7 +261,7 @@ class ActorRegistry:
     # --- what daemons say --------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
         """Note that an actor's constructor ended, or that the actor ends itself."""
-        actor = self._table.of_lease(report.lease)
+        actor = self._table.by_lease.get(report.lease)
         if actor is None or actor.id != report.actor_id:
             return  # it is dead or elsewhere already
         if report.process_id:
@@ -277,7 +277,7 @@ class ActorRegistry:
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
         """Note the process of a lease, which a daemon may report nowhere else."""
-        actor = self._table.of_lease(number)
+        actor = self._table.by_lease.get(number)
         if actor is not None and process_id:
             self._table.lives_in(actor, process_id)
 
@@ -286,7 +286,7 @@ class ActorRegistry:
 
         If it may be tried more than once, the place was no good, and there may be another one.
         """
-        actor = self._table.of_lease(number)
+        actor = self._table.by_lease.get(number)
         if actor is None:
             return False
         if tries > 1:
@@ -297,13 +297,13 @@ class ActorRegistry:
         return True
 
     def lease_over(self, number: int) -> None:
-        actor = self._table.of_lease(number)
+        actor = self._table.by_lease.get(number)
         if actor is not None:
             self._ended(actor, ProcessExit(pid=actor.pid))
 
     # --- ending ------------------------------------------------------------------------
     def _process_ended(self, process_id: bytes, how: ProcessExit) -> None:
-        actor = self._table.of_process(process_id)
+        actor = self._table.by_process.get(process_id)
         if actor is not None:
             self._ended(actor, how)
         self._subscribers.process_ended(process_id)
@@ -426,19 +426,19 @@ class ActorRegistry:
                 self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
 
     def end_orphans(self) -> None:
-        for owner in [owner for owner in self._table.owners() if self.clients.get(owner) is None]:
+        for owner in [owner for owner in self._table.owned if self.clients.get(owner) is None]:
             self._end_owned(owner)
 
     def has_lease(self, number: int) -> bool:
-        return self._table.of_lease(number) is not None
+        return self._table.by_lease.get(number) is not None
 
     # --- listings ------------------------------------------------------------------------
     def all(self) -> list[Actor]:
-        return self._table.all()
+        return list(self._table.living.values())
 
     def dead(self) -> list[tuple[bytes, DeadActor]]:
         """Return the remembered dead, the latest last."""
-        return self._table.all_dead()
+        return list(self._table.dead.items())
 
 
 def _unschedulable(actor: str, why: str) -> bytes:

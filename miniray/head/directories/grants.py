@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import logging
 import time
@@ -142,9 +143,6 @@ class GrantTable:
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
-        #: When to tell why a request (by its number) or a group waits, in that order.
-        self._to_warn: collections.deque[tuple[float, int | bytes]] = collections.deque()
-        self._warning_armed = False
 
     # --- leases --------------------------------------------------------------------
     def reserve_number(self) -> int:
@@ -171,7 +169,7 @@ class GrantTable:
         self._requests[number] = self.waiting[number] = request
         self.apply(self.scheduler.submit(LeaseRequest(number, demand, near, fill), now))
         if number in self.waiting:
-            self._warn_later(number)
+            self.timers.call_later(self._warn_after, lambda: self._warn_of_request(number))
             self._tell_contention()
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
@@ -252,7 +250,8 @@ class GrantTable:
             if reason is not None and reason.infeasible:
                 requester.group_waits(state.group_id, reason)
             else:
-                self._warn_later(state.group_id)
+                warn = functools.partial(self._warn_of_group, state.group_id)
+                self.timers.call_later(self._warn_after, warn)
             self._tell_contention()
 
     def group_is_placed(self, group_id: bytes) -> None:
@@ -324,27 +323,6 @@ class GrantTable:
     def _tell_contention(self) -> None:
         for hook in self.on_contention:
             hook()
-
-    def _warn_later(self, id: int | bytes) -> None:
-        self._to_warn.append((self.timers.time() + self._warn_after, id))
-        self._arm_warning()
-
-    def _arm_warning(self) -> None:
-        if self._to_warn and not self._warning_armed:
-            self._warning_armed = True
-            due, _ = self._to_warn[0]
-            self.timers.call_later(max(0.0, due - self.timers.time()), self._warn)
-
-    def _warn(self) -> None:
-        self._warning_armed = False
-        now = self.timers.time()
-        while self._to_warn and self._to_warn[0][0] <= now:
-            _, id = self._to_warn.popleft()
-            if isinstance(id, bytes):
-                self._warn_of_group(id)
-            else:
-                self._warn_of_request(id)
-        self._arm_warning()
 
     def _warn_of_request(self, number: int) -> None:
         request = self.waiting.get(number)

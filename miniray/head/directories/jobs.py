@@ -191,7 +191,7 @@ class JobCode:
         self._jobs = jobs
         self._limit = limit
         self.used = 0
-        self._users: dict[bytes, set[bytes]] = {}
+        #: What each job uses.
         self._names: dict[bytes, set[bytes]] = {}
         self._refused: dict[bytes, None] = {}
 
@@ -199,7 +199,7 @@ class JobCode:
         """Keep a content for a job; CodeStoreFullError if there is no room."""
         if self._jobs.is_over(job_id):
             return  # a process that is ending sent it; it will not be asked for
-        if name not in self._users:
+        if not self._kv.exists(_CODE, name):
             if self.used + len(content) > self._limit:
                 self._refuse(name)
                 raise self._full(f"{format_bytes(len(content))} more do not fit.")
@@ -226,35 +226,29 @@ class JobCode:
 
     def job_over(self, job_id: bytes) -> None:
         """Drop what only this job used."""
-        for name in self._names.pop(job_id, ()):
+        names = self._names.pop(job_id, set())
+        for name in names:
             self._kv.delete(_USERS, job_id + name)
-            users = self._users[name]
-            users.discard(job_id)
-            if not users:
-                self._drop(name)
+        for name in names.difference(*self._names.values()):
+            self.used -= len(self._kv.get(_CODE, name) or b"")
+            self._kv.delete(_CODE, name)
 
     def restored(self) -> None:
         for key in self._kv.keys(_USERS, b""):
             assert isinstance(key, bytes)
             job_id, name = key[:_JOB_ID], key[_JOB_ID:]
-            self._users.setdefault(name, set()).add(job_id)
             self._names.setdefault(job_id, set()).add(name)
-        self.used = sum(len(self._kv.get(_CODE, name) or b"") for name in self._users)
+        used = set().union(*self._names.values())
+        self.used = sum(len(self._kv.get(_CODE, name) or b"") for name in used)
         for job_id in list(self._names):
             if self._jobs.is_over(job_id):
                 self.job_over(job_id)
 
     def _use(self, job_id: bytes, name: bytes) -> None:
-        users = self._users.setdefault(name, set())
-        if job_id not in users:
-            users.add(job_id)
-            self._names.setdefault(job_id, set()).add(name)
+        names = self._names.setdefault(job_id, set())
+        if name not in names:
+            names.add(name)
             self._kv.put(_USERS, job_id + name, b"")
-
-    def _drop(self, name: bytes) -> None:
-        del self._users[name]
-        self.used -= len(self._kv.get(_CODE, name) or b"")
-        self._kv.delete(_CODE, name)
 
     def _refuse(self, name: bytes) -> None:
         self._refused[name] = None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from miniray._proto import head_pb2
-    from miniray.head.directories.clients import ClientDirectory, ProcessExit
+    from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory, KeyValues
     from miniray.head.directories.leases import TaskLeases
@@ -36,7 +36,6 @@ class Drains:
     def __post_init__(self) -> None:
         self._waiting: dict[str, list[Waiter]] = {}
         self.grants.on_released.append(self._look)
-        self.clients.on_ended.append(self._forget)
 
     def drain(self, prefix: str) -> str:
         """Place nothing new on the node whose id begins with this; return its id.
@@ -97,14 +96,6 @@ class Drains:
                 continue
             for who, number in self._waiting.pop(node_id):
                 self.clients.answer(who, number, node is None or node.draining)
-
-    def _forget(self, process_id: bytes, _how: ProcessExit) -> None:
-        for node_id, waiters in list(self._waiting.items()):
-            left = [waiter for waiter in waiters if waiter[0] != process_id]
-            if left:
-                self._waiting[node_id] = left
-            else:
-                del self._waiting[node_id]
 
 
 logger = logging.getLogger(__name__)

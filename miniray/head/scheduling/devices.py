@@ -116,13 +116,10 @@ class Devices:
         """Return whether devices like these can serve such an amount at all."""
         return units % UNIT == 0 or (units < UNIT and self.divisible)
 
-    def could_fit(self, units: int) -> bool:
-        """Return whether this amount could be taken if nothing were held."""
-        return self.takes(units) and self.most_of(self.usable(), units) >= units
-
-    def could_ever_fit(self, units: int) -> bool:
-        """Return whether this amount could be taken if nothing were held or out of service."""
-        return self.takes(units) and self.most_of(self.capacity, units) >= units
+    def could_fit(self, units: int, *, repaired: bool = False) -> bool:
+        """Return whether this could be taken if nothing were held, or out of service either."""
+        capacity = self.capacity if repaired else self.usable()
+        return self.takes(units) and self.most_of(capacity, units) >= units
 
     def most_of(self, amounts: Sequence[int], units: int) -> int:
         """Return how much of these amounts could serve ``units``: one device's if below 1."""

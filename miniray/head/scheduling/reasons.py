@@ -187,7 +187,7 @@ def too_small(needs: Needs, node: ResourcePool) -> Reason:
     wrong = unlawful(needs, [node])
     if wrong is not None:
         return dataclasses.replace(wrong, node_id=node.node_id)
-    lacking = [pair for pair in needs if not node.could_ever_fit((pair,))]
+    lacking = [pair for pair in needs if not node.could_fit((pair,), repaired=True)]
     name, units = lacking[0]
     return Reason(
         ReasonKind.NODE_TOO_SMALL,
@@ -261,7 +261,7 @@ def first_quarantined(pool: ResourcePool) -> Reason | None:
 def _explain_quarantined(needs: Needs, pools: Collection[ResourcePool]) -> Reason | None:
     """Name the devices out of service that a demand lacks; None if it lacks others too."""
     for pool in pools:
-        if not pool.closed and pool.could_ever_fit(needs):
+        if not pool.closed and pool.could_fit(needs, repaired=True):
             name, units = next(pair for pair in needs if not pool.could_fit((pair,)))
             return Reason(
                 ReasonKind.QUARANTINED,

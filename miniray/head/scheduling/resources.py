@@ -101,26 +101,6 @@ class ResourcePool:
                 return False
         return True
 
-    def could_fit(self, needs: Needs) -> bool:
-        """Return whether all of this would be free if nothing were held."""
-        for name, units in needs:
-            devices = self.devices.get(name)
-            if devices is not None:
-                if not devices.could_fit(units):
-                    return False
-            elif self.total.get(name, 0) < units:
-                return False
-        return True
-
-    def could_ever_fit(self, needs: Needs) -> bool:
-        """Return whether this would be free if nothing were held or out of service."""
-        return all(
-            self.devices[name].could_ever_fit(units)
-            if name in self.devices
-            else self.total.get(name, 0) >= units
-            for name, units in needs
-        )
-
     def admits(self, owner: object, needs: Needs) -> bool:
         """Return whether this fits now, beside what is reserved for others than the owner."""
         if not self.fits(needs):
@@ -136,6 +116,15 @@ class ResourcePool:
             elif units > self.free[name] - reservation.scalars.get(name, 0):
                 return False
         return True
+
+    def could_fit(self, needs: Needs, *, repaired: bool = False) -> bool:
+        """Return whether this would be free if nothing were held, or out of service either."""
+        return all(
+            self.devices[name].could_fit(units, repaired=repaired)
+            if name in self.devices
+            else self.total.get(name, 0) >= units
+            for name, units in needs
+        )
 
     def copies(self, needs: Needs, owner: object) -> int:
         """Return an upper bound of how many of this the owner could take."""

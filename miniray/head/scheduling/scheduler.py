@@ -368,7 +368,7 @@ class ClusterScheduler:
             node = self.nodes.get(placement.node_id)
             if node is None and not self._awaits_nodes:
                 return Reason(ReasonKind.NODE_GONE, node_id=placement.node_id)
-            if node is not None and not node.could_ever_fit(demand.placing):
+            if node is not None and not node.could_fit(demand.placing, repaired=True):
                 return too_small(demand.placing, node)
             if node is not None and not demand.accepts(node.labels):
                 labels = describe_all((demand.selector, *demand.fallbacks))

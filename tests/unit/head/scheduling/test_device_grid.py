@@ -81,7 +81,7 @@ def test_two_chips_that_are_no_neighbours_do_not_serve_a_demand_for_two() -> Non
 
 def test_a_node_without_such_neighbours_can_never_serve_them() -> None:
     node = make_node("13")
-    assert not node.could_ever_fit(parse_needs({"TPU": 2}))
+    assert not node.could_fit(parse_needs({"TPU": 2}), repaired=True)
     reason = explain(parse_needs({"TPU": 2}), ANYWHERE, [node], None)
     assert reason.infeasible
     assert "in one block of neighbours; the largest node, abababab, has 1" in reason.sentence()
@@ -106,7 +106,7 @@ def test_a_chip_out_of_service_breaks_its_blocks() -> None:
     node = make_node("0123")
     node.set_in_service("TPU", "1", in_service=False)
     assert not node.could_fit(parse_needs({"TPU": 4}))
-    assert node.could_ever_fit(parse_needs({"TPU": 4}))
+    assert node.could_fit(parse_needs({"TPU": 4}), repaired=True)
     assert take(node, 2) == ["2", "3"]
     assert node.totals()["TPU"] == 3 * UNIT
 
