@@ -6,10 +6,9 @@ such values registers its own.
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import cloudpickle
 
 from miniray.system.option_checks import wrong_type
 
@@ -41,9 +40,9 @@ def register_serializer(
     def reduce(value: T) -> tuple[Callable[[Any], T], tuple[Any]]:
         return deserializer, (serializer(value),)
 
-    cloudpickle.Pickler.dispatch_table[cls] = reduce
+    copyreg.dispatch_table[cls] = reduce
 
 
 def deregister_serializer(cls: type) -> None:
     """Pickle values of a class as the class says, again; nothing if that is so."""
-    cloudpickle.Pickler.dispatch_table.pop(cls, None)
+    copyreg.dispatch_table.pop(cls, None)

@@ -16,7 +16,7 @@ from miniray.common.runtime import ActorClassInfo, ActorLocation, Exported, Runt
 from miniray.common.specs import MethodOptions
 from miniray.engines.ray import options as as_ray
 from miniray.engines.ray.errors import raising
-from miniray.engines.ray.refs import RayRef, unwrapped, wrapped
+from miniray.engines.ray.refs import RayRef, by_name, unwrapped, wrapped
 from miniray.engines.ray.worker import Code, class_for, task_for
 from miniray.exceptions import ActorAlreadyExistsError
 from miniray.values.serialization import dumps_code
@@ -83,10 +83,7 @@ class RayCalls(RuntimeCalls):
         return RayExport(hashlib.sha256(blob).digest()[:16], name, blob, target)
 
     def submit_task(self, function: Any, args: Any, kwargs: Any, options: TaskOptions) -> Any:
-        task = function.task(options)
-        if kwargs:
-            kwargs = dict(zip(kwargs, unwrapped(tuple(kwargs.values())), strict=True))
-        return wrapped(task.remote(*unwrapped(args), **kwargs))
+        return wrapped(function.task(options).remote(*unwrapped(args), **by_name(kwargs)))
 
     def create_actor(
         self,
@@ -96,10 +93,10 @@ class RayCalls(RuntimeCalls):
         kwargs: dict[str, Any],
         options: ActorOptions,
     ) -> ActorLocation:
-        kwargs = dict(zip(kwargs, unwrapped(tuple(kwargs.values())), strict=True))
+        made = cls.actor(info, options)
         try:
             with raising():
-                ref = RayRef(cls.actor(info, options).remote(*unwrapped(args), **kwargs))
+                ref = RayRef(made.remote(*unwrapped(args), **by_name(kwargs)))
         except RayNameTaken:
             where = options.namespace or ray.get_runtime_context().namespace
             raise ActorAlreadyExistsError(options.name or "", where) from None
@@ -123,10 +120,8 @@ class RayCalls(RuntimeCalls):
         given = as_ray.for_method(options)
         if given:
             call = call.options(**given)
-        if kwargs:
-            kwargs = dict(zip(kwargs, unwrapped(tuple(kwargs.values())), strict=True))
         with raising():
-            return wrapped(call.remote(*unwrapped(args), **kwargs))
+            return wrapped(call.remote(*unwrapped(args), **by_name(kwargs)))
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         ray.cancel(ref.held, force=force, recursive=recursive)

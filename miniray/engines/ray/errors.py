@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import AsyncioActorExit, RayActorError, RayError, RayTaskError
 
 from miniray import exceptions as ours
 from miniray.exceptions import ActorDiedError, DeathCause, MinirayError, TaskError
@@ -65,11 +65,13 @@ def retried(given: bool | tuple[type[BaseException], ...]) -> Any:
     return [_Retried("Retried", (Exception,), {"types": given})]
 
 
-def carried(error: Exception, name: str) -> Exception:
+def carried(error: Exception, name: str, actor_repr: str | None) -> Exception:
     """Wrap what a function or method has raised, in the worker."""
+    if type(error) is AsyncioActorExit:
+        return error
     actor_id = ray.get_runtime_context().get_actor_id()
     where = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), "actor_id": actor_id}
-    failure = TaskError.from_exception(error, name, **where)
+    failure = TaskError.from_exception(error, name, actor_repr=actor_repr, **where)
     return Carried(pickle.dumps(failure, 5), str(failure), error)
 
 
@@ -89,8 +91,9 @@ def translated(error: BaseException) -> BaseException:
         if isinstance(cause, Carried):
             failure: TaskError = pickle.loads(cause.args[0])
         else:
-            where = {"pid": error.pid, "ip": error.ip}
-            failure = TaskError(error.function_name, error.traceback_str, cause, **where)
+            text = str(error)
+            name = re.search(r"ray::([\w.<>]+)\(", text)
+            failure = TaskError(name[1] if name else "", text, cause)
         return failure.as_instanceof_cause()
     if not isinstance(error, RayError):
         return error

@@ -6,10 +6,12 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from ray._raylet import PlacementGroupID
+from ray.util import client
 from ray.util import scheduling_strategies as strategies
 from ray.util.placement_group import PlacementGroup
 
 from miniray.common.specs import Anywhere, BundleAffinity, NodeAffinity, Spread
+from miniray.engines.capabilities import refuse
 from miniray.engines.ray.errors import retried
 
 if TYPE_CHECKING:
@@ -101,4 +103,6 @@ def for_method(options: MethodOptions) -> dict[str, Any]:
 
 def _backpressure(options: TaskOptions | MethodOptions) -> dict[str, Any]:
     limit = options.generator_backpressure
+    if options.num_returns == "streaming" and client.ray.is_connected():
+        refuse("generators over ray://")
     return {"_generator_backpressure_num_objects": limit} if limit >= 0 else {}

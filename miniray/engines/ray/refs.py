@@ -89,6 +89,11 @@ def unwrapped(args: tuple[Any, ...]) -> list[Any]:
     return [each.held if isinstance(each, RayRef) else each for each in args]
 
 
+def by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return named arguments with Ray's refs."""
+    return {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
+
+
 def loaded(value: Any) -> Any:
     """Return a value that Ray has loaded, with our class in place of its own."""
     if isinstance(value, ray.DynamicObjectRefGenerator):

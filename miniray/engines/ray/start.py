@@ -37,17 +37,12 @@ def connect_to_ray(options: Any) -> tuple[Runtime, dict[str, Any]]:
         size = {}
         own = [str(Path(__file__).parents[2]), str(Path(cloudpickle.__file__).parent)]
         env["py_modules"] = [*env.get("py_modules", ()), *own]
-    config = ray.job_config.JobConfig(
-        metadata=dict(options.metadata), default_actor_lifetime=options.default_actor_lifetime
-    )
-    ray.init(
-        address,
-        namespace=options.namespace,
-        runtime_env=env or None,
-        log_to_driver=options.log_to_driver,
-        job_config=config,
-        **size,
-    )
+    if not address.startswith("ray://"):  # Ray Client takes no more than what is below
+        size["log_to_driver"] = options.log_to_driver
+        size["job_config"] = ray.job_config.JobConfig(
+            metadata=dict(options.metadata), default_actor_lifetime=options.default_actor_lifetime
+        )
+    ray.init(address, namespace=options.namespace, runtime_env=env or None, **size)
     runtime = RayRuntime(options.runtime_env)
     now = runtime.context()
     return runtime, {

@@ -6,14 +6,13 @@ the process ready for those too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import pickle
 import platform
 import sys
 from typing import TYPE_CHECKING, Any
-
-from ray.exceptions import AsyncioActorExit
 
 from miniray.common.names import short_name
 from miniray.common.runtime import runtime_or_none, set_runtime
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from miniray.common.runtime import ActorClassInfo
 
+_METHOD = inspect.signature(lambda self, *args, **kwargs: None)
 #: Methods of classes that are no methods of the actor.
 _NOT_FORWARDED = {*dir(object), "__getattr__", "__del__"}
 
@@ -104,7 +104,7 @@ def class_for(code: Code, cls: type, info: ActorClassInfo) -> type:
         for name, kind in kinds.items()
     }
     space["__init__"] = _forwarding(None, functools.partial(Actor.construct, code, info), 1)
-    if vars(cls).get("__repr__"):
+    if _says_what_it_is(cls):
         space["__repr__"] = lambda _self: repr(Actor.instance)
     if "__miniray_shutdown__" in space:
         space["__ray_shutdown__"] = space["__miniray_shutdown__"]
@@ -122,6 +122,7 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
         skip: How many arguments are not for it: ``self``.
     """
     kind = inspect.unwrap(function)
+    # Raised where no exception is handled: Ray looks at those, and ends the process if they object.
     if inspect.isasyncgenfunction(kind):
 
         async def forward(*args: Any, **kwargs: Any) -> Any:
@@ -129,8 +130,10 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
             try:
                 async for item in called(*args[skip:], **kwargs):
                     yield item
+                return
             except Exception as error:  # noqa: BLE001 -- whatever user code raises
-                raise _sent(error, name) from None
+                failure = _sent(error, name)
+            raise failure
     elif inspect.iscoroutinefunction(kind):
 
         async def forward(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
@@ -138,15 +141,17 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
             try:
                 return await called(*args[skip:], **kwargs)
             except Exception as error:  # noqa: BLE001
-                raise _sent(error, name) from None
+                failure = _sent(error, name)
+            raise failure
     elif inspect.isgeneratorfunction(kind):
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             called, name = find()
             try:
-                yield from called(*args[skip:], **kwargs)
+                return (yield from called(*args[skip:], **kwargs))
             except Exception as error:  # noqa: BLE001
-                raise _sent(error, name) from None
+                failure = _sent(error, name)
+            raise failure
     else:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -154,10 +159,21 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
             try:
                 return called(*args[skip:], **kwargs)
             except Exception as error:  # noqa: BLE001
-                raise _sent(error, name) from None
+                failure = _sent(error, name)
+            raise failure
 
+    if skip:  # else Ray takes *args for `self`
+        forward.__signature__ = _METHOD  # type: ignore[attr-defined]
     return forward
 
 
 def _sent(error: Exception, name: str) -> Exception:
-    return error if isinstance(error, AsyncioActorExit) else carried(error, name)
+    shown, actor = None, Actor.instance
+    if _says_what_it_is(type(actor)):
+        with contextlib.suppress(Exception):  # it is the user's
+            shown = repr(actor)
+    return carried(error, name, shown)
+
+
+def _says_what_it_is(cls: type) -> bool:
+    return any("__repr__" in vars(each) for each in cls.__mro__[:-1] if each is not type(None))
