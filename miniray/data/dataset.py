@@ -121,7 +121,7 @@ class Dataset(Consumption):
         batch_size: int | str | None = None,
         batch_format: str | None = "default",
         zero_copy_batch: bool = False,
-        udf_modifying_row_count: bool = True,
+        udf_modifying_row_count: bool | None = None,
         **options: Any,
     ) -> Dataset:
         """Call a function for each batch of rows.
@@ -135,7 +135,8 @@ class Dataset(Consumption):
                 DataFrame. ``"pyarrow"`` or None: a table.
             zero_copy_batch: Pass arrays that can't be written to, and save the copy.
             udf_modifying_row_count: False promises that as many rows come out as go in; then the
-                count is known before, and a limit reads no more than it needs.
+                count is known before, and a limit reads no more than it needs. True says they
+                differ; a trainer expects them to be the same if nothing is said.
             **options: As of ``map``. With ``num_gpus``, ``batch_size`` must be a number.
 
         Raises:
@@ -148,8 +149,8 @@ class Dataset(Consumption):
         udf = udf_of("map_batches", fn, options)
         compute = compute_of("map_batches", udf, options)
         check_gpu_batches(udf, compute, batch_size)
-        keeps = not udf_modifying_row_count
-        step = MapBatches(udf, batch_size, batch_format, zero_copy_batch, keeps)
+        keeps, changes = udf_modifying_row_count is False, udf_modifying_row_count is True
+        step = MapBatches(udf, batch_size, batch_format, zero_copy_batch, keeps, changes)
         return self._apply(step, compute)
 
     # --- columns ------------------------------------------------------------------------

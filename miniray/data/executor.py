@@ -302,11 +302,11 @@ class Running:
             self._block = next(generator)
         if not generator.next_ready():
             if generator.is_finished():
-                self._get(self._block)  # an error comes last
-                self._block = None
+                block, self._block = self._block, None
+                self._get(block)  # an error comes last
             return None
-        record = self._get(next(generator))
         block, self._block = self._block, None
+        record = self._get(next(generator))
         stats.add(record)
         return BlockUnit((block,), record.rows, record.size)
 
@@ -355,7 +355,7 @@ class StageFeed(Feed):
             "name": self._stats.name[:100],
             "max_retries": self._setting.context.max_task_retries,
             "_generator_backpressure_num_objects": _UNREAD,
-            **_labels(self._setting),
+            **_placed(self._setting),
             **self._compute.options,
         }
         self._task: Any = remote(**options)(task_of(self._work))
@@ -450,7 +450,7 @@ class PoolFeed(StageFeed):
         options = {
             "max_restarts": self._setting.context.max_actor_restarts,
             "max_task_retries": self._setting.context.max_task_retries,
-            **_labels(self._setting),
+            **_placed(self._setting),
             **self._compute.options,
         }
         self._class: Any = remote(**options)(PoolWorker)
@@ -486,9 +486,11 @@ class PoolFeed(StageFeed):
         self._load.clear()
 
 
-def _labels(setting: Setting) -> dict[str, Any]:
+def _placed(setting: Setting) -> dict[str, Any]:
+    """Return where tasks and actors run: outside of the consumer's placement group."""
     selector = setting.options.label_selector
-    return {"label_selector": selector} if selector else {}
+    labels = {"label_selector": selector} if selector else {}
+    return {"scheduling_strategy": "DEFAULT", **labels}
 
 
 # --- from a plan to feeds -----------------------------------------------------------------

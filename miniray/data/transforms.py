@@ -203,6 +203,7 @@ class MapBatches(Transform):
     batch_format: str | None = "default"
     zero_copy: bool = False
     keeps_count: bool = False
+    changes_count: bool = False
     label: str = ""
     user = True
 
@@ -235,7 +236,8 @@ class MapBatches(Transform):
             if self.keeps_count and made != table.num_rows:
                 raise DataError(
                     f"{self.name} returned {made} rows for the {table.num_rows} ({rows}) of "
-                    f"{where.label}, against udf_modifying_row_count=False."
+                    f"{where.label}, where as many are expected. If the function changes their "
+                    f"number, pass udf_modifying_row_count=True."
                 )
 
     def _batches(self, tables: Iterator[Any]) -> Iterator[Any]:

@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
 
 EXPECTED = {
+    "data_batch_inference.py": [
+        "columns: id, image rows: 20000",
+        "scored: 20000 bright: 10000",
+        "odd ids are bright: True",
+    ],
     "actors.py": [
         "three calls: [2, 4, 6]",
         "after four tasks: 46",

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from miniray.train.data.sources import Source, StreamSource
 
 _ALLOWED = (
-    "a PyTorch dataset (with __len__ and __getitem__, or with __iter__), a pyarrow.Table, paths of "
-    "Parquet files, a pyarrow.dataset.Dataset, a pandas.DataFrame, a Hugging Face dataset, or a "
-    "function that returns one"
+    "a dataset of miniray.data, a PyTorch dataset (with __len__ and __getitem__, or with "
+    "__iter__), a pyarrow.Table, paths of Parquet files, a pyarrow.dataset.Dataset, a "
+    "pandas.DataFrame, a Hugging Face dataset, or a function that returns one"
 )
 
 
@@ -175,7 +175,16 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
     return HuggingFaceSource(dataset)
 
 
+def _from_miniray(dataset: Any) -> Source | None:
+    if not type(dataset).__module__.startswith("miniray.data."):
+        return None
+    from miniray.train.data.datasets import DatasetSource
+
+    return DatasetSource(dataset)
+
+
 _BY_LIBRARY: Mapping[str, Any] = {
+    "miniray": _from_miniray,
     "pyarrow": _from_arrow,
     "pandas": _from_pandas,
     "datasets": _from_hugging_face,

@@ -8,8 +8,9 @@ import dataclasses
 import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.data.torch_batches import collate_torch
 from miniray.train.config.checks import is_whole
-from miniray.train.data.formats import collate_torch, formatter, table_to_numpy
+from miniray.train.data.formats import formatter, table_to_numpy
 from miniray.train.data.order import EpochOrder
 from miniray.train.data.position import (
     ENDLESS,
@@ -301,7 +302,9 @@ class DataIterator:
         plan = self._plan(position, spec)
         assert plan is not None
         order = EpochOrder(source.block_sizes, self._seed, position.epoch)
-        part = PartReader(source, order, position.own(self._rank))
+        own = position.own(self._rank)
+        part = source.stream(order, own, position.epoch, self._world_size)
+        part = part or PartReader(source, order, own)
         mixed = local and LocalShuffle(part, *local, position.epoch)
         reader = mixed or part
         begin = position.taken

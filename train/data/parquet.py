@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 import pyarrow.dataset
 
+from miniray.data.blocks import from_file
 from miniray.train.data.sources import Source, TableRows
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class FragmentSource(Source):
         fragment, _ = self._blocks[block]
         # One column after another by one thread: training has the others.
         table = fragment.to_table(schema=self._schema, use_threads=False)
-        return TableRows(table.combine_chunks())
+        return TableRows(from_file(table).combine_chunks())
 
 
 def _blocks(fragment: Any) -> list[tuple[Any, int]]:

@@ -35,6 +35,10 @@ class Source(abc.ABC):
     def open_block(self, block: int) -> Rows:
         """Make the rows of a block available."""
 
+    def stream(self, order: Any, ranges: Any, epoch: int, share: int) -> Any:
+        """Return what reads ranges of an epoch's order; None if blocks are opened for that."""
+        del order, ranges, epoch, share
+
     def combine(self, pieces: Sequence[Any]) -> Any:
         """Pieces of this source as one, in order."""
         if len(pieces) == 1:

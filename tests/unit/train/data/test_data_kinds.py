@@ -114,11 +114,11 @@ def test_a_path_without_files_is_refused(folder, path):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (5, "which is no dataset. Give a PyTorch dataset"),
-        ({"a": [1]}, "Give a PyTorch dataset"),
+        (5, "which is no dataset. Give a dataset of miniray.data"),
+        ({"a": [1]}, "Give a dataset of miniray.data"),
         (list, "That is a class"),
         (iter([1]), "can be read only once"),
-        (b"x", "Give a PyTorch dataset"),
+        (b"x", "Give a dataset of miniray.data"),
     ],
 )
 def test_what_is_no_dataset_is_refused_with_what_can_be_given(dataset, message):

@@ -1,0 +1,124 @@
+"""Processes that die in the middle of a unit: no row is lost, none comes twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from miniray import data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("cluster")
+CLUSTER = {"num_cpus": 2}
+
+
+def dies_once(folder: Path, at: int) -> Callable[[Any], Any]:
+    """A function that kills its process at the batch that has a row, the first time."""
+    marker = str(folder / "died")
+
+    def function(batch: Any) -> Any:
+        if at in batch["id"] and not os.path.exists(marker):
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"id": batch["id"], "x": np.random.random(len(batch["id"]))}
+
+    return function
+
+
+def rows_of(dataset: Any) -> list[int]:
+    return [row["id"] for row in dataset.take_all()]
+
+
+@pytest.mark.parametrize("at", [0, 555, 999])
+def test_a_worker_that_dies_in_a_unit_is_made_up_for(tmp_path: Path, at: int) -> None:
+    dataset = data.range(1000).map_batches(dies_once(tmp_path, at), batch_size=10)
+    assert rows_of(dataset) == list(range(1000))
+    assert (tmp_path / "died").exists()
+
+
+def test_an_actor_of_a_pool_that_dies_is_started_again(tmp_path: Path) -> None:
+    function = dies_once(tmp_path, 555)
+
+    class Model:
+        def __call__(self, batch: Any) -> Any:
+            return function(batch)
+
+    dataset = data.range(1000).map_batches(Model, batch_size=10, concurrency=2)
+    assert rows_of(dataset) == list(range(1000))
+    assert (tmp_path / "died").exists()
+
+
+def test_a_worker_that_dies_while_its_blocks_are_read(tmp_path: Path) -> None:
+    def large(batch: Any) -> Any:
+        for n in batch["id"]:
+            yield {"id": np.full(2**17, n), "pid": np.full(2**17, os.getpid())}
+
+    context = data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, 2**20
+    try:
+        found: list[int] = []
+        killed = False
+        for batch in data.range(20).map_batches(large).iter_batches(batch_size=2**17):
+            found.append(int(batch["id"][0]))
+            if not killed and len(found) == 3:
+                killed = True
+                os.kill(int(batch["pid"][0]), signal.SIGKILL)
+        assert found == list(range(20))
+    finally:
+        context.target_max_block_size = before
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("map"), st.integers(1, 5)),
+        st.tuples(st.just("filter"), st.integers(2, 4)),
+        st.tuples(st.just("flat_map"), st.integers(0, 2)),
+        st.tuples(st.just("limit"), st.integers(0, 40)),
+        st.tuples(st.just("batches"), st.integers(1, 9)),
+        st.tuples(st.just("union"), st.integers(0, 5)),
+        st.tuples(st.just("repartition"), st.integers(1, 9)),
+    ),
+    max_size=4,
+)
+
+
+def applied(dataset: Any, rows: list[int], kind: str, n: int) -> tuple[Any, list[int]]:
+    """The dataset and the plain list after an operation."""
+    match kind:
+        case "map":
+            return dataset.map(lambda row: {"id": row["id"] + n}), [row + n for row in rows]
+        case "filter":
+            return dataset.filter(lambda row: row["id"] % n == 0), [r for r in rows if r % n == 0]
+        case "flat_map":
+            return dataset.flat_map(lambda row: [row] * n), [row for row in rows for _ in range(n)]
+        case "limit":
+            return dataset.limit(n), rows[:n]
+        case "batches":
+            made = dataset.map_batches(lambda batch: {"id": batch["id"] * 2}, batch_size=n)
+            return made, [row * 2 for row in rows]
+        case "union":
+            return dataset.union(data.range(n)), rows + list(range(n))
+    return dataset.repartition(target_num_rows_per_block=n), rows
+
+
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(st.integers(0, 60), operations)
+def test_a_pipeline_gives_what_plain_lists_give(size: int, steps: list[tuple[str, int]]) -> None:
+    dataset, rows = data.range(size), list(range(size))
+    for kind, n in steps:
+        dataset, rows = applied(dataset, rows, kind, n)
+    assert rows_of(dataset) == rows
+    assert dataset.count() == len(rows)

@@ -1,0 +1,173 @@
+"""Files that datasets are written into, materialized blocks, splits that are read elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import miniray
+from miniray import data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("cluster")
+CLUSTER = {"num_cpus": 2}
+
+
+def ids(dataset: Any) -> list[int]:
+    return [row["id"] for row in dataset.take_all()]
+
+
+def test_parquet_csv_and_json_come_back_as_they_were_written(tmp_path: Path) -> None:
+    dataset = data.range(100).map(lambda row: {"id": row["id"], "text": str(row["id"])})
+    dataset.write_parquet(str(tmp_path / "parquet"))
+    dataset.write_csv(str(tmp_path / "csv"))
+    dataset.write_json(str(tmp_path / "json"))
+    expected = [{"id": n, "text": str(n)} for n in range(100)]
+    assert data.read_parquet(str(tmp_path / "parquet")).take_all() == expected
+    assert data.read_json(str(tmp_path / "json")).take_all() == expected
+    assert ids(data.read_csv(str(tmp_path / "csv"))) == list(range(100))
+    names = sorted(path.name for path in (tmp_path / "parquet").iterdir())
+    assert names == [f"{n:06d}-000000.parquet" for n in range(len(names))]
+
+
+def test_modes_say_what_becomes_of_files_that_are_there(tmp_path: Path) -> None:
+    folder = str(tmp_path / "x")
+    data.range(5).write_parquet(folder)
+    data.range(3).write_parquet(folder)
+    assert data.read_parquet(folder).count() == 8
+    data.range(7).write_parquet(folder, mode="ignore")
+    assert data.read_parquet(folder).count() == 8
+    with pytest.raises(ValueError, match="there are files"):
+        data.range(7).write_parquet(folder, mode="create")
+    data.range(2).write_parquet(folder, mode="overwrite")
+    assert data.read_parquet(folder).count() == 2
+    with pytest.raises(ValueError, match="mode='replace'"):
+        data.range(2).write_parquet(folder, mode="replace")
+
+
+def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
+    dataset = data.range(100).map(lambda row: {"id": row["id"], "key": row["id"] % 2})
+    dataset.write_parquet(str(tmp_path / "few"), min_rows_per_file=50)
+    assert len(list((tmp_path / "few").iterdir())) <= 2
+    dataset.write_parquet(str(tmp_path / "keys"), partition_cols=["key"])
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["key=0", "key=1"]
+    back = data.read_parquet(str(tmp_path / "keys"))
+    assert sorted(row["id"] for row in back.take_all() if row["key"] == 1) == list(range(1, 100, 2))
+
+
+def test_arrays_are_written_and_python_objects_refused(tmp_path: Path) -> None:
+    data.range_tensor(4, shape=(2, 2)).write_numpy(str(tmp_path / "npy"), column="data")
+    back = data.read_numpy(str(tmp_path / "npy")).take_all()
+    assert [row["data"].tolist() for row in back] == [[[n, n], [n, n]] for n in range(4)]
+    data.range_tensor(4, shape=(2,)).write_parquet(str(tmp_path / "p"))
+    assert data.read_parquet(str(tmp_path / "p")).take(2)[1]["data"].tolist() == [1, 1]
+    objects = data.range(2).map(lambda row: {"x": {1, 2}})
+    with pytest.raises(data.DataError, match="'x' has Python objects"):
+        objects.write_parquet(str(tmp_path / "objects"))
+    assert not list((tmp_path / "objects").iterdir())
+
+
+def test_images_are_read_and_written(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    images = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
+    data.from_numpy(images).write_images(str(tmp_path), "data")
+    back = data.read_images(str(tmp_path)).take_all()
+    assert [(row["image"] == image).all() for row, image in zip(back, images, strict=True)]
+    scaled = data.read_images(str(tmp_path), size=(2, 3), mode="L").take(1)
+    assert scaled[0]["image"].shape == (2, 3)
+
+
+def test_blocks_of_so_many_rows() -> None:
+    dataset = data.range(95).map(lambda row: row)
+    blocks = dataset.repartition(target_num_rows_per_block=10, strict=True).materialize()
+    sizes = [len(batch["id"]) for batch in blocks.iter_batches(batch_size=None)]
+    assert sizes == [10] * 9 + [5]
+    assert ids(blocks) == list(range(95))
+
+
+def test_parts_that_are_read_in_actors_are_all_rows_once() -> None:
+    @miniray.remote
+    def read(part: Any) -> list[int]:
+        return [int(n) for batch in part.iter_batches(batch_size=7) for n in batch["id"]]
+
+    mapped = data.range(100).map(lambda row: {"id": row["id"] + 1})
+    found = miniray.get([read.remote(part) for part in mapped.streaming_split(3)])
+    assert [len(part) for part in found] == [34, 33, 33]
+    assert sorted(n for part in found for n in part) == list(range(1, 101))
+    filtered = data.range(100).filter(lambda row: row["id"] % 2 == 0)
+    found = miniray.get([read.remote(part) for part in filtered.streaming_split(2)])
+    assert sorted(n for part in found for n in part) == list(range(0, 100, 2))
+    equal = filtered.streaming_split(3, equal=True)
+    found = miniray.get([read.remote(part) for part in equal])
+    assert [len(part) for part in found] == [17, 17, 16]
+
+
+def test_refs_of_blocks_are_data_again() -> None:
+    dataset = data.range(10).map(lambda row: row)
+    refs = dataset.to_arrow_refs()
+    assert ids(data.from_arrow_refs(refs)) == list(range(10))
+    assert ids(data.from_arrow_refs(refs).map(lambda row: row)) == list(range(10))
+    (array, *_) = miniray.get(data.range(3).to_numpy_refs(column="id"))
+    assert array.tolist() == [0, 1, 2]
+    assert miniray.get(data.from_numpy(np.arange(3)).to_numpy_refs())[0]["data"].tolist() == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_items_of_a_torch_dataset_are_read_in_tasks() -> None:
+    class Squares:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, number: int) -> dict[str, int]:
+            import os
+
+            return {"id": number * number, "pid": os.getpid()}
+
+    import os
+
+    rows = data.from_torch(Squares()).map(lambda row: row).take_all()
+    assert [row["id"] for row in rows] == [n * n for n in range(20)]
+    assert os.getpid() not in {row["pid"] for row in rows}
+
+
+def test_another_order_of_blocks_has_the_same_rows() -> None:
+    dataset = data.range(1000).map(lambda row: row)
+    mixed = ids(dataset.randomize_block_order(seed=1))
+    assert sorted(mixed) == list(range(1000)) != mixed
+    assert ids(dataset.randomize_block_order(seed=1)) == mixed
+
+
+def test_pandas_and_a_column_made_by_a_function() -> None:
+    pytest.importorskip("pandas")
+    dataset = data.range(10).add_column("double", lambda frame: frame["id"] * 2)
+    assert dataset.to_pandas()["double"].tolist() == list(range(0, 20, 2))
+    frames = data.range(10).map_batches(lambda frame: frame[frame["id"] > 7], batch_format="pandas")
+    assert ids(frames) == [8, 9]
+    with pytest.raises(ValueError, match="has 10 rows"):
+        dataset.to_pandas(limit=5)
+
+
+def test_units_that_fail_are_left_out_if_so_many_may() -> None:
+    context = data.DataContext.get_current()
+    context.max_errored_blocks = 1
+    try:
+
+        def fails(row: dict[str, int]) -> dict[str, int]:
+            if row["id"] == 3:
+                raise ValueError("bad")
+            return row
+
+        dataset = data.range(80).map(fails)
+        rows = ids(dataset)
+        assert 60 <= len(rows) < 80
+        assert "1 failed" in dataset.stats()
+    finally:
+        context.max_errored_blocks = 0

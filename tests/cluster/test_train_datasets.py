@@ -1,0 +1,192 @@
+"""Datasets of miniray.data in a trainer: each rank has its own rows made by tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import miniray
+from miniray import train
+from miniray.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train import Result
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a train loop on two workers with datasets."""
+
+    def run(loop: Any, datasets: Any, *, cpus: int = 1, workers: int = 2, **run: Any) -> Result:
+        return DataParallelTrainer(
+            loop,
+            train_loop_config={"folder": str(tmp_path)},
+            scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": cpus}),
+            run_config=RunConfig(storage_path=tmp_path / "results", **run),
+            datasets=datasets,
+        ).fit()
+
+    return run
+
+
+def note(folder: str, name: str, value: Any) -> None:
+    path = Path(folder, f"{name}-{train.get_context().get_world_rank()}-{os.getpid()}")
+    path.write_text(json.dumps(value))
+
+
+def noted(folder: Path, name: str) -> list[Any]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*"))]
+
+
+def epochs(config: dict[str, str]) -> None:
+    batches = train.get_dataset_shard("train").iter_batches(batch_size=7)
+    for epoch in range(2):
+        read = [[int(n) for n in batch["id"]] for batch in batches]
+        assert len(batches) == len(read)
+        note(config["folder"], f"epoch{epoch}", read)
+
+
+def rows_of(parts: list[list[list[int]]]) -> list[int]:
+    return sorted(n for part in parts for batch in part for n in batch)
+
+
+def test_the_ranks_share_each_epoch_and_the_next_one_has_another_order(
+    fit: Any, tmp_path: Path
+) -> None:
+    dataset = miniray.data.range(101).map(lambda row: {"id": row["id"] + 1})
+    fit(epochs, {"train": dataset})
+    first, second = (noted(tmp_path, f"epoch{epoch}") for epoch in range(2))
+    assert rows_of(first) == rows_of(second) == list(range(1, 102))
+    assert first != second
+    assert [len(part) for part in first] == [8, 8]
+
+
+def test_every_run_has_the_same_batches_also_without_a_cpu_for_tasks(
+    fit: Any, tmp_path: Path
+) -> None:
+    def noisy(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"id": batch["id"] * 1000 + np.random.randint(1000, size=len(batch["id"]))}
+
+    dataset = miniray.data.range(100).map_batches(noisy, batch_size=10)
+    runs = []
+    for cpus in (1, 1, 2):  # with the last, the two workers hold all four CPUs
+        for path in tmp_path.glob("epoch*"):
+            path.unlink()
+        fit(epochs, {"train": dataset}, cpus=cpus)
+        runs.append([noted(tmp_path, "epoch0"), noted(tmp_path, "epoch1")])
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_filters_leave_the_ranks_with_as_many_batches_and_lose_no_row(
+    fit: Any, tmp_path: Path
+) -> None:
+    dataset = (
+        miniray.data.range(200)
+        .filter(lambda row: row["id"] % 3 == 0)
+        .map_batches(lambda batch: {"id": batch["id"] + 1})
+    )
+    fit(epochs, {"train": dataset})
+    parts = noted(tmp_path, "epoch0")
+    assert rows_of(parts) == list(range(1, 201, 3))
+    assert len(parts[0]) == len(parts[1])
+
+
+def test_a_pool_of_actors_prepares_the_rows_of_the_ranks(fit: Any, tmp_path: Path) -> None:
+    class Adder:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"id": batch["id"] + 1}
+
+    dataset = miniray.data.range(100).map_batches(Adder, batch_size=10, concurrency=2)
+    fit(epochs, {"train": dataset})
+    assert rows_of(noted(tmp_path, "epoch0")) == list(range(1, 101))
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(fit: Any, tmp_path: Path) -> None:
+    def loop(config: dict[str, str]) -> None:
+        shard = train.get_dataset_shard("train")
+        checkpoint = train.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                shard.load_state_dict(json.loads(Path(folder, "state.json").read_text()))
+        seen = []
+        for number, batch in enumerate(shard.iter_batches(batch_size=5)):
+            seen += [int(n) for n in batch["id"]]
+            if checkpoint is None and number == 3:
+                folder = Path(config["folder"], f"own{train.get_context().get_world_rank()}")
+                folder.mkdir()
+                if train.get_context().get_world_rank() == 0:
+                    (folder / "state.json").write_text(json.dumps(shard.state_dict()))
+                    kept = train.Checkpoint.from_directory(folder)
+                    train.report({}, checkpoint=kept)
+                else:
+                    train.report({})
+                note(config["folder"], "before", seen)
+                if train.get_context().get_world_rank() == 0:
+                    raise RuntimeError("once")
+                return
+        note(config["folder"], "after", seen)
+
+    dataset = miniray.data.range(100).map(lambda row: row)
+    fit(loop, {"train": dataset}, failure_config=FailureConfig(max_failures=1))
+    before, after = noted(tmp_path, "before"), noted(tmp_path, "after")
+    assert [len(part) for part in before + after] == [20, 20, 30, 30]
+    assert sorted(n for part in before + after for n in part) == list(range(100))
+
+
+def test_the_programs_of_the_template_read_tensors_that_ray_has_written(
+    fit: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    import pyarrow.parquet as pq
+
+    for split, rows in (("train", 64), ("test", 32)):
+        (tmp_path / split).mkdir()
+        image = np.arange(rows * 32 * 32 * 3, dtype=np.uint8)
+        metadata = {
+            b"ARROW:extension:name": b"ray.data.arrow_tensor_v2",
+            b"ARROW:extension:metadata": json.dumps([32, 32, 3]).encode(),
+        }
+        offsets = pa.array(range(0, len(image) + 1, 3072), pa.int64())
+        lists = pa.LargeListArray.from_arrays(offsets, pa.array(image))
+        fields = [
+            pa.field("image", lists.type, metadata=metadata),
+            pa.field("label", pa.int64()),
+        ]
+        labels = pa.array(np.arange(rows) % 10)
+        table = pa.Table.from_arrays([lists, labels], schema=pa.schema(fields))
+        pq.write_table(table, tmp_path / split / "x.parquet", row_group_size=16)
+
+    def transform_cifar(row: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        image = torch.as_tensor(row["image"].copy()).permute(2, 0, 1)
+        row["image"] = (image / 255 - 0.5) / 0.5
+        return row
+
+    def loop(config: dict[str, str]) -> None:
+        train_batches = train.get_dataset_shard("train").iter_torch_batches(batch_size=8)
+        valid_batches = train.get_dataset_shard("valid").iter_torch_batches(batch_size=8)
+        for _ in range(2):
+            shapes = [(list(b["image"].shape), str(b["image"].dtype)) for b in train_batches]
+            labels = [str(b["label"].dtype) for b in valid_batches]
+        note(config["folder"], "shapes", [shapes, labels])
+
+    train_dataset = miniray.data.read_parquet(f"{tmp_path}/train")
+    test_dataset = miniray.data.read_parquet(f"{tmp_path}/test")
+    assert "tensor(32, 32, 3)[uint8]" in str(train_dataset.schema())
+    fit(
+        loop,
+        {"train": train_dataset.map(transform_cifar), "valid": test_dataset.map(transform_cifar)},
+    )
+    expected = [[[[8, 3, 32, 32], "torch.float32"]] * 4, ["torch.int64"] * 2]
+    assert noted(tmp_path, "shapes") == [expected, expected]
