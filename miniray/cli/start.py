@@ -13,7 +13,7 @@ from miniray.cli.node_options import boot_arguments, node_options
 from miniray.cli.parsing import join_token
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
-from miniray.security.token import TOKEN_VARIABLE
+from miniray.security.token import TOKEN_VARIABLE, parse_token
 from miniray.system.boot_options import BootError, BootOptions
 from miniray.system.session import ProcessId, find_clusters
 
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     f"for a moment; {TOKEN_VARIABLE} or --token-file keep it to yourself.",
 )
 @click.option("--token-file", metavar="FILE", help="Read the join token from a file; - is stdin.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="With --address: seconds to wait until the head answers there.",
+)
 @click.option(
     "--authority",
     metavar="FOLDER",
@@ -61,6 +67,7 @@ def start(
     token: str | None,
     token_file: str | None,
     block: bool,
+    wait: float,
     **given: Any,
 ) -> None:
     """Start a node on this machine: a new cluster (--head), or one more node of a running one.
@@ -85,6 +92,8 @@ def start(
         _require_free(port)
     try:
         token = None if head else join_token(token, token_file)
+        if wait and not head and token is not None:
+            _await_head(given["address"], token, wait)
         if block:
             given["parent_pid"] = os.getpid()
         options = BootOptions(port=port, token=token, **boot_arguments(given))
@@ -111,6 +120,13 @@ def _require_free(port: int) -> None:
                 f"A head of yours is already running at {record.address}. "
                 "End it with `miniray stop`, or choose another port with --port."
             )
+
+
+def _await_head(address: str, token: str, seconds: float) -> None:
+    from miniray.launch.reach import Door, reach_head
+
+    door = Door((address,), parse_token(token))
+    reach_head(lambda: door, seconds)
 
 
 def _head_message(result: BootResult, authority: str | None) -> str:

@@ -6,6 +6,7 @@ other end is in ``ssh.py``; as long as it lives it sends a line every few second
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import select
@@ -56,7 +57,7 @@ class Pipe:
 
     def report(self, rank: int, state: HostState) -> None:
         """Write the line that goes to the first host."""
-        _write({"rank": rank, "host": state.host, "failure": state.failure})
+        _write({"rank": rank, **dataclasses.asdict(state)})
 
     def reports(self) -> dict[int, HostState]:
         """Return what the lines of other hosts said."""
@@ -93,8 +94,7 @@ class Pipe:
         elif "token" in message:
             self._door = Door(tuple(message["addresses"]), parse_token(message["token"]))
         elif "rank" in message:
-            state = HostState(message["host"], message["failure"])
-            self._reports[message["rank"]] = state
+            self._reports[message["rank"]] = HostState.parse(message)
 
     def _silent(self, _number: int, _frame: Any) -> None:
         """Handle SIGALRM: nobody has read for long, or nobody has written."""

@@ -23,6 +23,8 @@ from miniray.security.certificates import token_in
 from miniray.security.token import parse_token, read_token_file, write_private
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from miniray.launch.allocation import Allocation
 
 #: Seconds after which what a run has left is removed by the next one.
@@ -41,6 +43,13 @@ class HostState:
     host: str
     #: Why it does not join; empty while it tries.
     failure: str = ""
+    #: Of its interfaces.
+    addresses: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> HostState:
+        """Read what travelled as JSON."""
+        return cls(data["host"], data["failure"], tuple(data.get("addresses", ())))
 
 
 class Rendezvous(Protocol):
@@ -110,7 +119,7 @@ class SharedFolder:
     def reports(self) -> dict[int, HostState]:
         """Read the files of the other hosts."""
         found = {int(path.name[1:]): _text_of(path) for path in self._folder.glob("n[0-9]*")}
-        return {rank: HostState(**json.loads(text)) for rank, text in found.items() if text}
+        return {rank: HostState.parse(json.loads(text)) for rank, text in found.items() if text}
 
     def all_joined(self) -> None:
         """Remove the secret."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
@@ -25,10 +26,15 @@ from miniray.launch.reach import Door, reach_head
 from miniray.launch.rendezvous import HostState, Rendezvous, RunEndedError, meeting_place
 from miniray.security.token import read_token_file, take_token
 from miniray.system.boot_options import BootError, BootOptions
-from miniray.system.machine import address_for_others, cpu_count, own_addresses
+from miniray.system.machine import (
+    address_for_others,
+    address_towards,
+    cpu_count,
+    own_addresses,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from miniray.client.cluster_choice import LocalNode
     from miniray.launch.allocation import Allocation
@@ -159,7 +165,7 @@ class FirstHost:
         if place is not None:
             given["host"] = given.get("host") or _EVERYWHERE
             if given["host"] == _EVERYWHERE and given.get("node_ip_address") is None:
-                given["node_ip_address"] = _address_for_others()
+                given["node_ip_address"] = self._own_address(place)
         return BootOptions(
             head=True,
             port=place.port if place is not None else 0,
@@ -168,12 +174,28 @@ class FirstHost:
             **_labelled(given, 0),
         )
 
+    def _own_address(self, place: Rendezvous) -> str:
+        """Return the address to tell the nodes, where the head listens on all of this host's.
+
+        Where no default route says which one that is, it is the one that leads to another host.
+        """
+        until = time.monotonic() + self._options.wait
+        with contextlib.suppress(OSError):
+            return address_for_others(4)
+        usable = own_addresses_v4()
+        while len(usable) > 1 and not self._alone and time.monotonic() < until:
+            others = [a for state in place.reports().values() for a in state.addresses]
+            for address in filter(None, (leading_to(other, usable) for other in others)):
+                return address
+            self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
+        return next(iter(usable), "127.0.0.1")
+
     def _door(self, node: LocalNode) -> Door:
         """Return every address that this host has: one of them leads here from another host."""
         told, port = parse_address(node.address)
         hosts = [told]
         if self._options.node.get("host") in (None, _EVERYWHERE):
-            hosts += [host for host in own_addresses() if ipaddress.ip_address(host).version == 4]
+            hosts += [*own_addresses_v4(), "127.0.0.1"]
         token = read_token_file(Path(node.session_dir) / "token")
         return Door(tuple(join_host_port(host, port) for host in dict.fromkeys(hosts)), token)
 
@@ -257,7 +279,7 @@ class OtherHost:
         name = socket.gethostname()
         keep = False
         try:
-            place.report(self._rank, HostState(name))
+            place.report(self._rank, HostState(name, addresses=tuple(own_addresses_v4())))
             try:
                 node = self._join(place)
             except RunEndedError:
@@ -343,13 +365,23 @@ def _labelled(given: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return {**given, "labels": {**given.get("labels", {}), RANK_LABEL: str(rank)}}
 
 
-def _address_for_others() -> str:
-    """Return the address to tell the nodes, where the head listens on all of this host's."""
+def own_addresses_v4() -> list[str]:
+    """Return the addresses of this host at which another one might reach it."""
+    found = [ipaddress.ip_address(host.partition("%")[0]) for host in own_addresses()]
+    return [
+        str(ip) for ip in found if ip.version == 4 and not ip.is_loopback and not ip.is_link_local
+    ]
+
+
+def leading_to(other: str, own: Collection[str]) -> str | None:
+    """Return which of our addresses leads to one of another host; None if none does.
+
+    An address that this host has too, as that of a bridge of containers, is not the other host's.
+    """
     try:
-        return address_for_others(4)
+        return None if other in own else address_towards(other)
     except OSError:
-        usable = [host for host in own_addresses() if ipaddress.ip_address(host).version == 4]
-        return next((h for h in usable if not ipaddress.ip_address(h).is_loopback), "127.0.0.1")
+        return None
 
 
 def _hosts(ranks: set[int]) -> str:
