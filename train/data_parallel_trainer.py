@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from miniray.common.config import config as tunables
 from miniray.common.config import parse
@@ -43,6 +43,16 @@ _REFUSED = {
     "on from its newest checkpoint when it is started with the same RunConfig(name=...).",
     "validation_config": "Validate in the train loop, or in a task that the train loop starts.",
 }
+
+
+class TrainerArguments(TypedDict, total=False):
+    """The arguments of ``DataParallelTrainer`` that trainers of frameworks pass on to it."""
+
+    train_loop_config: dict[str, Any] | None
+    scaling_config: ScalingConfig | None
+    run_config: RunConfig | None
+    datasets: Mapping[str, Any] | None
+    dataset_config: DataConfig | None
 
 
 class DataParallelTrainer:

@@ -17,7 +17,7 @@ from daemon_logs import pytest_runtest_makereport  # noqa: F401 -- a hook
 import miniray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Whoever runs the tests in the background of a shell script ignores Ctrl-C, and so would every
 # process that the tests start.
@@ -93,3 +93,11 @@ def cluster(session_root: Path, request: pytest.FixtureRequest) -> Any:
 def command() -> Iterator[CommandLine]:
     """A command line that no other test shares; its nodes end with the test."""
     yield from command_line()
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Any]:
+    """Runs a train loop on two workers, or as many as it is told; see ``train_helpers``."""
+    from train_helpers import fit_in
+
+    return fit_in(tmp_path)

@@ -6,40 +6,17 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cluster_helpers import count_up, wait_until
 
 from miniray import train
-from miniray.train import DataConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from miniray.train import Result
+from miniray.train import DataConfig, FailureConfig
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
-    """Runs a train loop on two workers with datasets."""
-
-    def run(loop: Any, datasets: Any, **options: Any) -> Result:
-        run_options = {"storage_path": tmp_path / "results", **options.pop("run_options", {})}
-        return DataParallelTrainer(
-            loop,
-            train_loop_config={"folder": str(tmp_path)},
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(**run_options),
-            datasets=datasets,
-            **options,
-        ).fit()
-
-    return run
 
 
 def note(folder: str, name: str, value: Any) -> None:
@@ -64,11 +41,10 @@ def test_each_worker_reads_its_part_of_each_dataset(fit: Any, tmp_path: Path) ->
     table = pa.table({"id": list(range(21))})
     pa.parquet = pytest.importorskip("pyarrow.parquet")
     pa.parquet.write_table(table, tmp_path / "valid.parquet", row_group_size=5)
-    fit(
-        loop,
-        {"train": table, "valid": tmp_path / "valid.parquet"},
-        dataset_config=DataConfig(datasets_to_split=["train"], datasets_to_shuffle=["train"]),
-    )
+    datasets = {"train": table, "valid": tmp_path / "valid.parquet"}
+    given = DataConfig(datasets_to_split=["train"], datasets_to_shuffle=["train"])
+    config = {"folder": str(tmp_path)}
+    fit(loop, config, given={"datasets": datasets, "dataset_config": given})
     epochs = [noted(tmp_path, f"train{epoch}") for epoch in range(2)]
     for parts in epochs:
         assert sorted(map(len, parts)) == [10, 11]
@@ -92,7 +68,8 @@ def test_a_large_table_is_sent_once_and_read_without_a_copy(fit: Any) -> None:
     numpy = pytest.importorskip("numpy")
     table = pa.table({"value": numpy.arange(rows)})
     config = DataConfig(datasets_to_shuffle=[], datasets_to_split=[])
-    grown = fit(loop, {"train": table}, dataset_config=config).return_value
+    given = {"datasets": {"train": table}, "dataset_config": config}
+    grown = fit(loop, given=given).return_value
     assert grown < table.nbytes / 2
 
 
@@ -119,11 +96,13 @@ def test_a_run_that_is_started_again_reads_what_it_had_not_read(fit: Any, tmp_pa
         note(config["folder"], "seen", seen)
 
     datasets = {"train": pa.table({"id": list(range(40))})}
-    run_options = {
-        "failure_config": FailureConfig(max_failures=1),
-        "callbacks": [train.JSONCallback(tmp_path / "metrics.jsonl", all_ranks=True)],
-    }
-    fit(loop, datasets, run_options=run_options)
+    fit(
+        loop,
+        {"folder": str(tmp_path)},
+        given={"datasets": datasets},
+        failure_config=FailureConfig(max_failures=1),
+        callbacks=[train.JSONCallback(tmp_path / "metrics.jsonl", all_ranks=True)],
+    )
     parts = noted(tmp_path, "seen")
     assert sorted(parts[0] + parts[1]) == list(range(40))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -142,6 +121,6 @@ def test_a_callback_ends_the_run_by_name_if_it_fails(fit: Any) -> None:
         signal.pause()
 
     with pytest.raises(train.ControllerError, match=r"Broken failed in after_report") as caught:
-        fit(loop, None, run_options={"callbacks": [Broken()]})
+        fit(loop, callbacks=[Broken()])
     assert isinstance(caught.value.controller_failure, train.CallbackError)
     assert isinstance(caught.value.controller_failure.cause, OSError)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from miniray import train
-from miniray.train import Checkpoint, RunConfig, ScalingConfig
+from miniray.train import Checkpoint
 from miniray.train.torch import TorchTrainer
-
-if TYPE_CHECKING:
-    from miniray.train import Result
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
@@ -70,23 +67,20 @@ def save_or_load(config: dict[str, str]) -> dict[str, list[float]]:
     return whole(state)
 
 
-def fit(workers: int, folder: Path) -> Result:
-    return TorchTrainer(
-        save_or_load,
-        train_loop_config={"folder": str(folder)},
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(name="sharded", storage_path=folder / "results"),
-    ).fit()
-
-
 @pytest.mark.timeout(180)
-def test_a_sharded_checkpoint_is_loaded_by_another_number_of_workers(tmp_path: Path) -> None:
-    saved = fit(2, tmp_path)
+def test_a_sharded_checkpoint_is_loaded_by_another_number_of_workers(
+    fit: Any, tmp_path: Path
+) -> None:
+    def run(workers: int) -> Any:
+        config = {"folder": str(tmp_path)}
+        return fit(save_or_load, config, workers, trainer=TorchTrainer, name="sharded")
+
+    saved = run(2)
     with saved.checkpoint.as_directory() as stored:
         names = {path.name for path in Path(stored).iterdir()}
     assert names == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     for workers in (3, 1):
-        loaded = fit(workers, tmp_path).return_value
+        loaded = run(workers).return_value
         assert loaded.keys() == saved.return_value.keys()
         for name, values in saved.return_value.items():
             assert loaded[name] == pytest.approx(values), name

@@ -47,23 +47,13 @@ def nodes(session_root: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
+def fit(fit: Any, tmp_path: Path) -> Callable[..., Result]:
     """Runs a train loop on some workers, in the run ``tmp_path / "results" / "run"``."""
 
-    def run(
-        loop: Any, workers: int = 1, backend_config: Any = None, **failure_options: Any
-    ) -> Result:
-        return DataParallelTrainer(
-            loop,
-            train_loop_config={"folder": str(tmp_path), "driver": str(os.getpid())},
-            backend_config=backend_config,
-            scaling_config=ScalingConfig(num_workers=workers),
-            run_config=RunConfig(
-                name="run",
-                storage_path=tmp_path / "results",
-                failure_config=FailureConfig(**failure_options),
-            ),
-        ).fit()
+    def run(loop: Any, workers: int = 1, backend_config: Any = None, **failure_options: Any) -> Any:
+        config = {"folder": str(tmp_path), "driver": str(os.getpid())}
+        given, failures = {"backend_config": backend_config}, FailureConfig(**failure_options)
+        return fit(loop, config, workers, given=given, name="run", failure_config=failures)
 
     return run
 

@@ -6,16 +6,13 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from miniray import train
-from miniray.train import CheckpointUploadMode, RunConfig, ScalingConfig, WorkerGroupError
+from miniray.train import CheckpointUploadMode, WorkerGroupError
 from miniray.train.torch import TorchTrainer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytest.importorskip("torch")
 
@@ -30,17 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), pytest.mark.
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., train.Result]:
+def fit(fit: Any, tmp_path: Path) -> Any:
     """Runs a train loop on two workers with a process group."""
 
-    def run(loop: Any, config: Any = None, **options: Any) -> train.Result:
-        return TorchTrainer(
-            loop,
-            train_loop_config={"folder": str(tmp_path), **(config or {})},
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=tmp_path / "results"),
-            **options,
-        ).fit()
+    def run(loop: Any, config: Any = None, **given: Any) -> Any:
+        config = {"folder": str(tmp_path), **(config or {})}
+        return fit(loop, config, trainer=TorchTrainer, given=given)
 
     return run
 

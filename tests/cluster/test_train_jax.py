@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from miniray import train
-from miniray.train import RunConfig, ScalingConfig
 from miniray.train.v2.jax import JaxTrainer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,16 +21,13 @@ pytestmark = [
 ]
 
 
-def fit(loop: Any, folder: Path, datasets: Any = None) -> train.Result:
-    return JaxTrainer(
-        loop,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=folder),
-        datasets=datasets,
-    ).fit()
+@pytest.fixture
+def fit(fit: Any) -> Any:
+    """Runs a train loop on two workers with JAX's processes connected."""
+    return functools.partial(fit, trainer=JaxTrainer)
 
 
-def test_the_devices_of_all_workers_are_one_mesh(tmp_path: Path) -> None:
+def test_the_devices_of_all_workers_are_one_mesh(fit: Any) -> None:
     def loop() -> dict[str, Any]:
         import jax
         from jax.experimental import multihost_utils
@@ -48,7 +42,7 @@ def test_the_devices_of_all_workers_are_one_mesh(tmp_path: Path) -> None:
             "gathered": sums.reshape(-1).tolist(),
         }
 
-    result = fit(loop, tmp_path)
+    result = fit(loop)
     assert result.metrics == {"num_devices": 2}
     assert result.return_value == {
         "processes": 2,
@@ -59,7 +53,7 @@ def test_the_devices_of_all_workers_are_one_mesh(tmp_path: Path) -> None:
     }
 
 
-def test_a_model_is_trained_on_the_data_of_both_workers(tmp_path: Path) -> None:
+def test_a_model_is_trained_on_the_data_of_both_workers(fit: Any) -> None:
     def loop() -> float:
         import jax
         import jax.numpy as jnp
@@ -88,12 +82,12 @@ def test_a_model_is_trained_on_the_data_of_both_workers(tmp_path: Path) -> None:
 
     values = [n / 16 for n in range(16)]
     table = pa.table({"x": values, "y": [3 * x for x in values]})
-    result = fit(loop, tmp_path, {"train": table})
+    result = fit(loop, given={"datasets": {"train": table}})
     assert result.return_value == pytest.approx(3.0, abs=0.01)
     assert result.metrics == {"weight": result.return_value}
 
 
-def test_a_rank_that_fails_ends_the_run(tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_run(fit: Any) -> None:
     def loop() -> None:
         import jax
         from jax.experimental import multihost_utils
@@ -103,4 +97,4 @@ def test_a_rank_that_fails_ends_the_run(tmp_path: Path) -> None:
         multihost_utils.sync_global_devices("waits for rank 1")
 
     with pytest.raises(train.WorkerGroupError, match=r"\[Rank 1\] ValueError: out of data"):
-        fit(loop, tmp_path)
+        fit(loop)

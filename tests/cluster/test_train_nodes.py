@@ -9,7 +9,6 @@ import pytest
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
 from miniray.train.torch import TorchTrainer
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def hosts(session_root: Path) -> Iterator[None]:
         cluster.shutdown()
 
 
-def test_the_workers_of_a_tpu_slice_are_its_hosts(tmp_path: Path) -> None:
+def test_the_workers_of_a_tpu_slice_are_its_hosts(fit: Any, tmp_path: Path) -> None:
     def loop(config: dict[str, str]) -> None:
         context = miniray.get_runtime_context()
         rank = miniray.train.get_context().get_node_rank()
@@ -53,14 +52,8 @@ def test_the_workers_of_a_tpu_slice_are_its_hosts(tmp_path: Path) -> None:
             file.write(f"{context.get_node_id()} {len(chips)}")
 
     (tmp_path / "places").mkdir()
-    DataParallelTrainer(
-        loop,
-        train_loop_config={"folder": str(tmp_path / "places")},
-        scaling_config=ScalingConfig(
-            num_workers=2, use_tpu=True, topology="2x2x2", accelerator_type="TPU-V4"
-        ),
-        run_config=RunConfig(storage_path=tmp_path),
-    ).fit()
+    scaling = {"use_tpu": True, "topology": "2x2x2", "accelerator_type": "TPU-V4"}
+    fit(loop, {"folder": str(tmp_path / "places")}, scaling=scaling)
     found = [path.read_text().split() for path in (tmp_path / "places").iterdir()]
     assert [chips for _, chips in found] == ["4", "4"]
     slices = {node["NodeID"]: node["Labels"].get("ray.io/tpu-pod-type") for node in miniray.nodes()}
@@ -68,7 +61,7 @@ def test_the_workers_of_a_tpu_slice_are_its_hosts(tmp_path: Path) -> None:
     assert len({node_id for node_id, _ in found}) == 2
 
 
-def test_ranks_of_several_nodes_form_one_group(tmp_path: Path) -> None:
+def test_ranks_of_several_nodes_form_one_group(fit: Any) -> None:
     def loop() -> Any:
         import torch
         import torch.distributed as dist
@@ -81,9 +74,6 @@ def test_ranks_of_several_nodes_form_one_group(tmp_path: Path) -> None:
         dist.all_gather_object(found, place)
         return [total.item(), found]
 
-    result = TorchTrainer(
-        loop,
-        scaling_config=ScalingConfig(num_workers=3, placement_strategy="STRICT_SPREAD"),
-        run_config=RunConfig(storage_path=tmp_path),
-    ).fit()
+    scaling = {"placement_strategy": "STRICT_SPREAD"}
+    result = fit(loop, workers=3, trainer=TorchTrainer, scaling=scaling)
     assert result.return_value == [6, [[0, 1, 0], [0, 1, 1], [0, 1, 2]]]

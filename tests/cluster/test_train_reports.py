@@ -9,13 +9,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cluster_helpers import wait_for_file
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from train_helpers import fit_in
 
 from miniray import train
 from miniray.train import (
@@ -28,19 +27,10 @@ from miniray.train import (
     WorkerGroupError,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 # A file system's class can only be imported: it keeps locks.
 IMPORTED_BY_WORKERS = True
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
-    """Runs a train loop on some workers."""
-    return fit_in(tmp_path)
 
 
 def save(folder: Path, text: str = "weights") -> Checkpoint:

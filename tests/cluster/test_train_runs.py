@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import count_up, is_alive, processes_with, wait_for_file, wait_until
-from train_helpers import fit_in
 
 import miniray
 from miniray import train
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
-    """Runs a train loop on two workers."""
-    return fit_in(tmp_path)
 
 
 def save(folder: Path, **files: str) -> train.Checkpoint:

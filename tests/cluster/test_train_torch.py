@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -15,32 +16,21 @@ import pytest
 from cluster_helpers import wait_until
 
 from miniray import train
-from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from miniray.train import FailureConfig, WorkerGroupError
 from miniray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train import Result
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
+def fit(fit: Any) -> Any:
     """Runs a train loop on two workers with a process group."""
-
-    def run(loop: Any, config: Any = None, torch_config: TorchConfig | None = None) -> Result:
-        return TorchTrainer(
-            loop,
-            train_loop_config=config,
-            torch_config=torch_config,
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=tmp_path / "results"),
-        ).fit()
-
-    return run
+    return functools.partial(fit, trainer=TorchTrainer)
 
 
 @pytest.mark.parametrize("init_method", ["env", "tcp"])
@@ -60,7 +50,7 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
             "variables": [os.environ[name] for name in names],
         }
 
-    assert fit(loop, torch_config=TorchConfig(init_method=init_method)).return_value == {
+    assert fit(loop, given={"torch_config": TorchConfig(init_method=init_method)}).return_value == {
         "total": 3,
         "backend": "gloo",
         "device": "cpu",
@@ -201,7 +191,9 @@ def test_a_second_run_starts_fast(fit: Any) -> None:
     assert time.monotonic() - start < 5
 
 
-def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(tmp_path: Path) -> None:
+def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(
+    fit: Any, tmp_path: Path
+) -> None:
     import torch
 
     def loop(config: dict[str, str]) -> None:
@@ -210,13 +202,8 @@ def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(tmp_path: Pa
         rank = train.get_context().get_world_rank()
         Path(config["folder"], f"pairs{rank}").write_text(json.dumps(pairs))
 
-    TorchTrainer(
-        loop,
-        train_loop_config={"folder": str(tmp_path)},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=tmp_path / "results"),
-        datasets={"train": torch.utils.data.TensorDataset(torch.arange(10) * 2, torch.arange(10))},
-    ).fit()
+    rows = torch.utils.data.TensorDataset(torch.arange(10) * 2, torch.arange(10))
+    fit(loop, {"folder": str(tmp_path)}, given={"datasets": {"train": rows}})
     pairs = [
         pair for path in sorted(tmp_path.glob("pairs*")) for pair in json.loads(path.read_text())
     ]
@@ -227,7 +214,7 @@ def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_collective_that_a_rank_never_joins_ends_with_the_stacks_of_all_ranks(
-    tmp_path: Path,
+    fit: Any, tmp_path: Path
 ) -> None:
     def loop() -> str:
         import torch
@@ -243,15 +230,8 @@ def test_a_collective_that_a_rank_never_joins_ends_with_the_stacks_of_all_ranks(
         dist.all_reduce(torch.ones(1))
         return "hung"
 
-    result = TorchTrainer(
-        loop,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            name="hang",
-            storage_path=tmp_path,
-            failure_config=FailureConfig(max_failures=1, hang_timeout_s=5),
-        ),
-    ).fit()
+    failures = FailureConfig(max_failures=1, hang_timeout_s=5)
+    result = fit(loop, name="hang", storage_path=tmp_path, failure_config=failures)
     assert result.return_value == "went on"
     first, second = (tmp_path / "hang" / "stacks_attempt_1.txt").read_text().split("=== rank 1")
     assert "signal.pause()" in first

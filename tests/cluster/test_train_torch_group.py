@@ -36,20 +36,20 @@ CLUSTER = {"num_cpus": 4, "num_gpus": 2, "labels": {"zone": "a"}}
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
+def fit(fit: Any) -> Callable[..., Result]:
     """Runs a train loop on two workers with a process group."""
 
-    def run(loop: Any, config: Any = None, **scaling: Any) -> Result:
-        torch_config = scaling.pop("torch_config", None)
+    def run(loop: Any, config: Any = None, torch_config: Any = None, **scaling: Any) -> Any:
+        given = {"torch_config": torch_config}
         failures = FailureConfig(controller_failure_limit=0)
-        scaling.setdefault("num_workers", 2)
-        return TorchTrainer(
+        return fit(
             loop,
-            train_loop_config=config,
-            torch_config=torch_config,
-            scaling_config=ScalingConfig(**scaling),
-            run_config=RunConfig(storage_path=tmp_path / "results", failure_config=failures),
-        ).fit()
+            config,
+            trainer=TorchTrainer,
+            scaling=scaling,
+            given=given,
+            failure_config=failures,
+        )
 
     return run
 

@@ -13,7 +13,7 @@ from running_cluster import running_cluster
 
 import miniray
 from miniray import train
-from miniray.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from miniray.train import FailureConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def two_nodes(session_root: Path) -> Iterator[Cluster]:
 
 @pytest.mark.usefixtures("two_nodes")
 def test_ranks_of_two_nodes_share_checkpoints_values_and_the_folder_of_their_output(
-    tmp_path: Path,
+    fit: Any, tmp_path: Path
 ) -> None:
     def loop(config: dict[str, Any]) -> dict[str, Any]:
         context = train.get_context()
@@ -47,12 +47,7 @@ def test_ranks_of_two_nodes_share_checkpoints_values_and_the_folder_of_their_out
         with reported.checkpoint.as_directory() as files:
             return {"files": sorted(path.name for path in Path(files).iterdir())}
 
-    result = DataParallelTrainer(
-        loop,
-        train_loop_config={"folder": str(tmp_path)},
-        scaling_config=ScalingConfig(num_workers=4),
-        run_config=RunConfig(name="run", storage_path=tmp_path / "results"),
-    ).fit()
+    result = fit(loop, {"folder": str(tmp_path)}, workers=4, name="run")
     assert result.return_value == {"files": [f"shard{rank}" for rank in range(4)]}
     logs = tmp_path / "results" / "run" / "logs" / "attempt_001"
     assert [(logs / f"rank_{rank}.out").read_text() for rank in range(4)] == [
@@ -61,7 +56,7 @@ def test_ranks_of_two_nodes_share_checkpoints_values_and_the_folder_of_their_out
 
 
 def test_a_rank_whose_node_is_lost_begins_again_on_another_one_from_the_newest_checkpoint(
-    two_nodes: Cluster, tmp_path: Path
+    fit: Any, two_nodes: Cluster
 ) -> None:
     nodes = [two_nodes.add_node(num_cpus=1, resources={"spare": 1}) for _ in range(2)]
 
@@ -79,12 +74,8 @@ def test_a_rank_whose_node_is_lost_begins_again_on_another_one_from_the_newest_c
         signal.pause()
         raise AssertionError("the rank outlived its node")
 
-    result = DataParallelTrainer(
-        loop,
-        train_loop_config={"daemons": {node.unique_id: node.pids["node"] for node in nodes}},
-        scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"spare": 1}),
-        run_config=RunConfig(
-            storage_path=tmp_path / "results", failure_config=FailureConfig(max_failures=1)
-        ),
-    ).fit()
+    daemons = {node.unique_id: node.pids["node"] for node in nodes}
+    scaling = {"resources_per_worker": {"spare": 1}}
+    failures = FailureConfig(max_failures=1)
+    result = fit(loop, {"daemons": daemons}, 1, scaling=scaling, failure_config=failures)
     assert sorted(result.return_value) == sorted(node.unique_id for node in nodes)

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from miniray.train import Result
 
 
 def fit_in(folder: Path) -> Callable[..., Result]:
-    """Return what runs a train loop on two workers, or as many as it is told, and stores there."""
+    """Return what runs a train loop on two workers, or as many as it is told, and stores there.
 
-    def run(loop: Any, config: Any = None, workers: int = 2, **run_options: Any) -> Result:
+    ``scaling`` and ``given`` are further arguments of ScalingConfig and of the trainer.
+    """
+
+    def run(
+        loop: Any,
+        config: Any = None,
+        workers: int = 2,
+        *,
+        trainer: Any = DataParallelTrainer,
+        scaling: Mapping[str, Any] = MappingProxyType({}),
+        given: Mapping[str, Any] = MappingProxyType({}),
+        **run_options: Any,
+    ) -> Result:
         run_options.setdefault("storage_path", folder / "results")
-        return DataParallelTrainer(
+        result: Result = trainer(
             loop,
             train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=workers),
+            scaling_config=ScalingConfig(**{"num_workers": workers, **scaling}),
             run_config=RunConfig(**run_options),
+            **given,
         ).fit()
+        return result
 
     return run

@@ -72,6 +72,8 @@ def step_of(
 #: itself may hold quotes that MLflow's search does not take.
 _RUN_TAG = "miniray.run"
 
+_MLFLOW = {"mlflow": ["mlflow"]}
+
 #: MLflow takes so many metrics in one request.
 _MOST_METRICS = 1000
 
@@ -80,10 +82,6 @@ _STATUS = {
     RunState.ERRORED: "FAILED",
     RunState.ABORTED: "KILLED",
 }
-
-
-def _module() -> str:
-    return choose("MLflowCallback", {"mlflow": ["mlflow"]}, "mlflow")
 
 
 class MLflowCallback(Callback):
@@ -112,7 +110,7 @@ class MLflowCallback(Callback):
         tags: Mapping[str, str] | None = None,
         step_key: str | None = None,
     ) -> None:
-        _module()
+        choose("MLflowCallback", _MLFLOW, "mlflow")
         self.tracking_uri = tracking_uri
         self.experiment_name = experiment_name
         self.params = dict(params or {})
@@ -122,7 +120,7 @@ class MLflowCallback(Callback):
         self._run_id = ""
 
     def on_start(self, run_context: RunContext) -> None:
-        mlflow = importlib.import_module(_module())
+        mlflow = importlib.import_module("mlflow")
         self._client = client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         name = self.experiment_name or run_context.name
         experiment = client.get_experiment_by_name(name)

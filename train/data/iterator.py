@@ -332,14 +332,11 @@ class BatchIterable:
     def __iter__(self) -> Iterator[Any]:
         iterator, spec = self._iterator, self._spec
         position = iterator._begin(spec)
-        sizes: collections.deque[int] = collections.deque()
         # Frozen, as the position moves while batches are made ahead of it.
         rows = iterator._rows(dataclasses.replace(position), spec)
         made = ((len(each), spec.make(each)) for each in rows)
-        for batch in _on_device(
-            _apart(read_ahead(made, spec.prefetch_batches), sizes), spec.device
-        ):
-            position.taken += sizes.popleft()
+        for size, batch in _on_device(read_ahead(made, spec.prefetch_batches), spec.device):
+            position.taken += size
             yield batch
         iterator._end(position)
 
@@ -365,13 +362,6 @@ def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
         thread.shutdown(cancel_futures=True)
 
 
-def _apart(pairs: Iterator[tuple[int, Any]], sizes: collections.deque[int]) -> Iterator[Any]:
-    """Yield the batches, whose sizes go where they are found when the batches come out."""
-    for size, batch in pairs:
-        sizes.append(size)
-        yield batch
-
-
 def _device(device: Any) -> Any:
     import torch
 
@@ -383,7 +373,7 @@ def _device(device: Any) -> Any:
 
 
 def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
-    """Yield the batches on a device, the next of which is copied there while one is used."""
+    """Yield the batches, with their sizes, on a device: the next is copied while one is used."""
     if device is None:
         yield from batches
         return

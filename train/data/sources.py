@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -54,6 +55,22 @@ class Source(abc.ABC):
         return sum(self.block_sizes)
 
 
+class WholeSource(Source):
+    """Data that are one block, as they are read by number."""
+
+    def __init__(self, rows: Rows, size: int) -> None:
+        self._rows = rows
+        self._size = size
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        return [self._size]
+
+    def open_block(self, block: int) -> Rows:
+        del block
+        return self._rows
+
+
 class StreamSource(abc.ABC):
     """Data that can only be read from the beginning, of unknown length."""
 
@@ -77,21 +94,13 @@ class ItemRows:
         return [self._dataset[number] for number in numbers]
 
 
-class MapSource(Source):
-    """A dataset with ``__len__`` and ``__getitem__``."""
+class MapSource(WholeSource):
+    """A dataset with ``__len__`` and ``__getitem__``; its items are read one by one."""
 
     tabular = False
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._size = len(dataset)
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        return [self._size]
-
-    def open_block(self, block: int) -> ItemRows:
-        return ItemRows(self._dataset)
+        super().__init__(ItemRows(dataset), len(dataset))
 
 
 class IterableSource(StreamSource):
@@ -115,11 +124,11 @@ class IterableSource(StreamSource):
 _SLICE_FACTOR = 1.5
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TableRows:
     """The rows of an Arrow table."""
 
-    def __init__(self, table: Any) -> None:
-        self._table = table
+    _table: Any
 
     def take(self, rows: Any) -> Any:
         """These rows; those that follow each other are not copied."""
@@ -130,41 +139,28 @@ class TableRows:
         return self._table.take(pyarrow.array(rows))
 
 
-class TableSource(Source):
-    """An Arrow table.
-
-    Args:
-        table: A ``pyarrow.Table``.
-    """
+class TableSource(WholeSource):
+    """An Arrow table."""
 
     def __init__(self, table: Any) -> None:
-        self._table = _compact(table)
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        return [self._table.num_rows]
-
-    def open_block(self, block: int) -> TableRows:
-        return TableRows(self._table)
+        table = _compact(table)
+        super().__init__(TableRows(table), table.num_rows)
 
 
-class HuggingFaceSource(Source):
+@dataclasses.dataclass(frozen=True)
+class _HuggingFaceRows:
+    dataset: Any
+
+    def take(self, rows: Any) -> Any:
+        chosen = slice(rows.start, rows.stop) if isinstance(rows, range) else rows.tolist()
+        return self.dataset[chosen]
+
+
+class HuggingFaceSource(WholeSource):
     """A ``datasets.Dataset`` whose values Arrow holds as they are: nothing has to be decoded."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset.with_format("arrow")
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        return [len(self._dataset)]
-
-    def open_block(self, block: int) -> HuggingFaceSource:
-        return self
-
-    def take(self, rows: Any) -> Any:
-        if isinstance(rows, range):
-            return self._dataset[rows.start : rows.stop]
-        return self._dataset[rows.tolist()]
+        super().__init__(_HuggingFaceRows(dataset.with_format("arrow")), len(dataset))
 
 
 def must_be_decoded(feature: Any) -> bool:

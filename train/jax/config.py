@@ -14,9 +14,10 @@ from miniray.train.worker.backend import Backend, BackendConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
     from miniray.train.base.ranks import WorkerInfo
-    from miniray.train.config import RunConfig, ScalingConfig
-    from miniray.train.data import DataConfig
+    from miniray.train.data_parallel_trainer import TrainerArguments
     from miniray.train.worker.backend import GroupMember
 
 #: Port on which slices find each other, on the first host of the first one.
@@ -196,21 +197,8 @@ class JaxTrainer(DataParallelTrainer):
         self,
         train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
         *,
-        train_loop_config: dict[str, Any] | None = None,
         jax_config: JaxConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        **unsupported: Any,
+        **others: Unpack[TrainerArguments],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=instance_of("jax_config", jax_config, JaxConfig),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            **unsupported,
-        )
+        config = instance_of("jax_config", jax_config, JaxConfig)
+        super().__init__(train_loop_per_worker, backend_config=config, **others)

@@ -9,10 +9,11 @@ from miniray.train.data_parallel_trainer import DataParallelTrainer
 from miniray.train.torch.config import TorchConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from miniray.train.config import RunConfig, ScalingConfig
-    from miniray.train.data import DataConfig
+    from typing_extensions import Unpack
+
+    from miniray.train.data_parallel_trainer import TrainerArguments
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -27,21 +28,8 @@ class TorchTrainer(DataParallelTrainer):
         self,
         train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
         *,
-        train_loop_config: dict[str, Any] | None = None,
         torch_config: TorchConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        **unsupported: Any,
+        **others: Unpack[TrainerArguments],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=instance_of("torch_config", torch_config, TorchConfig),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            **unsupported,
-        )
+        config = instance_of("torch_config", torch_config, TorchConfig)
+        super().__init__(train_loop_per_worker, backend_config=config, **others)
