@@ -2,7 +2,7 @@
 
 The names are those of Ray Train's module. Lightning is loaded when this module is;
 the train loop imports it. The process group is that of the ``TorchTrainer``; Lightning neither
-makes nor ends it.
+makes nor ends it. Strategies take the arguments of Lightning's own.
 """
 
 from __future__ import annotations
@@ -98,26 +98,17 @@ class _InGroup:
 
 
 class RayDDPStrategy(_InGroup, _DDPStrategy):  # type: ignore[misc]
-    """DistributedDataParallel over the worker group. For ``pl.Trainer(strategy=...)``.
-
-    Takes the arguments of Lightning's ``DDPStrategy``. How the process group is made is said by
-    ``TorchConfig`` of the trainer.
-    """
+    """DistributedDataParallel over the worker group. For ``pl.Trainer(strategy=...)``."""
 
 
 class RayFSDPStrategy(_InGroup, _FSDPStrategy):  # type: ignore[misc]
-    """FullyShardedDataParallel over the worker group, on GPUs. For ``pl.Trainer(strategy=...)``.
-
-    Takes the arguments of Lightning's ``FSDPStrategy``. How the process group is made is said by
-    ``TorchConfig`` of the trainer.
-    """
+    """FullyShardedDataParallel over the worker group, on GPUs. For ``pl.Trainer(strategy=...)``."""
 
 
 class RayDeepSpeedStrategy(_InGroup, _DeepSpeedStrategy):  # type: ignore[misc]
     """DeepSpeed over the worker group, on GPUs. For ``pl.Trainer(strategy=...)``.
 
-    Takes the arguments of Lightning's ``DeepSpeedStrategy``, and needs DeepSpeed. How the process
-    group is made is said by ``TorchConfig`` of the trainer.
+    Needs DeepSpeed.
     """
 
 

@@ -26,13 +26,11 @@ class WorkerInfo:
 
     Attributes:
         node_id: Hex id of its node.
-        address: Address of that node.
         port: Port on which the worker listens, for rank 0 to be found by the others.
         pid: Process id on its node.
         accelerator_ids: Ids of its devices, by resource name.
         output: Path on its node of the files with what it prints, without ``.out`` and ``.err``;
             empty if there are none.
-        labels: Labels of its node.
     """
 
     node_id: str

@@ -86,7 +86,6 @@ class Upload:
     """What one rank has put into the folder of a checkpoint.
 
     Attributes:
-        name: Name of the checkpoint's folder.
         files: Size in bytes of each file, by its path in that folder.
         in_place: The train loop wrote there by itself, so the folder says what there is.
     """
@@ -101,7 +100,6 @@ class Report:
     """One call of ``report()`` by one rank.
 
     Attributes:
-        metrics: What it was called with.
         upload: What the rank has put into the checkpoint; None if it has no files for it.
         failure: Why it could not, if the rank went on without: the step has no checkpoint then.
     """

@@ -174,14 +174,7 @@ class CSVCallback(_FileCallback):
     """Writes each report as a row of CSV, with a column for each metric.
 
     Keys of nested dictionaries are joined by ``/``. A metric that appears later gets a column
-    then; rows before have nothing in it.
-
-    Args:
-        path: A local path on the machine of the driver. A file that exists is continued.
-        all_ranks: Write a row for each rank, with a column ``rank``; otherwise for rank 0 only.
-
-    Raises:
-        ValueError: The path is no file of this machine.
+    then; rows before have nothing in it. The arguments are those of ``JSONCallback``.
     """
 
     def on_start(self, run_context: RunContext) -> None:

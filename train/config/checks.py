@@ -117,25 +117,3 @@ def refuses(**instead: str) -> Callable[[type[T]], type[T]]:
         return cls
 
     return decorate
-
-
-def by_name_only(likely: str) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass refuse arguments without names, and say what to write."""
-
-    def decorate(cls: type[T]) -> type[T]:
-        kind: Any = cls
-        init = kind.__init__
-
-        @functools.wraps(init)
-        def checked(self: T, *given: Any, **named: Any) -> None:
-            if given:
-                raise TypeError(
-                    f"{cls.__name__}() takes its arguments by name, and {given[0]!r} has none. "
-                    f"Write {cls.__name__}({likely}={given[0]!r}) if that is what it is."
-                )
-            init(self, **named)
-
-        kind.__init__ = checked
-        return cls
-
-    return decorate

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.config.checks import (
-    by_name_only,
     check_flag,
     check_limit,
     check_resources,
@@ -34,8 +33,7 @@ PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ACCELERATOR_TYPE_SHARE = 0.001
 
 
-# Ray takes the first one for trainer_resources, which nobody means.
-@by_name_only("num_workers")
+# By name only: Ray takes the first one for trainer_resources, which nobody means.
 @dataclasses.dataclass(kw_only=True)
 class ScalingConfig:
     """How many workers train, and what each of them holds.

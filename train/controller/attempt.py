@@ -52,11 +52,7 @@ class Attempt:
 
     Attributes:
         first_number: Number of its first report among all reports of the run.
-        failures: Why ranks failed, by world rank.
-        returned: Ranks whose train loop returned.
         return_value: What that of rank 0 returned, pickled.
-        keys: By which its ranks find each other.
-        stacks: Where ranks show their stacks.
         over: Set as soon as every rank has returned, or one has failed, or it is to be ended.
         all_ended: Set when no rank runs any more.
         last_progress: When a rank has last reported or made another call, by time.monotonic().
@@ -251,9 +247,6 @@ class Attempt:
         """Enter that the process of a rank is gone, or could not begin its train loop."""
         self._lost.add(rank)
         self.fail(rank, failure)
-
-    def end(self) -> None:
-        self.over.set()
 
     async def drain(self) -> None:
         """Wait until the uploads that have begun have ended; others may not begin."""

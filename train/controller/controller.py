@@ -8,6 +8,7 @@ policies; how an attempt ended, by ``Attempt``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -34,9 +35,9 @@ from miniray.train.controller.waits import (
     BlockingWork,
     end,
     first_of,
-    wait_at_most,
     watch_for_hang,
 )
+from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.progress.feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
 from miniray.train.worker.rank_logs import RankLogs
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from miniray.train.base.policies import ScalingDecision
     from miniray.train.base.reports import Step
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.controller.worker_group import WorkerGroup
     from miniray.train.progress.feed import Progress, Seen
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.worker import WorkerOutcome
@@ -70,8 +70,6 @@ UPLOAD_GRACE = 30.0
 
 
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
-    from miniray.train.controller.worker_group import WorkerGroup
-
     return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
 
 
@@ -269,8 +267,10 @@ class TrainController:
                 if watching.done():
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
-                await wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
-                await wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._attempt.all_ended.wait(), FAILURE_GRACE)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._attempt.settle(), UPLOAD_GRACE)
         finally:
             await end(over, watches, hang)
         self._attempt.close()
@@ -363,7 +363,7 @@ class TrainController:
             self._attempt.recorded(steps[-1].index)
             saved = any(step.uploads for step in steps)
             if saved and self._attempt.can_resize and self._growth.at_checkpoint():
-                self._attempt.end()
+                self._attempt.over.set()
             for _ in steps:
                 self._steps.task_done()
 

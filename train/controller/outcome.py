@@ -45,7 +45,6 @@ class RunOutcome:
         checkpoints: Checkpoints that were kept, the best last.
         return_value: What rank 0's train loop returned, pickled; empty for None.
         message: For ERRORED by workers, what happened on each rank.
-        worker_failures: For ERRORED by workers, the failure of each rank.
         controller_failure: For ERRORED otherwise, the failure.
     """
 

@@ -114,7 +114,7 @@ class RunRecorder:
     Attributes:
         latest_metrics: Metrics of the newest step, also of an earlier run of the same name; None
             before the first.
-        steps: How many steps were recorded.
+        next_number: Number of the next report among all reports of the run.
     """
 
     storage: RunStorage
@@ -126,11 +126,10 @@ class RunRecorder:
         self._log = MetricsLog(self.storage)
         self._book = CheckpointBook(self.config)
         self._told_unscored = False
-        self._next_number = 0
+        self.next_number = 0
         #: Names of checkpoints that earlier attempts and runs have left.
         self._earlier: set[str] = set()
         self.latest_metrics: dict[str, Any] | None = None
-        self.steps = 0
 
     def open(self) -> None:
         """Take up what an earlier run of this name left, without what it left incomplete."""
@@ -141,12 +140,12 @@ class RunRecorder:
         older += [(row["number"], row["metrics"]) for row in read_rows(self.storage)]
         if older:
             newest, self.latest_metrics = max(older, key=operator.itemgetter(0))
-            self._next_number = max(self._next_number, newest + 1)
+            self.next_number = max(self.next_number, newest + 1)
 
-    def clear_incomplete(self, next_number: int) -> None:
-        """Delete what ended workers left incomplete; later reports begin at ``next_number``."""
+    def clear_incomplete(self, least: int) -> None:
+        """Delete what ended workers left incomplete; later reports begin at ``least`` or above."""
         free = self.storage.delete_incomplete()
-        self._next_number = max(self._next_number, next_number, free)
+        self.next_number = max(self.next_number, least, free)
         self._earlier = self.storage.committed()
 
     def is_taken(self, name: str) -> bool:
@@ -167,10 +166,6 @@ class RunRecorder:
             else:
                 self.storage.delete(name)
             self._earlier.discard(name)
-
-    @property
-    def next_number(self) -> int:
-        return self._next_number
 
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -201,9 +196,8 @@ class RunRecorder:
                     "metrics": step.metrics,
                 }
             )
-            self._next_number = number + 1
+            self.next_number = number + 1
             self.latest_metrics = step.metrics
-            self.steps += 1
             if self.callbacks:
                 # Copies: a callback that changes them does not change what is kept.
                 self.callbacks.tell_report(number, step.metrics_of_all, checkpoint)

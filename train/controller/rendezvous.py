@@ -98,9 +98,6 @@ class GroupKeys:
         return len(self._values)
 
 
-#: The rank whose value a broadcast hands out.
-_SOURCE = 0
-
 #: Seconds after which the user is told for whom ranks wait.
 NOTE_AFTER = 60.0
 
@@ -156,7 +153,7 @@ class Rendezvous:
             )
             return await asyncio.shield(meeting.outcome)
         meeting.here.add(rank)
-        if rank == _SOURCE:
+        if rank == 0:
             meeting.value = value
         if len(meeting.here) == self._world_size:
             del self._meetings[number]

@@ -7,6 +7,7 @@ is decided by the scaling policy. An elastic group takes room for more at a chec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import secrets
@@ -143,7 +144,8 @@ async def largest_room(
     while size is not None and size > sizes[0]:
         room = ask(size)
         begun(room)
-        if await _ready_in(room, SETTLE_TIMEOUT):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(room.ready(), SETTLE_TIMEOUT)
             return room
         room.remove()
         below = [smaller for smaller in sizes if smaller < size]
@@ -176,18 +178,6 @@ async def _largest(
             high = middle - 1
         middle = (low + high) // 2
     return best
-
-
-async def _ready_in(room: Room, timeout: float) -> bool:
-    ready = asyncio.ensure_future(room.ready())
-    try:
-        await asyncio.wait({ready}, timeout=timeout)
-        if ready.done():
-            ready.result()
-            return True
-        return False
-    finally:
-        ready.cancel()
 
 
 class GrowingGroup(Protocol):

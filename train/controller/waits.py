@@ -18,7 +18,7 @@ from miniray.train.base.ranks import listed
 from miniray.train.worker.stacks import main_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from miniray.train.controller.attempt import Attempt
 
@@ -31,13 +31,6 @@ async def first_of(main: asyncio.Task[None], beside: asyncio.Task[None]) -> None
         await asyncio.wait({main})
         beside.result()
     main.result()
-
-
-async def wait_at_most(waiting: Coroutine[Any, Any, Any], timeout: float) -> None:
-    """Wait for something, but not longer than ``timeout`` seconds."""
-    task = asyncio.ensure_future(waiting)
-    await asyncio.wait({task}, timeout=timeout)
-    await end(task)
 
 
 async def end(*futures: asyncio.Future[Any]) -> None:

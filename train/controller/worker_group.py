@@ -68,7 +68,7 @@ def worker_options(
         # A bundle on a node of the type is enough; the type itself need not be held.
         if name not in ("CPU", "GPU", "memory") and not name.startswith("accelerator_type:")
     }
-    options: dict[str, Any] = {
+    needed: dict[str, Any] = {
         "num_cpus": resources.get("CPU", 0),
         "num_gpus": resources.get("GPU", 0),
         "resources": custom,
@@ -76,15 +76,13 @@ def worker_options(
             placement_group=group, placement_group_bundle_index=bundle
         ),
     }
-    if "memory" in resources:
-        options["memory"] = int(resources["memory"])
-    if runtime_env:
-        options["runtime_env"] = dict(runtime_env)
-    if preload:
-        options["_preload"] = list(preload)
-    if later:
-        options["_preload_later"] = list(later)
-    return options
+    others = {
+        "memory": int(resources.get("memory", 0)),
+        "runtime_env": dict(runtime_env or {}),
+        "_preload": list(preload),
+        "_preload_later": list(later),
+    }
+    return needed | {name: value for name, value in others.items() if value}
 
 
 class WorkerGroup:

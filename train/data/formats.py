@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,15 +36,7 @@ def formatter(batch_format: str | None, *, tabular: bool) -> Callable[[Any], Any
             f"iter_batches(batch_format={batch_format!r}) is for tables. This dataset gives items, "
             f"which come as batch_format='numpy'."
         )
-    return _to_pandas if name == "pandas" else _as_it_is
-
-
-def _as_it_is(table: Any) -> Any:
-    return table
-
-
-def _to_pandas(table: Any) -> Any:
-    return table.to_pandas()
+    return operator.methodcaller("to_pandas") if name == "pandas" else lambda table: table
 
 
 def table_to_numpy(table: Any) -> dict[str, Any]:

@@ -44,14 +44,14 @@ class Datasets:
         return Datasets(refs, self.config)
 
 
+@dataclasses.dataclass
 class Shards:
     """The iterators of one rank, each made when it is first asked for."""
 
-    def __init__(self, datasets: Datasets, rank: int, world_size: int) -> None:
-        self._datasets = datasets
-        self._rank = rank
-        self._world_size = world_size
-        self._made: dict[str, DataIterator] = {}
+    datasets: Datasets
+    rank: int
+    world_size: int
+    _made: dict[str, DataIterator] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str | None) -> DataIterator:
         """Return the iterator over this rank's part of a dataset; the same one each time.
@@ -59,7 +59,7 @@ class Shards:
         Raises:
             KeyError: There is no dataset of this name; or several, or none, and no name.
         """
-        names = list(self._datasets.sources)
+        names = list(self.datasets.sources)
         if name is None and len(names) == 1:
             [name] = names
         if name is None:
@@ -74,7 +74,7 @@ class Shards:
     def _make(self, name: str) -> DataIterator:
         from miniray.train.data.iterator import DataIterator
 
-        sources, config = self._datasets.sources, self._datasets.config
+        sources, config = self.datasets.sources, self.datasets.config
         if name not in sources:
             raise KeyError(
                 f"get_dataset_shard({name!r}): the trainer has no such dataset, but "
@@ -85,21 +85,19 @@ class Shards:
         return DataIterator(
             name,
             _fetch(sources[name]),
-            self._rank if split else 0,
-            self._world_size if split else 1,
+            self.rank if split else 0,
+            self.world_size if split else 1,
             config.seed if config.shuffles(name) else None,
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """A pickled value. Arrays in it stay in shared memory when it is passed on."""
 
-    __slots__ = ("_buffers", "_data", "_form")
-
-    def __init__(self, form: int, data: Any, buffers: Sequence[Any]) -> None:
-        self._form = form
-        self._data = data
-        self._buffers = buffers
+    form: int  # one of those of ``values/serialization.py``
+    data: Any
+    buffers: Sequence[Any]
 
     @classmethod
     def of(cls, value: Any) -> Packed:
@@ -120,14 +118,14 @@ class Packed:
 
     def load(self) -> Any:
         """Return the value; arrays in it are read-only and share the memory."""
-        if self._form == VALUE_BYTES:
-            return bytes(self._data)
-        buffers = [memoryview(buffer).toreadonly() for buffer in self._buffers]
-        return pickle.loads(self._data, buffers=buffers)
+        if self.form == VALUE_BYTES:
+            return bytes(self.data)
+        buffers = [memoryview(buffer).toreadonly() for buffer in self.buffers]
+        return pickle.loads(self.data, buffers=buffers)
 
     def __reduce__(self) -> tuple[Callable[..., Packed], tuple[Any, ...]]:
-        buffers = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
-        return Packed, (self._form, pickle.PickleBuffer(self._data), buffers)
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self.buffers]
+        return Packed, (self.form, pickle.PickleBuffer(self.data), buffers)
 
 
 def _fetch(source: Any) -> Any:

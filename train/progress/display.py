@@ -28,12 +28,10 @@ PAUSE = 0.1
 class PlainDisplay:
     """Writes each piece of news as a line."""
 
-    def __init__(
-        self, name: str, stream: TextIO | None = None, meter: ProgressMeter | None = None
-    ) -> None:
+    def __init__(self, name: str, stream: TextIO, meter: ProgressMeter) -> None:
         self._name = name
-        self._stream = stream if stream is not None else sys.stdout
-        self._meter = meter if meter is not None else ProgressMeter()
+        self._stream = stream
+        self._meter = meter
         self._state: RunState | None = None
 
     def show(self, progress: Progress) -> None:
@@ -64,7 +62,7 @@ def make_display(
         from miniray.train.progress.live_display import LiveDisplay
 
         return LiveDisplay(name, meter)
-    return PlainDisplay(name, meter=meter)
+    return PlainDisplay(name, sys.stdout, meter)
 
 
 def _writes_unicode(stream: TextIO) -> bool:

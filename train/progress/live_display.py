@@ -36,7 +36,7 @@ _BAR_WIDTH = 20
 class LiveDisplay:
     """Keeps a run's line up to date at the bottom of a terminal, below what the workers print."""
 
-    def __init__(self, name: str, meter: ProgressMeter | None = None) -> None:
+    def __init__(self, name: str, meter: ProgressMeter) -> None:
         text = TextColumn(
             "{task.description}",
             markup=False,
@@ -54,7 +54,7 @@ class LiveDisplay:
             expand=True,
         )
         self._name = name
-        self._meter = meter if meter is not None else ProgressMeter()
+        self._meter = meter
         self._last = ""
         self._done: float | None = None
         self._task = self._lines.add_task(name, total=None, done=None)

@@ -67,8 +67,6 @@ class DetachedController(TrainController):
         self._all_told = asyncio.Event()
         self._life = asyncio.create_task(self._live())
 
-    # --- calls of drivers ---------------------------------------------------------------
-
     async def run_id(self) -> str:
         """Return the id of the run, by which its starter recognizes it."""
         return self._spec.run_id
@@ -98,8 +96,6 @@ class DetachedController(TrainController):
         from miniray.actor import exit_actor
 
         exit_actor()
-
-    # --- its life ------------------------------------------------------------------------
 
     async def _live(self) -> None:
 

@@ -18,18 +18,11 @@ from miniray.train.base.reports import Upload
 from miniray.train.storage import manifests
 from miniray.train.storage.checkpoint import METADATA_FILE, Checkpoint
 from miniray.train.storage.filesystem import protocols, resolve, shown
-from miniray.train.storage.manifests import (
-    CheckpointRecord,
-    Manifest,
-    check_folder_name,
-    default_checkpoint_name,
-)
+from miniray.train.storage.manifests import CheckpointRecord, Manifest, check_folder_name
 from miniray.train.storage.store import Store, list_files, merge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["RunStorage", "default_checkpoint_name", "list_files"]
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,6 @@ class Store:
         """Return the path on the filesystem of what is named relative to the folder."""
         return f"{self.path}/{name}" if name else self.path
 
-    # --- small files -------------------------------------------------------------------
-
     def write(self, name: str, text: str) -> None:
         """Write a small file in place of an older one."""
         path, content = self.at(name), _encoded(text)
@@ -101,8 +99,6 @@ class Store:
         for name in self.names(folder):
             if _PART.fullmatch(name):
                 self.delete(f"{folder}/{name}" if folder else name)
-
-    # --- folders of large files -----------------------------------------------------------
 
     def put(self, source: str | os.PathLike[str], files: Iterable[str], folder: str) -> None:
         """Copy files of a local folder into a folder here; of equal names the last one stays."""

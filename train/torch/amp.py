@@ -25,7 +25,6 @@ class MixedPrecision:
     """How a train loop computes.
 
     Attributes:
-        enabled: Whether operations run in lower precision where that is safe.
         scaler: Scales losses so that float16 gradients do not vanish; None where that can't
             happen: on a CPU, where the lower precision is bfloat16.
     """

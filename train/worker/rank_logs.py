@@ -91,7 +91,8 @@ async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) ->
     for rank, info in enumerate(infos):
         by_node.setdefault(info.node_id, {})[rank] = info.output
     try:
-        await _flush()
+        # Nodes write to the files what is still in the pipes of this job's processes.
+        await current_runtime().head.flush_output()
     except MinirayError as error:
         logger.warning("The end of what ranks printed may be missing in %s: %s", folder, error)
     copies = [
@@ -122,11 +123,6 @@ async def _copy_elsewhere(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
     )
     await copy.remote(storage, folder, outputs)
-
-
-async def _flush() -> None:
-    """Have the nodes write to their files what is still in the pipes of this job's processes."""
-    await current_runtime().head.flush_output()
 
 
 def _read(paths: Sequence[Path]) -> str:

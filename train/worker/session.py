@@ -23,7 +23,7 @@ from miniray.train.base.ranks import listed
 from miniray.train.base.reports import Report, plain_metrics
 from miniray.train.storage.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from miniray.train.storage.filesystem import is_local, protocols
-from miniray.train.storage.storage import default_checkpoint_name
+from miniray.train.storage.manifests import default_checkpoint_name
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.uploads import BackgroundUploads, UploadProcess
 
@@ -99,8 +99,6 @@ class RankSession:
         self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
         self._collective_lock = threading.Lock()
         self._collectives = 0
-
-    # --- reports --------------------------------------------------------------------------
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -253,8 +251,6 @@ class RankSession:
             self._unconfirmed.append(self._controller.report(index, report))
             if len(self._unconfirmed) > REPORT_WINDOW:
                 self._unconfirmed.popleft()()
-
-    # --- collectives ----------------------------------------------------------------------
 
     def join(self, call: str, value: bytes) -> bytes:
         """Wait in a collective call for the other ranks; return rank 0's value, pickled."""

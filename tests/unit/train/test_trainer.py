@@ -32,6 +32,7 @@ from miniray.train.controller.worker_group import worker_options
 from miniray.train.data_parallel_trainer import make_train_loop
 from miniray.train.progress.display import PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
+from miniray.train.progress.meter import ProgressMeter
 from miniray.train.torch import TorchTrainer
 from miniray.train.worker.worker import sent
 from miniray.values.serialization import serialize
@@ -288,7 +289,7 @@ def test_a_run_that_is_over_stays_over():
 
 def test_progress_without_a_terminal_is_plain_lines():
     text = io.StringIO()
-    display = PlainDisplay("run", text)
+    display = PlainDisplay("run", text, ProgressMeter())
     row = Row(3, {"loss": 0.123456, "eval": {"n": 2}}, "checkpoint_000003")
     display.show(Progress(1, RunState.RUNNING, [], 0, []))
     display.show(Progress(2, RunState.RUNNING, [row], 4, ["Some note."]))

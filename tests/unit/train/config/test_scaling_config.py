@@ -217,8 +217,8 @@ def test_nonsense_about_tpus_is_refused_with_the_fix(arguments, message):
         ScalingConfig(**given)
 
 
-def test_a_number_without_a_name_is_refused_with_what_to_write():
-    with pytest.raises(TypeError, match=r"Write ScalingConfig\(num_workers=2\)"):
+def test_a_number_without_a_name_is_refused():
+    with pytest.raises(TypeError, match="positional argument"):
         ScalingConfig(2)
 
 

@@ -8,7 +8,9 @@ import fsspec
 import pytest
 
 from miniray.train import Checkpoint
-from miniray.train.storage.storage import RunStorage, default_checkpoint_name, list_files
+from miniray.train.storage.manifests import default_checkpoint_name
+from miniray.train.storage.storage import RunStorage
+from miniray.train.storage.store import list_files
 
 
 @pytest.fixture(params=["local", "remote"])
