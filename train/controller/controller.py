@@ -25,7 +25,7 @@ from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.base.policies import FailureDecision, GroupFailure, RunState, check_transition
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner
-from miniray.train.controller.attempt import Attempt
+from miniray.train.controller.attempt import Attempt, watch_for_hang
 from miniray.train.controller.outcome import RunOutcome
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
@@ -35,7 +35,6 @@ from miniray.train.controller.waits import (
     BlockingWork,
     end,
     first_of,
-    watch_for_hang,
 )
 from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.progress.feed import ProgressFeed, Row
