@@ -6,7 +6,6 @@ processes run them, and what is kept of them, the head and the daemons decide.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import dataclasses
 import enum
@@ -311,6 +310,8 @@ class JobSubmissionClient:
             JobNotFoundError: There is no such job.
             ConnectionError: The cluster is out of reach for longer than ``node_timeout``.
         """
+        import asyncio
+
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         log = self._jobs.follow(job_id)
         while (data := await asyncio.to_thread(next, log, None)) is not None:
