@@ -22,7 +22,8 @@ from miniray.cli.node_options import boot_arguments, node_options
 @click.option(
     "--rendezvous",
     metavar="FOLDER",
-    help="Folder that all hosts see, in which they meet.  [default: ~/.miniray/run]",
+    help="Folder that all hosts see, in which they meet; munge: the default one, with the secret "
+    "encrypted by munge.  [default: ~/.miniray/run]",
 )
 @click.option(
     "--authority",

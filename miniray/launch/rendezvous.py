@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.common.host_port import parse_address
+from miniray.launch import munge
 from miniray.launch.allocation import AllocationError
 from miniray.launch.reach import Door
 from miniray.security.certificates import token_in
@@ -102,7 +103,7 @@ class SharedFolder:
     def publish(self, door: Door) -> None:
         """Write the file that the others wait for."""
         text = json.dumps({"addresses": door.addresses, "token": str(door.token)})
-        self._write("join", text)
+        self._write("join", self._closed(text))
 
     def find(self) -> Door | None:
         """Read it."""
@@ -110,7 +111,13 @@ class SharedFolder:
         if end is not None:
             raise RunEndedError(f"The first host has ended the run: {end}")
         text = _text_of(self._join)
-        return None if text is None else _door(text)
+        return None if text is None else _door(self._open(text))
+
+    def _closed(self, text: str) -> str:
+        return text
+
+    def _open(self, text: str) -> str:
+        return text
 
     def report(self, rank: int, state: HostState) -> None:
         """Write the file of this host."""
@@ -137,6 +144,26 @@ class SharedFolder:
 
     def _write(self, name: str, text: str) -> None:
         write_private(self._folder / name, text.encode())
+
+
+class SealedFolder(SharedFolder):
+    """The same, where the file with the secret is encrypted by munge."""
+
+    #: What names it where others name a folder.
+    NAME = "munge"
+
+    def __init__(self, base: Path, run_id: str, rank: int) -> None:
+        super().__init__(base, run_id, rank)
+        #: A host can unseal a text once.
+        self._opened: tuple[str, str] = ("", "")
+
+    def _closed(self, text: str) -> str:
+        return munge.seal(text)
+
+    def _open(self, text: str) -> str:
+        if self._opened[0] != text:
+            self._opened = (text, munge.unseal(text))
+        return self._opened[1]
 
 
 class Mounted:
@@ -187,13 +214,20 @@ def meeting_place(
     """
     if authority is not None:
         return Mounted(Path(authority), allocation.head)
-    if rendezvous is None and not allocation.run_id:
+    if rendezvous in (None, SealedFolder.NAME) and not allocation.run_id:
         raise AllocationError(
             f"{allocation.launcher} gives no id that tells this run from others: give a folder of "
             "this run alone, which all hosts see, as --rendezvous FOLDER; or --authority FOLDER."
         )
-    base = Path(rendezvous) if rendezvous is not None else Path.home() / ".miniray" / "run"
+    if rendezvous == SealedFolder.NAME:
+        return SealedFolder(_default_base(), allocation.run_id, allocation.rank)
+    base = Path(rendezvous) if rendezvous is not None else _default_base()
     return SharedFolder(base, allocation.run_id, allocation.rank)
+
+
+def _default_base() -> Path:
+    """Return a folder in the home, which nearly all hosts of a batch system share."""
+    return Path.home() / ".miniray" / "run"
 
 
 def _door(text: str) -> Door:
