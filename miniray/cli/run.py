@@ -57,6 +57,7 @@ def run(
     is which; otherwise --index and --nodes do, or MINIRAY_INDEX and MINIRAY_NODES.
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch import allocation
+    from miniray.launch.init_process import run_below_init
     from miniray.launch.program import ProgramError
     from miniray.launch.run import RunOptions
     from miniray.launch.run import run as run_part
@@ -67,14 +68,15 @@ def run(
     own = {name: given.pop(name) for name in ("wait", "grace", "strict", "rendezvous", "authority")}
     try:
         options = RunOptions(command, node=boot_arguments(given), **own)
-        code = run_part(
-            options,
-            allocation.find_allocation(environ),
-            lambda line: click.echo(f"miniray: {line}", err=True),
-        )
+        place = allocation.find_allocation(environ)
+        code = run_below_init(lambda: run_part(options, place, _tell))
     except ProgramError as error:
         click.echo(f"Error: {error}", err=True)
         code = error.code
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     raise SystemExit(code)
+
+
+def _tell(line: str) -> None:
+    click.echo(f"miniray: {line}", err=True)

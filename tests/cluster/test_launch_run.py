@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from cluster_helpers import wait_for_file, wait_for_text, wait_until
 from command_helpers import CommandLine, one_line
@@ -259,3 +261,41 @@ def test_the_runtime_does_not_import_the_launchers(command: CommandLine, module:
     shown = f"import sys, {module}; print(any('miniray.launch' in name for name in sys.modules))"
     done = command.popen(PYTHON, "-c", shown)
     assert done.communicate(timeout=60)[0] == "False\n"
+
+
+LEAVES_ORPHAN = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+if os.fork() == 0:  # its child is an orphan, which ends at once
+    if os.fork() == 0:
+        time.sleep(0.3)
+    os._exit(0)
+os.wait()
+
+def states():
+    texts = [path.read_text() for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
+    return [text.rpartition(")")[2].split()[0] for text in texts]
+
+time.sleep(0.3)
+while "Z" in states():
+    time.sleep(0.05)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+(folder / "on").touch()
+signal.pause()
+"""
+
+
+def test_the_first_process_of_a_container_reaps_orphans_and_passes_signals_on(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("process namespaces are not available to this user")
+    program = (PYTHON, "-c", LEAVES_ORPHAN, str(tmp_path))
+    run = command.popen(*container, "miniray", "run", "--", *program)
+    wait_for_file(tmp_path / "on")
+    (first,) = psutil.Process(run.pid).children()
+    first.send_signal(signal.SIGTERM)
+    output, _ = run.communicate(timeout=60)
+    assert (run.returncode, output) == (4, "")
+    command.leaves_nothing()
