@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 #: Bytes of a batch with batch_size="auto".
 _AUTO = 4 * 2**20
-#: Rows of flat maps that become a table together.
+#: Rows that become a table together, at most, and as long as their size is not known.
 _TOGETHER = 4096
+_FIRST = 16
 
 
 class DataError(MinirayError, RuntimeError):
@@ -156,12 +157,19 @@ class MapRows(Transform):
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield what the function makes of the rows."""
         at = 0
+        step = _FIRST
         for whole in tables:
             if not whole.num_rows:
                 yield whole.slice(0, 0)
-            for table in rebatched([whole], _TOGETHER):
-                yield self._table(table, at, where)
+            start = 0
+            while start < whole.num_rows:
+                table = whole.slice(start, step)
+                made = self._table(table, at, where)
+                yield made
+                start += table.num_rows
                 at += table.num_rows
+                size = max(made.nbytes, table.nbytes) // table.num_rows
+                step = min(_TOGETHER, max(1, _AUTO // max(size, 1)))
 
     def _table(self, table: Any, at: int, where: Where) -> Any:
         if self.kind == "Filter":

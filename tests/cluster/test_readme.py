@@ -23,6 +23,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
+    "docs/data.md",
     "docs/roadmap.md",
     "docs/ray_engine.md",
 )

@@ -1,0 +1,86 @@
+"""What is in flight is bounded, whatever the data; one CPU is enough."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import wait_until
+
+import miniray
+from miniray import data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("cluster")
+CLUSTER = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _blocks_of_a_mebibyte() -> Any:
+    context = data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, MIB
+    yield
+    context.target_max_block_size = before
+
+
+def large(marker: str) -> Any:
+    """A function that makes a mebibyte of each row, and counts them in a file."""
+
+    def function(row: dict[str, Any]) -> dict[str, Any]:
+        with open(marker, "ab") as file:
+            file.write(b"x")
+        return {"id": row["id"], "data": np.full(MIB // 8, row["id"])}
+
+    return function
+
+
+@pytest.mark.parametrize("rows", [100, 400])
+def test_as_much_is_in_flight_of_four_times_the_data(tmp_path: Path, rows: int) -> None:
+    marker = str(tmp_path / "made")
+    most = read = 0
+    for row in data.range(rows).map(large(marker)).iter_rows():
+        assert row["id"] == read
+        read += 1
+        most = max(most, os.path.getsize(marker) - read)
+    assert read == rows
+    # Two calls in the window, each with two blocks unread and rows of one in the making.
+    assert most < 40
+
+
+def test_stages_pass_on_more_than_the_store_holds() -> None:
+    class Negative:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"id": batch["id"], "data": -batch["data"]}
+
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "data": np.full(MIB // 8, row["id"])}
+
+    dataset = data.range(200).map(made).map_batches(Negative, concurrency=1)
+    found = [(row["id"], int(row["data"][0])) for row in dataset.iter_rows()]
+    assert found == [(n, -n) for n in range(200)]
+
+
+def test_a_data_set_is_materialized_that_is_larger_than_the_store() -> None:
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "data": np.full(MIB // 8, row["id"])}
+
+    kept = data.range(150).map(made).materialize()
+    for _ in range(2):
+        assert [row["id"] for row in kept.iter_rows()] == list(range(150))
+
+
+def test_a_pool_that_would_leave_no_cpu_to_those_that_feed_it_is_refused() -> None:
+    class Same:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    dataset = data.range(10).map(lambda row: row).map_batches(Same, num_cpus=1, concurrency=1)
+    with pytest.raises(data.DataError, match="leaves none of the cluster's 1 CPUs"):
+        dataset.take_all()
+    wait_until(lambda: miniray.available_resources().get("CPU") == 1)

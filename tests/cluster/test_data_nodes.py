@@ -1,0 +1,57 @@
+"""A node that is lost in the middle of a data set: no row is lost, none comes twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import wait_until
+from running_cluster import running_cluster
+
+import miniray
+from miniray import data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from miniray.cluster_utils import Cluster
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """A head node on which nothing runs but the driver."""
+    with running_cluster({"num_cpus": 0}) as cluster:
+        yield cluster
+
+
+def made(batch: dict[str, Any]) -> dict[str, Any]:
+    ids = batch["id"]
+    return {"id": ids, "data": np.repeat(ids[:, None], 8000, axis=1)}
+
+
+@pytest.mark.parametrize("read", [1, 12])
+def test_what_a_lost_node_had_is_made_again(nodes: Cluster, read: int) -> None:
+    first, second = (nodes.add_node(num_cpus=1) for _ in range(2))
+    wait_until(lambda: miniray.cluster_resources().get("CPU") == 2)
+    context = data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, 2**20
+    try:
+        found: list[int] = []
+        batches = data.range(400).map_batches(made, batch_size=10).iter_batches(batch_size=10)
+        for number, batch in enumerate(batches):
+            assert (batch["data"] == batch["id"][:, None]).all()
+            found += batch["id"].tolist()
+            if number == read:
+                os.kill(first.pids["node"], signal.SIGKILL)
+                nodes.remove_node(first, allow_graceful=False)
+        assert found == list(range(400))
+    finally:
+        context.target_max_block_size = before
+        nodes.remove_node(second)
+        wait_until(lambda: "CPU" not in miniray.cluster_resources())
