@@ -79,7 +79,9 @@ class NodeDaemon:
             self.node_id, self._clients, self._relay, self._objects, self._names, pace
         )
         WorkerNotices(self._clients, self._pool, self._head)
-        self._outputs = OutputRouter(self.node_id, self._clients, self._relay, self._pool)
+        self._outputs = OutputRouter(
+            self.node_id, self._clients, self._relay, self._pool.read_output
+        )
         self.membership = Membership(
             node, self._head, self._clients, self._pool, self._relay, self._objects.adopted, self
         )

@@ -7,16 +7,18 @@ left out, and those of a driver that is gone, are in the log files only.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.node.base.question import Question
 from miniray.node.relay.relayed import Relayed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.common.log_lines import LogLine
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.relay.relay import RelayHub
@@ -32,23 +34,23 @@ _JOBS, _FILES = 1000, 1000
 _FLUSH_TIMEOUT = 1.0
 
 
-class Pipes(Protocol):
-    """The output pipes of a worker pool."""
-
-    def read_output(self, job_id: bytes) -> None:
-        """Pass on all output that the workers of a job have written."""
-
-
 class OutputRouter:
-    """The way of output to drivers, here and on other nodes."""
+    """The way of output to drivers, here and on other nodes.
+
+    ``read_output`` passes on all that the workers of a job have written.
+    """
 
     def __init__(
-        self, node_id: bytes, clients: ClientServer, relay: RelayHub, pipes: Pipes
+        self,
+        node_id: bytes,
+        clients: ClientServer,
+        relay: RelayHub,
+        read_output: Callable[[bytes], object],
     ) -> None:
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
-        self._pipes = pipes
+        self._read_output = read_output
         #: Lines that were left out and not reported yet: job → (node, log file) → count.
         self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
         clients.requests["flush_output"] = self.flush
@@ -56,8 +58,8 @@ class OutputRouter:
         relay.notices[_FLUSH] = self._flush_for
         relay.notices[_FLUSHED] = self._flushed
         self._numbers = 0
-        #: Flushes in progress: the nodes without an answer, and an event for when all have one.
-        self._flushes: dict[int, tuple[set[bytes], asyncio.Event]] = {}
+        #: Flushes in progress.
+        self._flushes: dict[int, Question] = {}
 
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
         """Send lines that a worker printed to the driver of its job, if that still runs."""
@@ -111,34 +113,28 @@ class OutputRouter:
 
     async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver once all output of its workers up to now is on its way to it."""
-        self._pipes.read_output(client.job_id)
+        self._read_output(client.job_id)
         self._tell_left_out(client.job_id, self._node_id)
         self._numbers += 1
         number = self._numbers
         flush = Relayed(notice=_FLUSH, items=(client.job_id, number))
-        missing = {node for node in self._relay.connected() if self._relay.send(node, flush)}
-        if missing:
-            done = asyncio.Event()
-            self._flushes[number] = (missing, done)
-            try:
-                await asyncio.wait_for(done.wait(), _FLUSH_TIMEOUT)
-            except asyncio.TimeoutError:
-                pass  # that node is ending or overloaded; its log files have all lines
-            finally:
-                del self._flushes[number]
+        asked = {node for node in self._relay.connected() if self._relay.send(node, flush)}
+        question = self._flushes[number] = Question(asked)
+        try:
+            # A node that does not answer is ending or overloaded; its log files have all lines.
+            await question.wait(_FLUSH_TIMEOUT)
+        finally:
+            del self._flushes[number]
         return None, -1
 
     def _flush_for(self, node: bytes, message: Relayed) -> None:
         """Send the output of workers here to a driver on another node, and answer its daemon."""
         job_id, number = message.items
-        self._pipes.read_output(job_id)
+        self._read_output(job_id)
         self._tell_left_out(job_id, node)
         self._relay.send(node, Relayed(notice=_FLUSHED, items=(number,)))
 
     def _flushed(self, node: bytes, message: Relayed) -> None:
         (number,) = message.items
         if number in self._flushes:
-            missing, done = self._flushes[number]
-            missing.discard(node)
-            if not missing:
-                done.set()
+            self._flushes[number].answered(node, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -31,14 +30,14 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
         address=node.address,
         hostname=socket.gethostname(),
         pid=os.getpid(),
-        resources=json.dumps(
+        resources=plain.dumps(
             {
-                "scalars": node.scalars,
+                "scalars": dict(node.scalars),
                 "devices": {name: list(group.ids) for name, group in devices.items()},
                 "fractional": {name: group.fractional for name, group in devices.items()},
-                "labels": node.labels,
+                "labels": dict(node.labels),
             }
-        ).encode(),
+        ),
         leases=[
             head_pb2.RunningLease(
                 lease=lease.number,
@@ -65,7 +64,7 @@ def attached(client: Client, machine: str) -> head_pb2.FromNode:
     )
     if client.is_driver:
         message.driver = True
-        message.details = json.dumps({**client.details, "machine": machine})
+        message.details = plain.dumps({**client.details, "machine": machine})
     return head_pb2.FromNode(attached=message)
 
 

@@ -26,37 +26,6 @@ if TYPE_CHECKING:
 _FEW = 2
 
 
-class Watches:
-    """Which processes are told of the end of which, here and on other nodes. Pure bookkeeping."""
-
-    def __init__(self) -> None:
-        #: Watched process of this node → its watchers as (node, process).
-        self._here: dict[bytes, set[tuple[bytes, bytes]]] = {}
-        #: Node → its processes that processes of this node watch → the watchers.
-        self._there: dict[bytes, dict[bytes, set[bytes]]] = {}
-
-    def add_here(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        self._here.setdefault(process_id, set()).add((watcher_node, watcher))
-
-    def add_there(self, node_id: bytes, process_id: bytes, watcher: bytes) -> None:
-        self._there.setdefault(node_id, {}).setdefault(process_id, set()).add(watcher)
-
-    def ended_here(self, process_id: bytes) -> set[tuple[bytes, bytes]]:
-        return self._here.pop(process_id, set())
-
-    def ended_there(self, node_id: bytes, process_id: bytes) -> set[bytes]:
-        watched = self._there.get(node_id)
-        return watched.pop(process_id, set()) if watched is not None else set()
-
-    def out_of_reach(self, node_id: bytes) -> dict[bytes, set[bytes]]:
-        return self._there.pop(node_id, {})
-
-    def node_ended(self, node_id: bytes) -> dict[bytes, set[bytes]]:
-        for watchers in self._here.values():
-            watchers.difference_update({w for w in watchers if w[0] == node_id})
-        return self._there.pop(node_id, {})
-
-
 @dataclasses.dataclass(eq=False)
 class Traffic:
     """Routes all messages for processes.
@@ -74,7 +43,10 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self._adopted = self.objects.adopted
-        self._watches = Watches()
+        #: Watched process of this node → its watchers as (node, process).
+        self._watched_here: dict[bytes, set[tuple[bytes, bytes]]] = {}
+        #: Node → its processes that processes of this node watch → the watchers.
+        self._watched_there: dict[bytes, dict[bytes, set[bytes]]] = {}
         self.clients.notices["watch"] = self._watch
         self.relay.notices[r.WATCH] = lambda node, message: self._add_watch(
             message.to, node, message.sender
@@ -127,7 +99,8 @@ class Traffic:
             return
         message = Relayed(to=process_id, sender=client.process_id, notice=r.WATCH)
         if self.relay.send(node_id, message):
-            self._watches.add_there(node_id, process_id, client.process_id)
+            watched = self._watched_there.setdefault(node_id, {})
+            watched.setdefault(process_id, set()).add(client.process_id)
         else:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
@@ -136,7 +109,7 @@ class Traffic:
         by_daemon = watcher == watcher_node
         answered = process_id == self.node_id or self._adopted.speaks_for(process_id)
         if self.names.runs(process_id) or (answered and not by_daemon):
-            self._watches.add_here(process_id, watcher_node, watcher)
+            self._watched_here.setdefault(process_id, set()).add((watcher_node, watcher))
         else:
             self._tell_gone(process_id, watcher_node, watcher)
 
@@ -149,23 +122,26 @@ class Traffic:
             self.relay.send(watcher_node, gone)
 
     def ended_here(self, process_id: bytes) -> None:
-        for node, watcher in self._watches.ended_here(process_id):
+        for node, watcher in self._watched_here.pop(process_id, ()):
             self._tell_gone(process_id, node, watcher)
 
     def _ended_there(self, node_id: bytes, message: Relayed) -> None:
         if message.to == self.node_id:
             self.objects.remote_process_died(message.sender)
-        for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
+        watchers = self._watched_there.get(node_id, {}).pop(message.sender, ())
+        for watcher in {message.to, *watchers}:
             self.clients.push(watcher, "process_died", (message.sender, *message.items))
 
     def node_died(self, node_id: bytes) -> None:
-        self._tell_watchers("process_died", self._watches.node_ended(node_id))
+        for watchers in self._watched_here.values():
+            watchers.difference_update({each for each in watchers if each[0] == node_id})
+        self._tell_watchers("process_died", node_id)
 
     def messages_lost(self, node_id: bytes) -> None:
         """Tell the watchers of a node's processes that these are out of reach, and may live."""
-        self._tell_watchers("process_unreachable", self._watches.out_of_reach(node_id))
+        self._tell_watchers("process_unreachable", node_id)
 
-    def _tell_watchers(self, topic: str, watched: dict[bytes, set[bytes]]) -> None:
-        for process_id, watchers in watched.items():
+    def _tell_watchers(self, topic: str, node_id: bytes) -> None:
+        for process_id, watchers in self._watched_there.pop(node_id, {}).items():
             for watcher in watchers:
                 self.clients.push(watcher, topic, (process_id,))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import random
@@ -319,7 +318,7 @@ def _hello(fuzzer: Fuzzer) -> bytes:
         python=platform.python_version(),
         address="m|/s|",
         drivers_only=True,
-        resources=json.dumps({"scalars": {}}).encode(),
+        resources=plain.dumps({"scalars": {}}),
     )
     data: bytes = head_pb2.FromNode(hello=hello).SerializeToString()
     return data
@@ -354,7 +353,11 @@ def _rpc_message(fuzzer: Fuzzer, method: str) -> bytes:
     return fuzzer.changed(data) if rng.random() < 0.3 else data
 
 
-_DETAILS = ("", "{}", "[]", "5", "{", '{"namespace": 5}', '{"cwd": null, "sys_path": 7}')
+_DETAILS = (
+    b"",
+    b"{",
+    *map(plain.dumps, ({}, [], 5, {"namespace": 5}, {"cwd": None, "sys_path": 7})),
+)
 
 
 @miniray.remote

@@ -22,6 +22,7 @@ import pytest
 from cluster_helpers import wait_until
 
 from miniray._proto import head_pb2, head_pb2_grpc
+from miniray.messages import plain
 from miniray.security import channels
 from miniray.security.certificates import make_credentials
 from miniray.security.tls import meet_head
@@ -62,7 +63,7 @@ def hello() -> head_pb2.FromNode:
         version=VERSION,
         python=platform.python_version(),
         address="m|/s|",
-        resources=json.dumps({"scalars": {"CPU": 4}}).encode(),
+        resources=plain.dumps({"scalars": {"CPU": 4}}),
     )
     return head_pb2.FromNode(hello=facts)
 

@@ -7,14 +7,13 @@ interpreted here, except for the list of pieces of a package.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import format_bytes
 from miniray.common.specs import JobSpec, field_names
 from miniray.exceptions import CodeStoreFullError
-from miniray.messages import code_pieces
+from miniray.messages import code_pieces, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,12 +104,14 @@ class JobDirectory:
         self._holders: dict[bytes, set[bytes]] = {}
         self._held: dict[bytes, bytes] = {}
 
-    def started(self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str) -> Job:
+    def started(
+        self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: bytes
+    ) -> Job:
         """Enter the job of a driver that attached.
 
-        ``details`` is JSON with entrypoint, metadata, and what of ``JobSpec`` the driver knows.
+        ``details`` are marshalled: entrypoint, metadata, and what of ``JobSpec`` the driver knows.
         """
-        told: dict[str, Any] = json.loads(details or "{}")
+        told: dict[str, Any] = plain.loads(details) if details else {}
         known = {name: told[name] for name in field_names(JobSpec) if name in told}
         job = Job(
             id=job_id,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import logging
 import math
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,7 +74,7 @@ class ClusterNode:
     @classmethod
     def of(cls, hello: head_pb2.NodeHello, outbox: NodeOutbox, now: float) -> ClusterNode:
         """Make a node from its daemon's hello; ValueError if that is malformed."""
-        told: dict[str, Any] = json.loads(hello.resources or b"{}")
+        told: dict[str, Any] = plain.loads(hello.resources) if hello.resources else {}
         scalars: dict[str, float] = told.get("scalars", {})
         devices: dict[str, list[str]] = told.get("devices", {})
         labels: dict[str, str] = told.get("labels", {})

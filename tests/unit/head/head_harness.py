@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import marshal
 import pickle
 import platform
@@ -80,7 +79,7 @@ class FakeDaemon:
                     "host": "10.0.0.1",
                     "address": "machine|/socket|10.0.0.1:7000",
                     "hostname": "box",
-                    "resources": json.dumps(told).encode(),
+                    "resources": plain.dumps(told),
                     "leases": leases or [],
                     **hello,
                 }
@@ -148,7 +147,7 @@ class FakeDaemon:
                 driver=True,
                 pid=100,
                 job_id=process_id,
-                details=json.dumps(details),
+                details=plain.dumps(details),
             )
         )
         return process_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import json
 import marshal
 import platform
 from typing import TYPE_CHECKING, Any
@@ -231,7 +230,7 @@ class Daemon:
                 python=platform.python_version(),
                 host="10.0.0.1",
                 address="machine|/socket|10.0.0.1:7000",
-                resources=json.dumps({"scalars": {"CPU": 8}, "devices": {"GPU": GPUS}}).encode(),
+                resources=plain.dumps({"scalars": {"CPU": 8}, "devices": {"GPU": GPUS}}),
                 leases=[
                     report(each.start, each.process.id if each.process is not None else b"")
                     for each in self.leases.values()
@@ -396,5 +395,5 @@ def _attached(process: Process) -> head_pb2.FromNode:
     message = head_pb2.ProcessAttached(process_id=process.id, pid=1, job_id=process.job_id)
     if process.is_driver:
         message.driver = True
-        message.details = json.dumps({"namespace": "tests"})
+        message.details = plain.dumps({"namespace": "tests"})
     return head_pb2.FromNode(attached=message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import platform
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.server import HeadServicer
 from miniray.head.storage import Storage
+from miniray.messages import plain
 from miniray.security import channels
 from miniray.security.token import JoinToken
 from miniray.version import VERSION
@@ -47,7 +47,7 @@ def hello(**facts: Any) -> head_pb2.FromNode:
                 "version": VERSION,
                 "python": platform.python_version(),
                 "address": "m|/s|",
-                "resources": json.dumps({"scalars": {"CPU": 4}}).encode(),
+                "resources": plain.dumps({"scalars": {"CPU": 4}}),
                 **facts,
             }
         )

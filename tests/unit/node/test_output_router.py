@@ -50,7 +50,7 @@ def _relay() -> Relay:
 @pytest.fixture(name="prints")
 def _prints(relay: Relay) -> Any:
     clients: Any = Clients()
-    router = OutputRouter(NODE, clients, relay, pipes=None)  # type: ignore[arg-type]
+    router = OutputRouter(NODE, clients, relay, read_output=None)  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(
         pid=7, lease=None, job_id=JOB, driver_node=FAR, log_path=lambda _: "/logs/f"
     )

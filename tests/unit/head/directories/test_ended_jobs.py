@@ -23,7 +23,7 @@ def jobs() -> Jobs:
 
 def start_and_end(jobs: JobDirectory, number: int) -> bytes:
     id = number.to_bytes(8, "big")
-    jobs.started(id, id, b"node", 1, "{}")
+    jobs.started(id, id, b"node", 1, b"")
     jobs.driver_ended(id)
     return id
 
@@ -38,7 +38,7 @@ def test_a_job_is_over_when_its_driver_its_processes_and_its_detached_actors_are
     jobs: Jobs,
 ) -> None:
     id = b"12345678"
-    jobs.started(id, id, b"node", 1, "{}")
+    jobs.started(id, id, b"node", 1, b"")
     for holder in (b"worker", b"actor"):
         jobs.hold(holder, id)
         jobs.hold(holder, id)  # told again
@@ -53,7 +53,7 @@ def test_a_job_is_over_when_its_driver_its_processes_and_its_detached_actors_are
 
 def test_a_job_is_remembered_as_long_as_something_holds_it(jobs: Jobs) -> None:
     held = b"12345678"
-    jobs.started(held, held, b"node", 1, "{}")
+    jobs.started(held, held, b"node", 1, b"")
     jobs.hold(b"actor", held)
     jobs.driver_ended(held)
     for number in range(1, _REMEMBERED + 2):
@@ -68,7 +68,7 @@ def test_a_job_is_remembered_as_long_as_something_holds_it(jobs: Jobs) -> None:
 
 def test_a_job_whose_driver_comes_back_runs_again(jobs: Jobs) -> None:
     id = start_and_end(jobs, 0)
-    jobs.started(id, id, b"node", 1, "{}")
+    jobs.started(id, id, b"node", 1, b"")
     for number in range(1, _REMEMBERED + 2):
         start_and_end(jobs, number)
     assert jobs.get(id) is not None

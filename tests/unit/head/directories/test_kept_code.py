@@ -21,7 +21,7 @@ class Kept:
         self.jobs = JobDirectory(lambda id: self.code.job_over(id), lambda _: None)
         self.code = JobCode(KeyValues(self.store), self.jobs, limit)
         for id in (ONE, TWO):
-            self.jobs.started(id, id, b"node", 1, "{}")
+            self.jobs.started(id, id, b"node", 1, b"")
 
     def store(self, namespace: str, key: Any, value: bytes | None) -> None:
         if value is None:
@@ -84,6 +84,6 @@ def test_what_finds_no_room_is_refused_with_the_name_of_the_bound(kept: Kept) ->
         kept.code.get(b"g")  # a worker that is to run it
     kept.jobs.driver_ended(ONE)
     kept.jobs.driver_ended(TWO)
-    kept.jobs.started(TWO, TWO, b"node", 1, "{}")
+    kept.jobs.started(TWO, TWO, b"node", 1, b"")
     kept.code.put(TWO, b"g", bytes(101))
     assert kept.code.get(b"g") == bytes(101)
