@@ -49,7 +49,9 @@ def _sent_to_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def session_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def session_root(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Path]:
     """A folder for session files that no other cluster knows, so that none finds another.
 
     When the module is done, no process that was started with it may be left, and
@@ -66,11 +68,12 @@ def session_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.setattr(tempfile, "tempdir", None)  # looked up again
     sockets: set[Path] = set()
     root_key = ("MINIRAY_TMPDIR", str(root))
+    patience = 60 if request.config.getoption("engine") == "ray" else 10
     try:
         yield root
         sockets = socket_paths(processes_with(*root_key))
         miniray.shutdown()
-        wait_until(lambda: not processes_with(*root_key), timeout=10)
+        wait_until(lambda: not processes_with(*root_key), timeout=patience)
     finally:
         miniray.shutdown()
         patch.undo()

@@ -15,7 +15,7 @@ from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, ActorLocation, Exported, RuntimeCalls
 from miniray.common.specs import MethodOptions
 from miniray.engines.ray import options as as_ray
-from miniray.engines.ray.errors import raising
+from miniray.engines.ray.errors import raising, translated
 from miniray.engines.ray.refs import RayRef, by_name, unwrapped, wrapped
 from miniray.engines.ray.worker import Code, class_for, task_for
 from miniray.exceptions import ActorAlreadyExistsError
@@ -118,10 +118,15 @@ class RayCalls(RuntimeCalls):
     ) -> Any:
         call = getattr(actor.held, _BUILT_IN.get(method, method))
         given = as_ray.for_method(options)
+        declared = info.methods.get(method)
+        if options.num_returns == 1 and declared and declared.num_returns == "streaming":
+            given = {**given, "num_returns": 1}
         if given:
             call = call.options(**given)
-        with raising():
+        try:
             return wrapped(call.remote(*unwrapped(args), **by_name(kwargs)))
+        except ray.exceptions.RayError as error:
+            raise translated(error) from None
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         ray.cancel(ref.held, force=force, recursive=recursive)

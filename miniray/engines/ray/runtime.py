@@ -20,7 +20,7 @@ from miniray.common.runtime import (
 )
 from miniray.engines.capabilities import refuse
 from miniray.engines.ray.calls import RayCalls, find_actor
-from miniray.engines.ray.errors import raising, translated
+from miniray.engines.ray.errors import translated
 from miniray.engines.ray.options import group_of
 from miniray.engines.ray.refs import RayRef, loaded
 from miniray.engines.ray.worker import Actor
@@ -33,8 +33,10 @@ class RayObjects(RuntimeObjects):
     """The values of refs."""
 
     def put(self, value: Any) -> RayRef:
-        with raising():
+        try:
             return RayRef(ray.put(value))
+        except ray.exceptions.RayError as error:
+            raise translated(error) from None
 
     def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
         try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.names import short_name
 from miniray.common.runtime import runtime_or_none, set_runtime
 from miniray.engines.ray.errors import carried
+from miniray.engines.ray.refs import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
         async def forward(*args: Any, **kwargs: Any) -> Any:
             called, name = find()
             try:
-                async for item in called(*args[skip:], **kwargs):
+                async for item in called(*map(loaded, args[skip:]), **kwargs):
                     yield item
                 return
             except Exception as error:  # noqa: BLE001 -- whatever user code raises
@@ -139,7 +140,7 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
         async def forward(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
             called, name = find()
             try:
-                return await called(*args[skip:], **kwargs)
+                return await called(*map(loaded, args[skip:]), **kwargs)
             except Exception as error:  # noqa: BLE001
                 failure = _sent(error, name)
             raise failure
@@ -148,7 +149,7 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
         def forward(*args: Any, **kwargs: Any) -> Any:
             called, name = find()
             try:
-                return (yield from called(*args[skip:], **kwargs))
+                return (yield from called(*map(loaded, args[skip:]), **kwargs))
             except Exception as error:  # noqa: BLE001
                 failure = _sent(error, name)
             raise failure
@@ -157,7 +158,7 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
         def forward(*args: Any, **kwargs: Any) -> Any:
             called, name = find()
             try:
-                return called(*args[skip:], **kwargs)
+                return called(*map(loaded, args[skip:]), **kwargs)
             except Exception as error:  # noqa: BLE001
                 failure = _sent(error, name)
             raise failure
