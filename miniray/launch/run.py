@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.client.cluster_choice import start_node
-from miniray.client.command_connection import CommandConnection
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.common.host_port import join_host_port, parse_address
 from miniray.exceptions import MinirayError
@@ -356,6 +355,8 @@ def _meeting_place(options: RunOptions, allocation: Allocation, seen: Events) ->
 
 
 def _living_ranks(node: LocalNode) -> set[int]:
+    from miniray.client.command_connection import CommandConnection  # a host alone needs it not
+
     nodes = CommandConnection(node).listing("nodes")
     labels = [each["Labels"] for each in nodes if each["Alive"]]
     return {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}

@@ -81,6 +81,26 @@ def test_a_host_that_cannot_join_says_why_before_the_time_is_up(
     command.leaves_nothing()
 
 
+def test_a_run_that_is_stopped_while_it_waits_leaves_nothing(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    with hosts(command, tmp_path, 2) as run:
+        first = run.start(0, "true")
+        wait_for_file(tmp_path / "slurm-4711-0-0" / "join")
+        first.send_signal(signal.SIGTERM)
+        code, output = run.end_of(0)
+        assert (code, output) == (
+            128 + signal.SIGTERM,
+            "miniray: The run was stopped by SIGTERM.\n",
+        )
+        assert [path.name for path in (tmp_path / "slurm-4711-0-0").iterdir()] == ["end"]
+        run.start(1, "true")
+        code, output = run.end_of(1)
+        assert code == 1
+        assert "ended the run: it was stopped before all hosts had joined." in output
+    command.leaves_nothing()
+
+
 SAVES_AT_SIGTERM = """
 import pathlib, signal, sys, time, miniray
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
