@@ -192,6 +192,8 @@ class JobSubmissionClient:
         entrypoint_memory: int | None = None,
         entrypoint_resources: Mapping[str, float] | None = None,
         entrypoint_label_selector: Mapping[str, str] | None = None,
+        max_retries: int = 0,
+        max_time: float = 0.0,
     ) -> str:
         """Submit a job, and return its id as soon as the cluster keeps it.
 
@@ -209,6 +211,9 @@ class JobSubmissionClient:
             entrypoint_memory: Bytes.
             entrypoint_resources: Custom resources.
             entrypoint_label_selector: Conditions on the labels of its node.
+            max_retries: How often it runs again after an exit code that is not 0, and as often
+                after its node was lost.
+            max_time: Seconds that the command may run; 0: no limit.
 
         Raises:
             JobAlreadyExistsError: Another job has the id.
@@ -240,6 +245,8 @@ class JobSubmissionClient:
             label_selector=check.label_selector(
                 "entrypoint_label_selector", entrypoint_label_selector or {}
             ),
+            max_retries=check.whole(0)("max_retries", max_retries),
+            max_time=float(check.amount("max_time", max_time)),
         )
 
     def stop_job(self, job_id: str, grace: float = STOP_GRACE) -> bool:

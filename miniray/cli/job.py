@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import click
 from miniray.cli.parsing import JsonObject, Labels, ParamType, Size, cluster_options
 from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, draw
+from miniray.engines import ENGINE_VARIABLE, engine_of
 from miniray.job_submission import STOP_GRACE, job_details
 
 if TYPE_CHECKING:
@@ -42,6 +44,21 @@ class _Pairs(ParamType):
         return name, text
 
 
+class _Duration(ParamType):
+    """Seconds: ``90``, ``90s``, ``30m``, ``8h`` or ``2d``."""
+
+    name = "TIME"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse the text."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no time. Write seconds, or 90s, 30m, 8h or 2d.", param, ctx)
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
 class _ClusterGone(click.ClickException):
     """A log is cut: the job may have ended in any way."""
 
@@ -60,6 +77,11 @@ def job() -> None:
 
     They run there whether or not the terminal stays.
     """
+    if engine_of(None, None) == "ray":
+        raise click.UsageError(
+            f"{ENGINE_VARIABLE} is ray, and Ray submits its own jobs: `ray job submit --address "
+            f"http://HOST:8265 -- env {ENGINE_VARIABLE}=ray python train.py`"
+        )
 
 
 @job.command(context_settings={"ignore_unknown_options": True})
@@ -83,6 +105,14 @@ def job() -> None:
     "--resources", "--entrypoint-resources", type=JsonObject(), help="What else it holds."
 )
 @click.option("--label", type=Labels(), help="Conditions on the labels of its node.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Runs after an exit code that is not 0, and as many after lost nodes.",
+)
+@click.option("--max-time", type=_Duration(), default=0.0, help="Such as 90s, 30m or 8h.")
 @click.option("--shell", is_flag=True, help="Run the one argument COMMAND with /bin/sh.")
 @click.option("--no-wait", is_flag=True, help="Return when the cluster has the job.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
@@ -120,6 +150,8 @@ def _submit(jobs: JobConnection, command: tuple[str, ...], options: Mapping[str,
         metadata=dict(options["metadata"]),
         resources={**(options["resources"] or {}), **held},
         label_selector=options["label"],
+        max_retries=options["retries"],
+        max_time=options["max_time"],
     )
 
 

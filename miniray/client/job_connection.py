@@ -50,6 +50,8 @@ class JobConnection:
         metadata: Mapping[str, str] | None = None,
         resources: Mapping[str, float] | None = None,
         label_selector: Mapping[str, str] | None = None,
+        max_retries: int = 0,
+        max_time: float = 0.0,
     ) -> str:
         """Upload the files of an environment and submit a job; return the job's id.
 
@@ -61,6 +63,9 @@ class JobConnection:
             resources: What the command holds while it runs, in units; none: it runs on the head's
                 node.
             label_selector: Conditions on the labels of its node.
+            max_retries: How often it runs again after an exit code that is not 0, and as often
+                after its node was lost.
+            max_time: Seconds that the command may run; 0: no limit.
 
         Raises:
             JobAlreadyExistsError: Another job has the id.
@@ -78,6 +83,8 @@ class JobConnection:
                 command=[*command],
                 metadata=dict(metadata or {}),
                 runtime_env=environment,
+                max_retries=max_retries,
+                max_time=max_time,
                 resources={name: units for name, units in (resources or {}).items() if units},
                 label_selector=dict(label_selector) if label_selector else None,
             )

@@ -200,6 +200,10 @@ class CommandSpec(_Demand):
     name: str
     #: The program and its arguments.
     command: Sequence[str]
+    #: How often it runs again after an exit code that is not 0, and as often after lost nodes.
+    max_retries: int = 0
+    #: Seconds that it may run; 0: no limit.
+    max_time: float = 0.0
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: JSON, with what was uploaded for it; empty: none.
     runtime_env: str = ""

@@ -127,6 +127,25 @@ def test_a_job_whose_node_is_lost_has_failed_says_so_and_keeps_its_log(
     assert command.run("job", "logs", "-f", name).returncode == 1
 
 
+def test_a_job_whose_node_is_lost_runs_on_another_one_if_it_may(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    head = command.start_head()
+    command.join(head, "--resources", '{"there": 1}')
+    options = ("--resources", '{"there": 1}', "--retries", "1")
+    name = begin(command, tmp_path, 1, *options)
+    (tmp_path / "pid").unlink()
+    daemons(command)[1].kill()
+    command.join(head, "--resources", '{"there": 1}')
+    wait_for_file(tmp_path / "pid")
+    (tmp_path / "part0").touch()
+    assert wait_for(command, name, "SUCCEEDED", "FAILED")["driver_exit_code"] == 5
+    log = log_of(command, name)
+    assert "was lost" in log
+    assert log.count("The job starts again.") == 2  # its exit code is 5, which counts apart
+    assert log.count("line 999 of part 0\n") == 2
+
+
 def test_a_followed_log_goes_on_after_three_cuts_shows_each_byte_once_and_has_the_exit_code(
     command: CommandLine, outside: CommandLine, tmp_path: Path
 ) -> None:

@@ -300,3 +300,28 @@ def test_a_job_has_the_interpreter_of_its_node(cluster: CommandLine) -> None:
     )
     assert done.returncode == 0
     assert int(done.stdout) != os.getpid()
+
+
+def test_a_command_that_fails_runs_again_as_often_as_it_may(
+    cluster: CommandLine, tmp_path: Path
+) -> None:
+    tries = tmp_path / "tries"
+    fail_twice = f"echo x >> {tries}; wc -l < {tries}; test $(wc -l < {tries}) -gt 2"
+    done = cluster.run("job", "submit", "--retries", "2", "--shell", fail_twice)
+    assert done.returncode == 0
+    numbers = [line for line in done.stdout.splitlines() if line.isdigit()]
+    assert numbers == ["1", "2", "3"]
+    assert done.stdout.count("Its command exited with code 1. The job starts again.") == 2
+    tries.unlink()
+    assert cluster.run("job", "submit", "--retries", "1", "--shell", fail_twice).returncode == 1
+    assert tries.read_text() == "x\n" * 2
+
+
+def test_a_command_that_runs_for_too_long_is_ended_and_that_is_said(cluster: CommandLine) -> None:
+    done = cluster.run("job", "submit", "--max-time", "0.3s", "--", "sleep", "1000")
+    assert done.returncode == 128 + 15
+    assert "FAILED. It was ended after 0.3 s" in done.stderr
+
+
+def test_on_rays_cluster_the_command_says_what_to_run_instead(cluster: CommandLine) -> None:
+    assert "ray job submit" in one_line(cluster.run("job", "list", MINIRAY_ENGINE="ray"))

@@ -51,6 +51,8 @@ PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = (
 )
 #: Jobs that have ended and are kept, and for how many seconds.
 _KEPT, _KEPT_FOR = 1000, 30 * 24 * 3600.0
+#: Seconds that a command has to end that has run for too long.
+_GRACE = 30.0
 #: How a command that is a text is run.
 _SHELL = ("/bin/sh", "-c")
 #: Bytes of a log that one answer has.
@@ -99,6 +101,11 @@ class SubmittedJob:
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
+    #: How often it ran again: after failures of its command, and after losses of its node.
+    failures: int = 0
+    losses: int = 0
+    #: It is being ended because it has run for too long.
+    expired: bool = False
     #: One of Ray's names for what failed, or empty.
     error_type: str = ""
     #: Where in the log the output of this lease begins.
@@ -155,6 +162,8 @@ class SubmittedJobs:
         self._keeper = keeper
         self._by_name: dict[str, SubmittedJob] = {}
         self._by_lease: dict[int, SubmittedJob] = {}
+        #: After a restart of the head: jobs whose nodes are to report them, by lease.
+        self._awaited: dict[int, SubmittedJob] = {}
         self._logs: dict[str, StreamLog] = {}
         #: Who waits for more of a log, and the offset from which on.
         self._followers: dict[str, list[tuple[Waiter, int]]] = collections.defaultdict(list)
@@ -275,6 +284,20 @@ class SubmittedJobs:
         if job is not None and job.state == PENDING:
             job.state, job.pid, job.started = RUNNING, pid, time.time()
             self._keeper.submitted_job(job)
+            self._limit_time(job)
+
+    def _limit_time(self, job: SubmittedJob) -> None:
+        """End the command of a job when it has run for as long as it may."""
+        if job.spec.max_time and job.started is not None:
+            left = job.started + job.spec.max_time - time.time()
+            lease = job.lease
+            self._grants.timers.call_later(max(0.0, left), lambda: self._expire(job, lease))
+
+    def _expire(self, job: SubmittedJob, lease: int) -> None:
+        if job.lease == lease and job.state == RUNNING and job.stop_grace is None:
+            job.expired, job.stop_grace = True, _GRACE
+            self._keeper.submitted_job(job)
+            self._stop_command(job)
 
     def command_ended(self, lease: int, how: ProcessExit) -> None:
         """End the job whose command is gone, with all that it had started."""
@@ -282,14 +305,21 @@ class SubmittedJobs:
         if job is None:
             return
         job.exit_code = how.code
-        if job.stop_grace is not None:
+        if job.expired:
+            self._end(job, FAILED, f"It was ended after {job.spec.max_time:g} s (max_time).")
+        elif job.stop_grace is not None:
             self._end(job, STOPPED, "It was stopped.")
         elif how.code == 0:
             self._end(job, SUCCEEDED, "")
         else:
             job.error_type = "JOB_ENTRYPOINT_COMMAND_ERROR"
             sentence = f"Its command {describe_exit(how.code)}."
-            self._end(job, FAILED, f"{sentence} {how.detail}".strip())
+            text = f"{sentence} {how.detail}".strip()
+            if job.failures < job.spec.max_retries:
+                job.failures += 1
+                self._try_again(job, text)
+            else:
+                self._end(job, FAILED, text)
 
     def start_failed(self, lease: int, error: BaseException) -> bool:
         """End a job whose command could not be started; False if the lease is of no job."""
@@ -350,7 +380,12 @@ class SubmittedJobs:
         if token.lease == number and not token.is_over:
             gone = {node.name: node.reason for node in self._nodes.lost()}
             why = gone.get(token.node, "")
-            self._end(token, FAILED, f"Node {token.node} was lost{f': {why}' if why else ''}.")
+            text = f"Node {token.node} was lost{f': {why}' if why else ''}."
+            if token.losses < token.spec.max_retries and token.stop_grace is None:
+                token.losses += 1
+                self._try_again(token, text)
+            else:
+                self._end(token, FAILED, text)
 
     def must_end(self, token: SubmittedJob, number: int) -> None:
         """End a job whose placement group was removed."""
@@ -376,23 +411,23 @@ class SubmittedJobs:
             return
         self._jobs.hold(_holder(job), job.id)
         if job.node:
-            self._by_lease[job.lease] = job
+            self._by_lease[job.lease] = self._awaited[job.lease] = job
         else:
             self._submit(job, job.demand())
 
     def nodes(self) -> set[str]:
         """Return the nodes that have to report commands."""
-        return {job.node for job in self._by_lease.values()}
+        return {job.node for job in self._awaited.values()}
 
     def node_reports(self, node: ClusterNode, running: Container[int]) -> None:
         """Take over the commands that a node reports; start those that never reached it."""
-        for number, job in list(self._by_lease.items()):
-            if job.node != node.name:
-                continue
+        for number, job in self._take_awaited(node.name):
             if number in running:
                 self._grants.restore(number, self, job, job.demand())
                 if job.stop_grace is not None:
                     self._stop_command(job)
+                elif job.state == RUNNING:
+                    self._limit_time(job)
             else:
                 # How one ended is reported first, so the order to start this one was lost.
                 del self._by_lease[number]
@@ -401,9 +436,15 @@ class SubmittedJobs:
 
     def node_never_came(self, name: str) -> None:
         """Fail the jobs of a node that did not report."""
-        for number, job in list(self._by_lease.items()):
-            if job.node == name:
-                self.lost(job, number)
+        for number, job in self._take_awaited(name):
+            self.lost(job, number)
+
+    def _take_awaited(self, node: str) -> list[tuple[int, SubmittedJob]]:
+        """Return the jobs that a node was to report and that have not ended; await them no more."""
+        found = [(number, job) for number, job in self._awaited.items() if job.node == node]
+        for number, _ in found:
+            del self._awaited[number]
+        return [(number, job) for number, job in found if number in self._by_lease]
 
     # --- the end -------------------------------------------------------------------------
     def _stop_command(self, job: SubmittedJob) -> None:
@@ -411,6 +452,16 @@ class SubmittedJobs:
         if node is not None:
             end = head_pb2.EndLease(lease=job.lease, kill=False, grace=job.stop_grace or 0.0)
             node.send(end_lease=end)
+
+    def _try_again(self, job: SubmittedJob, why: str) -> None:
+        """Have the command of a job run once more; its log goes on after a line that says why."""
+        self._by_lease.pop(job.lease, None)
+        log = self._log(job)
+        log.write(log.size, f"[miniray: {why} The job starts again.]\n".encode())
+        job.state, job.node, job.lease = PENDING, "", 0
+        self._keeper.submitted_job(job)
+        self._keeper.when_written(lambda: self._submit(job, job.demand()))
+        self._tell_followers(job)
 
     def _end(self, job: SubmittedJob, state: str, message: str) -> None:
         job.state, job.message, job.ended = state, message, time.time()

@@ -1,0 +1,188 @@
+"""Submitted jobs in the head: when a command is started, and what a head that starts again does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from head_harness import FakeCluster, FakeDaemon, report
+
+from miniray._proto import head_pb2
+from miniray.common.specs import CommandSpec
+from miniray.exceptions import JobNotFoundError
+from miniray.head.sqlite_storage import SqliteStorage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+CLIENT, JOB_ID, NODE = b"client__", b"job_____", b"node____"
+
+
+class OneFile:
+    """Heads of one cluster, one after another, over one file."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "logs").mkdir()
+        self._path = folder / "head.db"
+
+    @contextlib.asynccontextmanager
+    async def head(self) -> AsyncIterator[FakeCluster]:
+        """A head that ends without a word."""
+        storage = SqliteStorage(self._path)
+        saved = storage.start("first")
+        cluster = FakeCluster(storage, saved.epoch)
+        cluster.head.restore(saved)
+        yield cluster
+        await storage.close()
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> OneFile:
+    return OneFile(tmp_path)
+
+
+async def submit(daemon: FakeDaemon, **changes: Any) -> None:
+    """Submit the job "a" by a client of this node; return when it is answered."""
+    spec = CommandSpec(**{"name": "a", "command": ["true"], "resources": {"CPU": 1.0}} | changes)
+    daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=JOB_ID))
+    number = daemon.begin(CLIENT, "submit_job", JOB_ID, spec.to_wire())
+    while not daemon.answer(CLIENT, number):
+        await asyncio.sleep(0.001)
+
+
+async def started(daemon: FakeDaemon) -> Any:
+    """The lease of the command that a daemon is told to start."""
+    while not (found := daemon.take("start_lease")):
+        await asyncio.sleep(0.001)
+    assert len(found) == 1
+    return found[0]
+
+
+async def settled(cluster: FakeCluster) -> None:
+    """Return when all that was changed is kept, and what followed was done."""
+    written = asyncio.Event()
+    cluster.head.cluster.submissions._keeper.when_written(written.set)
+    await written.wait()
+
+
+def state(daemon: FakeDaemon) -> str:
+    told: str = daemon.ask(NODE, "job_info", "a")["status"]
+    return told
+
+
+def test_a_job_that_waits_for_a_node_is_started_once_when_it_joins(heads: OneFile) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            await submit(cluster.node({"CPU": 1}), resources={"there": 1.0})
+            there = cluster.node({"CPU": 1, "there": 1})
+            await started(there)
+            await settled(cluster)
+            assert cluster.head.cluster.grants.waiting == {}
+
+    asyncio.run(run())
+
+
+def test_the_next_head_adopts_a_command_that_its_node_reports(heads: OneFile) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            await submit(daemon)
+            lease = await started(daemon)
+            daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
+            assert state(daemon) == "RUNNING"
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+            await settled(cluster)
+            assert daemon.take("start_lease") == daemon.take("end_lease") == []
+            assert state(daemon) == "RUNNING"
+            daemon.tell(
+                ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=3, exit_known=True)
+            )
+            daemon.lease_ended(lease.number)
+            assert state(daemon) == "FAILED"
+            assert daemon.ask(NODE, "job_info", "a")["driver_exit_code"] == 3
+            assert daemon.ask(NODE, "available_resources")["CPU"] == 4
+
+    asyncio.run(run())
+
+
+def test_a_command_whose_start_was_lost_with_the_head_is_started_by_the_next_one(
+    heads: OneFile,
+) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            await submit(daemon)
+            lost = await started(daemon)
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            assert (await started(daemon)).number != lost.number
+
+    asyncio.run(run())
+
+
+def test_an_end_that_the_head_had_not_kept_is_reported_again(heads: OneFile) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            await submit(daemon)
+            lease = await started(daemon)
+            daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
+        ended = head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
+        lately = head_pb2.FromNodeBatch(messages=[head_pb2.FromNode(ended=ended)])
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE, lately=lately)
+            await settled(cluster)
+            assert daemon.take("start_lease") == []
+            assert state(daemon) == "SUCCEEDED"
+
+    asyncio.run(run())
+
+
+def test_output_that_is_sent_again_is_kept_once_and_none_after_the_end(heads: OneFile) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            await submit(daemon)
+            lease = await started(daemon)
+            daemon.ask(NODE, "job_output", lease.number, 0, b"one ")
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+            daemon.ask(NODE, "job_output", lease.number, 0, b"one ")
+            daemon.ask(NODE, "job_output", lease.number, 2, b"e two")
+            asked = daemon.begin(NODE, "read_job_log", "a", 0, True)
+            assert daemon.answer(NODE, asked) == [(b"one two", 7, False)]
+            waiting = daemon.begin(NODE, "read_job_log", "a", 7, True)
+            assert daemon.answer(NODE, waiting) == []
+            daemon.tell(
+                ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
+            )
+            assert daemon.answer(NODE, waiting) == [(b"", 7, True)]
+            with pytest.raises(JobNotFoundError):
+                daemon.ask(NODE, "job_output", lease.number, 7, b"late")
+
+    asyncio.run(run())
+
+
+def test_packages_of_a_job_are_kept_until_it_has_ended(heads: OneFile) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=JOB_ID))
+            daemon.ask(CLIENT, "put_code", JOB_ID, b"package", b"content")
+            await submit(daemon)
+            daemon.end_process(CLIENT)
+            lease = await started(daemon)
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+            assert daemon.ask(NODE, "get_code", b"package") == b"content"
+            daemon.tell(
+                ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
+            )
+            assert daemon.ask(NODE, "get_code", b"package") is None
+            assert daemon.take("job_ended")[-1].over
+
+    asyncio.run(run())
