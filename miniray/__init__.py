@@ -86,8 +86,6 @@ _ABSENT = {
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
     "dashboard": "`miniray status` and miniray.util.state tell what there is",
-    "job_submission": "start the program on a machine of the cluster; RunConfig(detached=True) of "
-    "miniray.train outlives it",
     "rllib": "train in actors, or with miniray.train",
     "serve": "start a web server in an actor",
     "timeline": "miniray.util.state lists what there is; profile workers with py-spy",

@@ -100,10 +100,6 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
     [
         ("from miniray import tune", "miniray has no 'tune': start one training run"),
         ("from miniray.data import preprocessors", "has no 'preprocessors': write it as a"),
-        (
-            "from miniray.job_submission import JobSubmissionClient",
-            "start the program on a machine",
-        ),
         ("from miniray.experimental import internal_kv", "keep values in a named actor"),
         ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
         ("from miniray import ActorID", "miniray has no 'ActorID': ids are hex strings"),
