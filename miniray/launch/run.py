@@ -287,7 +287,6 @@ class OtherHost:
                 place.report(self._rank, HostState(name, " ".join(str(error).split())))
                 keep = True  # the first host has to read it
                 raise
-            self._events.collect()
             return self._stay(node)
         finally:
             if not keep:
@@ -299,6 +298,8 @@ class OtherHost:
             self._options.wait,
             lambda seconds: self._events.wait(time.monotonic() + seconds),
         )
+        # The program may run from the moment when the head knows this node.
+        self._events.collect()
         return start_node(
             BootOptions(
                 head=False,
