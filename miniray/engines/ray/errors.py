@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _CAUSES = {
     "ray.kill": DeathCause.KILLED,
     "exit_actor": DeathCause.EXIT_ACTOR,
+    "INTENDED_USER_EXIT": DeathCause.EXIT_ACTOR,
     "__ray_terminate__": DeathCause.EXIT_ACTOR,
     "references to the actor were removed": DeathCause.OUT_OF_SCOPE,
     "owner has died": DeathCause.OWNER_DIED,

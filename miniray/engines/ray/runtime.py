@@ -187,7 +187,8 @@ class RayRuntime(Runtime):
             placement_group_id=None if group is None else bytes.fromhex(group),
             capture_child_tasks=now.should_capture_child_tasks_in_placement_group,
             was_restarted=now.get_actor_id() is not None and _was_restarted(),
-            cancelled=inside and now.is_canceled(),
+            # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
+            cancelled=inside and not Actor.is_async() and now.is_canceled(),
             accelerator_ids=now.get_accelerator_ids(),
             assigned_resources=now.get_assigned_resources() if inside else {},
             runtime_env=dict(now.runtime_env),

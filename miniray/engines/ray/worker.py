@@ -65,7 +65,12 @@ class Actor:
     """The actor of this process."""
 
     instance: Any = None
-    info: ActorClassInfo
+    info: Any = None  # its ActorClassInfo
+
+    @classmethod
+    def is_async(cls) -> bool:
+        """Return whether there is one, with coroutines."""
+        return cls.info is not None and cls.info.is_async
 
     @classmethod
     def construct(cls, code: Code, info: ActorClassInfo) -> Any:
@@ -111,6 +116,7 @@ def class_for(code: Code, cls: type, info: ActorClassInfo) -> type:
         space["__ray_shutdown__"] = space["__miniray_shutdown__"]
     for name, method in space.items():
         method.__name__ = method.__qualname__ = name
+        vars(method)["__signature__"] = _METHOD  # else Ray takes *args for self
     return type(short_name(info.name), (), {**space, "__module__": info.module})
 
 
@@ -149,7 +155,9 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
         def forward(*args: Any, **kwargs: Any) -> Any:
             called, name = find()
             try:
-                return (yield from called(*map(loaded, args[skip:]), **kwargs))
+                for item in called(*map(loaded, args[skip:]), **kwargs):  # noqa: UP028
+                    yield item  # not `yield from`: Ray sends values into generators
+                return
             except Exception as error:  # noqa: BLE001
                 failure = _sent(error, name)
             raise failure
@@ -163,8 +171,6 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
                 failure = _sent(error, name)
             raise failure
 
-    if skip:  # else Ray takes *args for `self`
-        forward.__signature__ = _METHOD  # type: ignore[attr-defined]
     return forward
 
 
