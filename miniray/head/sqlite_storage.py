@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.jobs import Job, Key
     from miniray.head.directories.placement_groups import PlacementGroupEntry
-    from miniray.head.directories.submissions import SubmittedJob
+    from miniray.head.directories.submitted_job import SubmittedJob
 
 
 logger = logging.getLogger(__name__)

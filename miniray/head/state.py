@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.grants import Request
     from miniray.head.directories.nodes import ClusterNode
-    from miniray.head.directories.submissions import SubmittedJob
+    from miniray.head.directories.submitted_job import SubmittedJob
     from miniray.head.recovery import HeadRecovery
     from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.resources import ResourcePool

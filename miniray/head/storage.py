@@ -14,7 +14,7 @@ from miniray.common.specs import ActorSpec, Allocation, CommandSpec, JobSpec, fi
 from miniray.head.directories.actor import Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
-from miniray.head.directories.submissions import SubmittedJob
+from miniray.head.directories.submitted_job import SubmittedJob
 from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.messages.errors import Death
 

@@ -7,10 +7,8 @@ daemons' truth, and how it ended too: there is no supervisor to ask.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import logging
 import re
-import shlex
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +23,15 @@ from miniray.exceptions import (
     describe_exit,
 )
 from miniray.head.directories.grants import RequestSummary
-from miniray.head.scheduling.demands import Demand
+from miniray.head.directories.submitted_job import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    SubmittedJob,
+    difference,
+)
 from miniray.system.log_file import StreamLog
 
 if TYPE_CHECKING:
@@ -37,30 +43,19 @@ if TYPE_CHECKING:
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import ClusterNode, NodeDirectory
+    from miniray.head.scheduling.demands import Demand
     from miniray.head.scheduling.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
-#: States, with Ray's names.
-PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = (
-    "PENDING",
-    "RUNNING",
-    "STOPPED",
-    "SUCCEEDED",
-    "FAILED",
-)
 #: Jobs that have ended and are kept, and for how many seconds.
 _KEPT, _KEPT_FOR = 1000, 30 * 24 * 3600.0
 #: Seconds that a command has to end that has run for too long.
 _GRACE = 30.0
-#: How a command that is a text is run.
-_SHELL = ("/bin/sh", "-c")
 #: Bytes of a log that one answer has.
 _PIECE = 512 * 1024
 #: Ids of submissions: log files have them in their names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-#: What a job holds that asks for nothing: it runs on the head's node, as in Ray.
-_AT_THE_HEAD = {"node:__internal_head__": 0.0001}
 
 
 class JobKeeper(Protocol):
@@ -77,71 +72,6 @@ class JobKeeper(Protocol):
 
     def when_written(self, then: Callable[[], object]) -> None:
         """Call back when all changes up to now are kept, or cannot be."""
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class SubmittedJob:
-    """A submitted job, in the state that survives the head."""
-
-    #: What its packages are kept for.
-    id: bytes
-    spec: CommandSpec
-    #: Seconds since the epoch.
-    submitted: float
-    state: str = PENDING
-    #: Why it ended so, as a sentence.
-    message: str = ""
-    #: Whether `stop` was asked for, with how many seconds for the command to end.
-    stop_grace: float | None = None
-    #: Number of its request, or of its lease.
-    lease: int = 0
-    #: Hex id of the node of its lease; empty: it waits.
-    node: str = ""
-    pid: int = 0
-    started: float | None = None
-    ended: float | None = None
-    exit_code: int | None = None
-    #: How often it ran again: after failures of its command, and after losses of its node.
-    failures: int = 0
-    losses: int = 0
-    #: It is being ended because it has run for too long.
-    expired: bool = False
-    #: One of Ray's names for what failed, or empty.
-    error_type: str = ""
-    #: Where in the log the output of this lease begins.
-    log_start: int = 0
-
-    @property
-    def name(self) -> str:
-        """The id of the submission."""
-        return self.spec.name
-
-    @property
-    def entrypoint(self) -> str:
-        """Its command as its user has written it."""
-        command = self.spec.command
-        if len(command) == len(_SHELL) + 1 and (*command[:-1],) == _SHELL:
-            return command[-1]
-        return shlex.join(command)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether its state is final."""
-        return self.state not in (PENDING, RUNNING)
-
-    def demand(self) -> Demand:
-        """Return what its command needs; ValueError if that is malformed."""
-        spec = self.spec
-        resources = dict(spec.resources)
-        if not resources and not spec.label_selector and spec.placement is None:
-            resources = dict(_AT_THE_HEAD)
-        return Demand.of(
-            resources,
-            placement=spec.placement,
-            label_selector=spec.label_selector,
-            fallback_selectors=spec.fallback_selectors,
-            lasting=True,
-        )
 
 
 class SubmittedJobs:
@@ -189,7 +119,7 @@ class SubmittedJobs:
             )
         known = self._by_name.get(spec.name)
         if known is not None and known.spec != spec:
-            raise JobAlreadyExistsError(_difference(known.spec, spec))
+            raise JobAlreadyExistsError(difference(known.spec, spec))
         job = known or SubmittedJob(job_id, spec, time.time())
         demand = job.demand()
         if known is None:
@@ -515,16 +445,3 @@ class SubmittedJobs:
 def _holder(job: SubmittedJob) -> bytes:
     """Return what keeps the packages of a job that has not ended."""
     return b"submitted" + job.id
-
-
-def _difference(known: CommandSpec, given: CommandSpec) -> str:
-    """Say what two submissions under one id ask for."""
-    different = [
-        f"{name} is {getattr(given, name)!r}, and was {getattr(known, name)!r}"
-        for name in type(given).__dataclass_fields__
-        if getattr(known, name) != getattr(given, name)
-    ]
-    return (
-        f"The id {given.name!r} is taken by another job ({'; '.join(different)}). Choose another "
-        f"id, or leave it out."
-    )
