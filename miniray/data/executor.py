@@ -251,6 +251,11 @@ class Groups:
         return group or None
 
 
+def _index(group: Sequence[ReadUnit], place: int) -> int:
+    """Return what random numbers of a call are drawn from."""
+    return place if group[0].key is None else group[0].key
+
+
 class InlineFeed(Feed):
     """Runs the steps of a stage in this process."""
 
@@ -269,7 +274,7 @@ class InlineFeed(Feed):
                 if group is None:
                     self.done = self._groups.done
                     return None
-                where = Where(group[0].label, self._index, self._seed)
+                where = Where(group[0].label, _index(group, self._index), self._seed)
                 values = [get(list(unit.refs)) if unit.refs else [] for unit in group]
                 self._tables = self._work.tables(where, group, values)
                 self._index += 1
@@ -411,7 +416,7 @@ class StageFeed(Feed):
                 return
             first, last = group[0].label, group[-1].label
             label = first if len(group) == 1 else f"{first} up to {last}"
-            where = Where(label, self._index, self._setting.seed)
+            where = Where(label, _index(group, self._index), self._setting.seed)
             self._index += 1
             counts = [len(unit.refs) for unit in group]
             refs = [ref for unit in group for ref in unit.refs]

@@ -28,6 +28,8 @@ class ReadUnit(abc.ABC):
     rows: int | None = None
     #: About how many bytes they take.
     size: int = 0
+    #: What random numbers of functions are drawn from; None: its place among the calls.
+    key: int | None = None
     #: Refs whose values ``read`` gets, in this order.
     refs: tuple[ObjectRef[Any], ...] = ()
 

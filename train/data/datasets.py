@@ -16,7 +16,6 @@ from miniray.data.plan import Read, Stage, chain, has_user_code, optimised
 from miniray.data.sources import BlocksDatasource, ReadUnit
 from miniray.data.splits import units_of
 from miniray.data.transforms import MapBatches
-from miniray.train.data.order import derive_key
 from miniray.train.data.position import part, size_of
 from miniray.train.data.sources import Source
 from miniray.util.placement_group import placement_group_table
@@ -81,7 +80,7 @@ class DatasetSource(Source):
         local = not _is_cpu_left()
         if local:
             _tell_local()
-        units = (Selected(self._units[block], rows) for block, rows in pieces)
+        units = (Selected(self._units[block], rows, block) for block, rows in pieces)
         for unit in execute(
             self._plan, units=units, local=local, ordered=True, seed=epoch, share=share
         ):
@@ -134,10 +133,12 @@ class Selected(ReadUnit):
     Attributes:
         inner: The unit.
         numbers: Of the rows: a range, or an array.
+        key: The number of the unit: a pass that is resumed draws the same random numbers.
     """
 
     inner: ReadUnit
     numbers: Any
+    key: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", len(self.numbers))
@@ -150,7 +151,7 @@ class Selected(ReadUnit):
 
     def bare(self) -> ReadUnit:
         """Return the rows of the inner unit without its refs."""
-        return Selected(self.inner.bare(), self.numbers)
+        return Selected(self.inner.bare(), self.numbers, self.key)
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows in their order."""
@@ -189,8 +190,7 @@ class _StreamReader:
                 for low, high in part(self._ranges, start, self.size)
                 for piece in self._order.pieces(low, high)
             )
-            seed = derive_key(self._epoch, start) % 2**31 if start else self._epoch
-            self._tables = self.source.tables(pieces, seed, self._share)
+            self._tables = self.source.tables(pieces, self._epoch, self._share)
             self._held = []
         have = sum(table.num_rows for table in self._held)
         while have < stop - start:
