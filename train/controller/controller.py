@@ -101,7 +101,7 @@ class TrainController:
             storage, spec.run_config.checkpoint_config, self._callbacks, self._token
         )
         self._feed = ProgressFeed()
-        self._work = BlockingWork()
+        self._work = BlockingWork(storage.path, self._feed.note)
         self._attempt: Attempt | None = None
         #: Steps that every rank has reported and that are to be recorded.
         self._steps: asyncio.Queue[Step] = asyncio.Queue()

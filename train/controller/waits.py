@@ -33,15 +33,41 @@ async def end(*futures: asyncio.Future[Any]) -> None:
 T = TypeVar("T")
 
 
-class BlockingWork:
-    """Runs one piece of work after the other, so that what is stored is stored in order."""
+#: Seconds after which the user is told of work that has not ended.
+SLOW_WORK = 30.0
 
-    def __init__(self) -> None:
+
+class BlockingWork:
+    """Runs one piece of work after the other, so that what is stored is stored in order.
+
+    Clients of stores may wait for ever for a server, so the user is told what a run waits for; what
+    follows from that is the user's decision.
+
+    Args:
+        path: Of the run, in its storage.
+        tell: Called with a sentence about work that takes long.
+    """
+
+    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
+        self._path = path
+        self._tell = tell
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
 
     async def do(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function that blocks, behind those that were given before."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        loop = asyncio.get_running_loop()
+        slow = loop.call_later(SLOW_WORK, self._tell_of, function)
+        try:
+            return await loop.run_in_executor(self._thread, function, *args)
+        finally:
+            slow.cancel()
+
+    def _tell_of(self, function: Callable[..., Any]) -> None:
+        name = getattr(function, "__qualname__", repr(function))
+        self._tell(
+            f"The run waits for its storage {self._path}, or for a callback: {name} has not "
+            f"returned for {SLOW_WORK:g} s."
+        )
 
     def close(self) -> None:
         """End the thread, which has to be idle."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 
 import pytest
 from controller_helpers import FakeGroup, run
@@ -13,7 +15,7 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.progress.feed import Seen
+from miniray.train.progress.feed import ProgressFeed, Seen
 from miniray.train.storage.storage import RunStorage
 
 
@@ -121,3 +123,24 @@ def test_a_checkpoint_that_becomes_complete_in_time_is_not_told_of(start, monkey
     run(controller, loop)
     notes = asyncio.run(controller.progress(Seen())).notes
     assert not any("is not complete" in note for note in notes)
+
+
+@pytest.mark.parametrize("what", ["commit", "write_text"])
+def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, what):
+    store = getattr(RunStorage, what)
+    told = threading.Event()
+
+    def slow(storage, *args):
+        assert told.wait(20)
+        return store(storage, *args)
+
+    async def loop(rank):
+        await rank.report({}, {"model": "weights"})
+
+    monkeypatch.setattr("miniray.train.controller.waits.SLOW_WORK", 0.01)
+    monkeypatch.setattr(RunStorage, what, slow)
+    notes = []
+    monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
+    assert run(start(), loop).state is RunState.FINISHED
+    expected = r"The run waits for its storage .*/run, or for a callback: .* has not returned for "
+    assert re.match(expected, notes[0])

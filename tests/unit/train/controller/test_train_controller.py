@@ -19,7 +19,9 @@ from miniray.train.progress.feed import Seen
 def test_that_ranks_do_not_report_equally_often_is_told_once():
     async def scenario():
         recorder = types.SimpleNamespace(next_number=0)
-        attempt = Attempt(1, 2, recorder, BlockingWork(), asyncio.Queue(), told.append)
+        attempt = Attempt(
+            1, 2, recorder, BlockingWork("runs/run", told.append), asyncio.Queue(), told.append
+        )
         attempt.finish(1, b"")
         for index in range(5):
             await attempt.report(0, index, Report({}))
