@@ -64,7 +64,7 @@ test-all: $(BIN)/.slow
 	$(COMPILE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
 
-# The tests of the public API with Ray as the engine; `make test-ray CHOSEN=1` runs those of CI.
+# The tests of the public API with Ray as the engine.
 RAY_VENV ?= .venv-engine
 RAY_FILES = actors async_actors tasks get_wait_put waiting generators named_actors nesting refs_in_results errors \
 	errors_of_values cancel placement_groups actor_pool queue mp_pool train_reports train_runs
@@ -75,7 +75,7 @@ $(RAY_VENV)/bin/.installed: $(WHAT)
 	@touch $@
 
 test-ray: $(RAY_VENV)/bin/.installed
-	$(RAY_VENV)/bin/python -m pytest --engine=ray $(if $(CHOSEN),-m chosen) \
+	$(RAY_VENV)/bin/python -m pytest --engine=ray \
 		$(RAY_FILES:%=tests/cluster/test_%.py) tests/cluster/test_ray_engine.py
 
 lint: $(BIN)/.lint
