@@ -73,7 +73,6 @@ def test_arrays_are_written_and_python_objects_refused(tmp_path: Path) -> None:
 
 
 def test_images_are_read_and_written(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     images = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
     data.from_numpy(images).write_images(str(tmp_path), "data")
     back = data.read_images(str(tmp_path)).take_all()
