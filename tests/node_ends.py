@@ -14,10 +14,12 @@ from stores import new_store
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper, TemplateGoneError
+from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.copies import Copies
 from miniray.node.store.spilling import Spilling
+from miniray.node.transfer.directory import Directory
 from miniray.node.transfer.mover import Mover
 from miniray.node.transfer.mover_client import MoverClient
 from miniray.node.transfer.serving import Serving
@@ -26,6 +28,8 @@ from miniray.node.transfer.transfers import Transfers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from miniray.node.store.copies import Key
 
 #: As security/channels.py has them: a new channel tries at once, whatever others met.
 _OPTIONS = [
@@ -105,23 +109,38 @@ class End:
         self.lost: list[bytes] = []
         self.hub = RelayHub(self.id, dial, self)
         self.store = new_store(1 << 26, folder / f"{name}.spilled")
-        self.copies = Copies(self.store)
+        self.copies = Copies(self.store, self.hub.knows)
         self.spilling = Spilling(self.copies, str, self.id)
         (folder / name).mkdir()
         self.mover = MoverClient(self._start_one, MoverConfig("here", str(folder / name)))
-        self.transfers = Transfers(self.id, self.store, self.spilling, self.hub, self.mover)
+        self.directory = Directory(
+            self.id, self.store, self.hub, lambda _process: True, self._free_here
+        )
+        self.transfers = Transfers(
+            self.id, self.store, self.spilling, self.hub, self.mover, self.directory
+        )
         self.serving = Serving(
             self.id,
             self.spilling,
             self.hub,
             self.mover,
+            self.directory,
             copies=self.copies,
             arriving=self.transfers.arriving,
-            owner_nodes={},
+        )
+        self.objects = NodeObjects(
+            self.id, self.spilling, self.hub, self.transfers, self.directory, self.copies
         )
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
+
+    def _free_here(self, key: Key) -> None:
+        self.objects.free_here(key)
+
+    def key(self, number: int) -> Key:
+        """The name of a value that was written here for a process of this node."""
+        return self.id, number, self.id
 
     def _start_one(self) -> Helper:
         self.movers.append(self._start_mover())

@@ -121,7 +121,7 @@ class FakeLink:
             self.segments[number] = (fd, form)
             return (number, number), os.dup(fd)
         assert method == "map_segment"
-        _node, number, _size, _request = args
+        _node, number, _home, _size, _request = args
         fd, form = self.segments[number]
         return (number, form, 0), os.dup(fd)
 

@@ -1,7 +1,8 @@
 """Making lost values again: which tasks run once more, and the error when none can.
 
 The owner of a value decides. Readers, here and in other processes, name the value that they could
-not load; if it was replaced meanwhile, or another node has a copy, they read again.
+not load; if it was replaced meanwhile, they read again. What was lost with the same node is made
+again together, so that what several values were made from is made once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls.call import Call
 from miniray.common.names import describe
 from miniray.exceptions import ObjectLostError
-from miniray.messages.value import error_value, is_shared, node_of, payload_of
-from miniray.objects.lost_values import LostValues
+from miniray.messages.value import error_value, is_shared, node_of, payload_of, place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from miniray.calls.call import Origin
     from miniray.calls.calls import CallTable
     from miniray.calls.task_client import TaskClient
@@ -51,7 +53,10 @@ class ValueRecovery:
         self._calls = calls
         self._lineage = calls.lineage
         self._tasks = tasks
-        self.values = LostValues(table, link, self._without_copy)
+        self._link = link
+        #: By node: objects whose values were there and are lost, while the daemon looks up the
+        #: others.
+        self._missing: dict[bytes, set[bytes]] = {}
         # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
         self._lock = threading.RLock()
 
@@ -80,30 +85,53 @@ class ValueRecovery:
             value = entry.value
             if value is None or payload_of(value) != payload:
                 return None
-            if self.values.wait(entry, value):
+            node = node_of(value)
+            own = node == self._table.node_id  # it lives: nothing else was lost with it
+            reason = self._make(id, node) if own else self._plan(id)[1]
+            if reason is not None:
+                return f"it was on node {node.hex()}; {reason}"
+            if own:
                 return None
-            reason = self._make(id, value)
-            return reason and f"it was on node {node_of(value).hex()}; {reason}"
+            self._table.forget_value(id)
+            self._calls.free_value(value)
+            first = node not in self._missing
+            self._missing.setdefault(node, set()).add(id)
+        if first:
+            self._link.node_request_async(
+                "lost_values", (node,), lambda error, lost, _: self._found(node, error, lost)
+            )
+        return None
 
-    def _make(self, id: bytes, value: Value) -> str | None:
-        """Run what made a value; return why that cannot be done."""
+    def _found(self, node: bytes, error: Any, segments: Iterable[int]) -> None:
+        """Make again all values that were lost with a node, of which the daemon has told."""
+        lost = set() if error else set(segments)
+        with self._lock:
+            missing = self._missing.pop(node)
+            for entry in self._table.snapshot():
+                where, segment, _ = place_of(entry.value)
+                with_it = where == node and segment in lost and self._table.is_owned(entry.id)
+                if with_it or (entry.value is None and entry.id in missing):
+                    self._make_or_fail(entry.id, node)
+
+    def _make(self, id: bytes, node: bytes) -> str | None:
+        """Run what made a value that was on a node; return why that cannot be done."""
         with self._lock:
             plan, reason = self._plan(id)
             if reason is None and not self._lineage.run(plan):
                 reason = f"what made it is remembered no longer: {_LIMITS}"
             if reason is None:
                 for result in plan[0].return_ids:
-                    self._forget(result, node_of(value))
+                    self._forget(result, node)
                 self._carry_out(plan)
             return reason
 
-    def _without_copy(self, id: bytes, value: Value) -> None:
-        """Make an object again whose node is gone and of which there is no copy."""
+    def _make_or_fail(self, id: bytes, node: bytes) -> None:
+        """Make a value again that was on a node; else it becomes an error."""
         if self._calls.find(id) is not None:
             return  # with another result of the same task
-        reason = self._make(id, value)
+        reason = self._make(id, node)
         if reason is not None:
-            why = f"node {node_of(value).hex()} is gone, and no other has a copy; {reason}"
+            why = f"it was on node {node.hex()}, and no other node has a copy; {reason}"
             self._table.set_value(id, error_value(ObjectLostError(id.hex(), why)))
 
     def _forget(self, id: bytes, node_id: bytes) -> None:

@@ -120,7 +120,7 @@ def preferred(
     ``LEAST``. ``copies`` are further nodes that have one of the values, and its size.
     """
     own: dict[bytes, int] = {}
-    for node, _, size in map(location_of, values):
+    for node, *_, size in map(location_of, values):
         own[node] = own.get(node, 0) + size
     sizes = dict(own)
     for node, size in copies:

@@ -31,9 +31,9 @@ from miniray.messages import protocol as p
 from miniray.messages.errors import ActorExit
 from miniray.messages.value import error_value
 from miniray.objects.borrowing import Borrowing
-from miniray.objects.lost_values import UnclaimedResults
 from miniray.objects.objects import ObjectTable
 from miniray.objects.shared_memory import SharedMemory
+from miniray.objects.unclaimed import UnclaimedResults
 from miniray.objects.unseen_errors import UnseenErrors
 from miniray.objects.waiting import ValueFetches, Waits
 from miniray.wire.peers import Peer, PeerTable
@@ -182,7 +182,6 @@ class ClusterRuntime(Runtime):
             "node_stops": self.link.node_stops,
             "warning": lambda text: logger.warning("%s", text),  # a driver prints it
             "head_back": self._on_head_back,
-            "left_copies": self._recovery.values.on_copies,
             "report_objects": reports.on_asked,
         }
 

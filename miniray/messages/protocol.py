@@ -18,7 +18,7 @@ MAX_HEAD_REQUEST = 63 << 20
 # --- values ----------------------------------------------------------------------
 VALUE_PICKLE = 0  # payload: pickle bytes
 VALUE_PACKED = 1  # payload: pickle and its out-of-band buffers in one block (serialization.py)
-VALUE_SHARED = 2  # payload: (node_id, segment, size): a packed block in that node's shared memory
+VALUE_SHARED = 2  # payload: a Location (value.py): a packed block in a node's shared memory
 VALUE_ERROR = 3  # payload: pickle of the exception that `get` raises
 VALUE_BYTES = 4  # payload: the bytes of a `bytes` object themselves
 VALUE_TENSORS = 5  # as VALUE_PACKED, with tensors in it: each reader maps it for itself alone

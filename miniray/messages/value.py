@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 
 #: Form, payload, refs inside as (object id, owner's node).
 Value = tuple[int, Any, "tuple[tuple[bytes, bytes], ...]"]
-#: Payload of a value in shared memory: its node, its segment there, its size in bytes.
-Location = tuple[bytes, int, int]
+#: Payload of a value in shared memory: the node on which it was written, its segment there, the
+#: node of its owner, whose daemon knows where it is, and its size in bytes. It never changes.
+Location = tuple[bytes, int, bytes, int]
 
 #: An empty value, for a message that needs one although nobody reads it.
 NOTHING: Value = (VALUE_PICKLE, b"", ())
@@ -45,9 +46,15 @@ def location_of(value: Value) -> Location:
     return location  # type: ignore[no-any-return]
 
 
+def key_of(value: Value) -> tuple[bytes, int, bytes]:
+    """Return the name of a value in shared memory: all of its location but the size."""
+    node, segment, home, _ = location_of(value)
+    return node, segment, home
+
+
 def node_of(value: Value) -> bytes:
-    """Return the node of a value in shared memory."""
-    node, _, _ = location_of(value)
+    """Return the node on which a value in shared memory was written."""
+    node, *_ = location_of(value)
     return node
 
 
@@ -58,14 +65,15 @@ def size_of(value: Value | None) -> int:
     form, payload, _ = value
     if form != VALUE_SHARED:
         return len(payload)
-    _, _, size = payload
+    *_, size = payload
     return int(size)
 
 
 def place_of(value: Value | None) -> tuple[bytes, int, int]:
     """Return node, segment (b"" and 0 if it is not in shared memory) and size of a value."""
     if value is not None and is_shared(value):
-        return location_of(value)
+        node, segment, _, size = location_of(value)
+        return node, segment, size
     return b"", 0, size_of(value)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.node.objects.adopted_service import AdoptedService
-from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.objects.memory_service import MemoryService
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.objects.store_requests import FetchRequests, StoreRequests
@@ -15,6 +14,7 @@ from miniray.node.store.memory_report import describe_holders
 from miniray.node.store.segments import SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
+from miniray.node.transfer.directory import Directory
 from miniray.node.transfer.mover_client import MoverClient
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.base.template_client import Helper
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.store.copies import Key
     from miniray.node.workers.process_names import ProcessNames
 
 _MOVER = "miniray.node.transfer.mover"
@@ -48,36 +49,29 @@ class SharedObjects:
         await_death: Callable[[bytes], None],
     ) -> None:
         node_id, runs = node.node_id, names.runs
+        self._push = clients.push
         self.store = store = SegmentStore(
             node.object_store_capacity, SpillFiles(node.spill_folder), clients.push
         )
-        copies = Copies(store)
+        copies = Copies(store, relay.knows)
         self.spilling = Spilling(copies, lambda: describe_holders(store, names.of), node_id)
         self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover)
-        owner_nodes: dict[bytes, bytes] = {}
-        self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover)
+        self._directory = directory = Directory(node_id, store, relay, runs, self._free_here)
+        self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover, directory)
         self._serving = Serving(
             node_id,
             self.spilling,
             relay,
             self._mover,
+            directory,
             copies=copies,
             arriving=self._transfers.arriving,
-            owner_nodes=owner_nodes,
         )
         self._objects = NodeObjects(
-            node_id,
-            self.spilling,
-            relay,
-            self._transfers.copy,
-            self._serving,
-            copies,
-            owner_nodes,
+            node_id, self.spilling, relay, self._transfers, directory, copies
         )
-        adopted = AdoptedObjects(node_id)
-        self._left = LeftCopies(node_id, clients, relay, self._objects, adopted, runs)
         self.adopted = AdoptedService(
-            clients, relay, self._objects, adopted, self._left.settle, runs, await_death
+            node_id, clients, relay, directory, AdoptedObjects(node_id), runs, await_death
         )
         StoreRequests(node_id, self._objects, clients, self.spilling, runs)
         FetchRequests(self._objects, clients, runs)
@@ -85,6 +79,9 @@ class SharedObjects:
         self._memory = MemoryService(
             node_id, self._objects, self.adopted, clients, relay, names, tables
         )
+
+    def _free_here(self, key: Key) -> None:
+        self._objects.free_here(key)
 
     def moves_values(self) -> bool:
         return self._mover.is_busy()
@@ -111,20 +108,23 @@ class SharedObjects:
         return self._objects.unclaimed(process_id)
 
     def remote_process_died(self, process_id: bytes) -> None:
-        """Free what a process of another node owned or borrowed here."""
-        self._objects.process_died(process_id)
+        """Free what only a process of another node had borrowed."""
         self.adopted.process_died(process_id)
 
     def messages_lost(self, node_id: bytes) -> None:
         self._transfers.node_unreachable(node_id)
         self._serving.node_unreachable(node_id)
-        self._objects.node_unreachable(node_id)
-        self._left.node_unreachable(node_id)
+        self._directory.node_unreachable(node_id)
+        self._objects.messages_lost(node_id)
+        for owner, segments in self._directory.written_on(node_id).items():
+            # The reply that told of one may be among them: then its owner does not know it.
+            self._push(owner, "unclaimed", (b"", node_id, segments))
 
     def node_died(self, node_id: bytes) -> None:
-        self._left.node_died(node_id)
+        self._objects.node_died(node_id)
+        self._directory.node_died(node_id)
         self.adopted.node_died(node_id)
-        self._serving.node_died(node_id)
+        self._serving.node_unreachable(node_id)
         self._transfers.node_unreachable(node_id)
         self._memory.ended(node_id)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from miniray.common.ids import ObjectIds, owner_of
 from miniray.common.object_ref import ObjectRef
 from miniray.messages.protocol import VALUE_TENSORS
-from miniray.messages.value import is_error, location_of
+from miniray.messages.value import is_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -298,36 +298,6 @@ class ObjectTable:
             entry.wanted = False
             entry.copies = frozenset()
             return value
-
-    def move(
-        self, id: bytes, old: tuple[bytes, int], new: tuple[bytes, int], forgotten: Value | None
-    ) -> bool:
-        """Replace a value whose memory is gone by a copy of it.
-
-        Args:
-            id: Of an object of this process.
-            old: Node and segment of the value.
-            new: Node and segment of the copy.
-            forgotten: The value, if the object was made pending because nobody could read it.
-
-        Returns:
-            Whether the object exists and has that value.
-        """
-        with self.lock:
-            entry = self._entries.get(id)
-            value = None if entry is None else entry.value or forgotten
-            if entry is None or value is None:
-                return False
-            form, _, contained = value
-            *place, size = location_of(value)
-            if tuple(place) != old:
-                return False
-            moved = (form, (*new, size), contained)
-            entry.copies = getattr(entry, "copies", frozenset()) - {old[0], new[0]}
-            if entry.value is not None:
-                entry.value = moved
-                return True
-        return self.set_value(id, moved, entry.contained)
 
     def when_ready(self, entry: Entry, waiter: Callable[[Entry], None]) -> bool:
         """Call ``waiter(entry)`` once there is a value; True if there is one already."""

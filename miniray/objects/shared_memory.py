@@ -85,13 +85,13 @@ class SharedMemory:
         self.fetches = fetches
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
-        #: By node and segment there: what stays mapped, and what was read once.
-        self._kept: collections.OrderedDict[tuple[bytes, int], tuple[Mapping, Block]] = (
+        #: What stays mapped, and what was read once.
+        self._kept: collections.OrderedDict[Location, tuple[Mapping, Block]] = (
             collections.OrderedDict()
         )
-        self._read: collections.OrderedDict[tuple[bytes, int], None] = collections.OrderedDict()
+        self._read: collections.OrderedDict[Location, None] = collections.OrderedDict()
         #: Where to find what is kept by the number of its segment on this node.
-        self._kept_as: dict[int, tuple[bytes, int]] = {}
+        self._kept_as: dict[int, Location] = {}
 
     # --- writing -----------------------------------------------------------------
     def write(self, value: Serialized, owner: bytes, owner_node: bytes, made: str = "") -> Value:
@@ -121,7 +121,7 @@ class SharedMemory:
                 os.close(fd)
         self._link.node_notice("seal_segment", segment, made)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
-        return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
+        return (VALUE_SHARED, (self._node_id, segment, owner_node, value.size), contained)
 
     def _request(
         self,
@@ -172,8 +172,7 @@ class SharedMemory:
 
     def _discard(self, segment: int) -> None:
         """Free a segment of this node that does not get its value."""
-        self._link.node_notice("seal_segment", segment)
-        self._link.node_notice("free_segment", self._node_id, segment)
+        self._link.node_notice("discard_segment", segment)
 
     # --- reading -----------------------------------------------------------------
     def map(self, location: Location, timeout: float | None = None) -> tuple[Mapping, Block]:
@@ -188,36 +187,33 @@ class SharedMemory:
             ObjectStoreFullError: there is no room for it on this node.
             TimeoutError: it was not here within ``timeout`` seconds.
         """
-        node_id, segment, size = location
-        key = (node_id, segment)
-        kept = self._kept.get(key)
-        return kept if kept is not None else self._map(key, size, timeout)
+        kept = self._kept.get(location)
+        return kept if kept is not None else self._map(location, timeout)
 
     @uncut  # else the daemon would count it as mapped for ever; the wait itself may be
-    def _map(
-        self, key: tuple[bytes, int], size: int, timeout: float | None
-    ) -> tuple[Mapping, Block]:
-        node_id, segment = key
+    def _map(self, location: Location, timeout: float | None) -> tuple[Mapping, Block]:
         request = self.fetches.next_number()
+        args = (*location, request)
         try:
-            got, fd = self._request(
-                "map_segment", (node_id, segment, size, request), self._not_taken, timeout
-            )
+            got, fd = self._request("map_segment", args, self._not_taken, timeout)
         except BaseException:
-            if node_id != self._node_id:
-                self.fetches.withdraw([request])
+            self._not_mapped(location, request)
             raise
-        return self._mapped(key, size, got, fd)
+        return self._mapped(location, got, fd)
+
+    def _not_mapped(self, location: Location, request: int) -> None:
+        """Withdraw a request for a value of another node."""
+        node_id, *_ = location
+        if node_id != self._node_id:
+            self.fetches.withdraw([request])
 
     async def map_later(self, location: Location) -> tuple[Mapping, Block]:
         """As ``map``, without blocking the event loop while the value is on its way."""
-        node_id, segment, size = location
-        key = (node_id, segment)
-        kept = self._kept.get(key)
+        kept = self._kept.get(location)
         if kept is not None:
             return kept
         request = self.fetches.next_number()
-        args = (node_id, segment, size, request)
+        args = (*location, request)
         ask = self._link.node_request_later
         before = self._before_request()
         try:
@@ -228,20 +224,18 @@ class SharedMemory:
                     raise
                 got, fd = await ask("map_segment", args, self._not_taken)
         except BaseException:
-            if node_id != self._node_id:
-                self.fetches.withdraw([request])
+            self._not_mapped(location, request)
             raise
-        return self._mapped(key, size, got, fd)
+        return self._mapped(location, got, fd)
 
     def _not_taken(self, got: _Got) -> None:
         """Undo a mapping whose requester gave up."""
         local, _form, _offset = got
         self._gone(local)
 
-    def _mapped(
-        self, key: tuple[bytes, int], size: int, got: _Got, fd: int
-    ) -> tuple[Mapping, Block]:
+    def _mapped(self, location: Location, got: _Got, fd: int) -> tuple[Mapping, Block]:
         """Map what the daemon has handed out."""
+        *_, size = location
         local, form, offset = got
         if is_crowded():
             return self._copied(size, got, fd)
@@ -255,7 +249,7 @@ class SharedMemory:
             os.close(fd)
         mapping = Mapping(block, form, local)
         if mapping.may_be_shared:
-            self._remember(key, mapping, block)
+            self._remember(location, mapping, block)
         return mapping, block
 
     def _copied(self, size: int, got: _Got, fd: int) -> tuple[Mapping, Block]:
@@ -275,7 +269,7 @@ class SharedMemory:
         hooks.dropped.append(b"")
         hooks.call()
 
-    def _remember(self, key: tuple[bytes, int], mapping: Mapping, block: Block) -> None:
+    def _remember(self, key: Location, mapping: Mapping, block: Block) -> None:
         """Keep mapped what is read a second time: it may be read a third time."""
         old: list[Block] = []  # let go after the section: their end is reported
         with self._lock:
@@ -345,14 +339,15 @@ class SharedMemory:
     # --- freeing -----------------------------------------------------------------
     def free(self, value: Value) -> None:
         """Free a value of this process; its mapping goes too, unless it is in use."""
-        node_id, segment, _ = location_of(value)
+        location = location_of(value)
         with self._lock:
-            dropped = self._kept.pop((node_id, segment), None)
+            dropped = self._kept.pop(location, None)
             if dropped is not None:
                 mapping, block = dropped
                 self._kept_as.pop(mapping.segment, None)
         if dropped is not None:
             del dropped, block  # not in the section: its end is reported
             self.report_unmapped()
-        self._link.node_notice("free_segment", node_id, segment)
+        *key, _size = location
+        self._link.node_notice("free_segment", *key)
         self._returned += 1

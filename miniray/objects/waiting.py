@@ -138,7 +138,7 @@ class ValueFetches:
         ]
         if not unknown:
             return
-        places = [location_of(value)[:2] for _, value in unknown]
+        places = [location_of(value)[:-1] for _, value in unknown]
         found, _ = self._link.node_request("are_here", (places,))
         for (entry, value), here in zip(unknown, found, strict=True):
             if here:

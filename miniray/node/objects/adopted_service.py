@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +9,18 @@ from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
+from miniray.messages.value import is_shared, key_of
 from miniray.node.relay.relayed import WATCH, Relayed
 from miniray.node.store.adopted import KeptArguments, id_of_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from miniray.messages.value import Value
     from miniray.node.base.clients import Client, ClientServer
-    from miniray.node.objects.objects import NodeObjects
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.adopted import AdoptedObjects, Freed
+    from miniray.node.transfer.directory import Directory
 
 logger = logging.getLogger(__name__)
 
@@ -29,38 +30,36 @@ class AdoptedService:
 
     def __init__(
         self,
+        node_id: bytes,
         clients: ClientServer,
         relay: RelayHub,
-        objects: NodeObjects,
+        directory: Directory,
         adopted: AdoptedObjects,
-        settle: Callable[[bytes], Awaitable[bool]],
         runs: Callable[[bytes], bool],
         await_death: Callable[[bytes], None],
     ) -> None:
         """Register what it answers.
 
         Args:
+            node_id: Of this node.
             clients: The processes of this node that are connected.
             relay: The way to other daemons.
-            objects: The store.
+            directory: Knows where those in shared memory are, and frees them.
             adopted: What it answers for.
-            settle: Waits until all copies of a node's values are known here, if it is gone.
             runs: Whether a process of this node has not ended.
             await_death: Has the head tell when an actor is dead for good.
         """
         self._runs = runs
         self._await_death = await_death
-        self._settle = settle
-        self._node_id = objects.node_id
+        self._node_id = node_id
         self._clients = clients
         self._relay = relay
-        self._objects = objects
+        self._directory = directory
         self._adopted = adopted
         #: By owner that is gone: bytes that each process has sent to it, and was not told of.
         self._taken: dict[bytes, dict[bytes, int]] = {}
         #: The nodes of borrowers that are not of this one.
         self._elsewhere: dict[bytes, bytes] = {}
-        self._losses: set[asyncio.Task[None]] = set()
         #: Detached actors whose arguments are kept here.
         self._actors: dict[bytes, KeptArguments] = {}
         clients.requests["adopt"] = self._adopt
@@ -95,8 +94,7 @@ class AdoptedService:
         A driver leaves only what detached actors start with.
         """
         for _id, value, _borrowers, _contained in legacy:
-            if value[0] == p.VALUE_SHARED:
-                self._objects.left_to(value[1][0], value[1][1])
+            self._adopt_value(value)
         driver = f"the driver (pid {client.pid}) on node {self._node_id.hex()[:8]}"
         partly = driver if client.is_driver else ""
         self._free(self._adopted.add(client.process_id, legacy, partly))
@@ -122,14 +120,17 @@ class AdoptedService:
             about: For reports: the constructor, the actor's name, where it was made, and whether
                 it may restart.
         """
-        if value[0] == p.VALUE_SHARED:
-            self._objects.left_to(value[1][0], value[1][1])
+        self._adopt_value(value)
         held = ((actor_id, self._node_id, 1),)
         id = id_of_arguments(self._node_id, actor_id)
         self._adopted.add(self._node_id, [(id, value, held, inside)])
         refs = frozenset(ref for ref, _node in inside)
         self._actors[actor_id] = KeptArguments(actor_id, *about, refs)
         self._await_death(actor_id)
+
+    def _adopt_value(self, value: Value) -> None:
+        if is_shared(value):
+            self._directory.adopt(key_of(value))
 
     def actors(self) -> list[bytes]:
         """Return the detached actors whose arguments are kept here."""
@@ -173,20 +174,6 @@ class AdoptedService:
     def _handle_message(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
         if message[0] == p.PEER_CREDIT:
             return  # what is sent here is not counted
-        if message[0] == p.PEER_LOST:
-            task = asyncio.ensure_future(self._lost(node, sender, owner, message))
-            self._losses.add(task)
-            task.add_done_callback(self._losses.discard)
-            return
-        self._take(node, sender, owner, message)
-
-    async def _lost(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
-        """Answer about values that a process could not read, once all copies are known."""
-        for gone in {payload[0] for _id, payload in message[1]}:
-            await self._settle(gone)
-        self._take(node, sender, owner, message)
-
-    def _take(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
         answers, freed = self._adopted.handle(sender, message)
         for reply in answers:
             self._send_as(owner, node, sender, reply)
@@ -218,8 +205,7 @@ class AdoptedService:
         for item in freed:
             if not self.speaks_for(item.owner):
                 self._taken.pop(item.owner, None)
-            if item.value[0] == p.VALUE_SHARED:
-                node, number, _size = item.value[1]
-                self._objects.free(node, number)
+            if is_shared(item.value):
+                self._directory.free(key_of(item.value))
             for id, node in item.borrowed:
                 self._send_as(self._node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))

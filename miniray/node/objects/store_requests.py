@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from miniray.node.base.clients import Answer, Client, ClientServer
     from miniray.node.objects.objects import NodeObjects
+    from miniray.node.store.copies import Key
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Segment
     from miniray.node.store.spilling import Spilling
@@ -64,8 +65,9 @@ class StoreRequests:
         )
         clients.notices.update(
             {
-                "seal_segment": lambda _client, number, made="": store.seal(number, made),
-                "free_segment": lambda _client, node, number: objects.free(node, number),
+                "seal_segment": lambda _client, number, made: objects.seal(number, made),
+                "discard_segment": lambda _client, number: objects.discard(number),
+                "free_segment": lambda _client, *key: objects.directory.free(key),
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
                 "forked": lambda client: store.leave_open(client.process_id),
                 "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
@@ -140,28 +142,17 @@ class StoreRequests:
             self._store.free(segment.number)  # nobody will: its owner has ended
 
     def _map(
-        self,
-        client: Client,
-        node_id: bytes,
-        number: int,
-        size: int,
-        request: int,
+        self, client: Client, node_id: bytes, number: int, home: bytes, size: int, request: int
     ) -> _Mapped | Awaitable[_Mapped]:
-        segment = self._objects.map_here(node_id, number, client.process_id)
+        key = (node_id, number, home)
+        segment = self._objects.map_here(key, client.process_id)
         if segment is None:
-            return self._fetch_and_map(client, node_id, number, size, request)
+            return self._fetch_and_map(client, key, size, request)
         return _shown(segment)
 
-    async def _fetch_and_map(
-        self,
-        client: Client,
-        node_id: bytes,
-        number: int,
-        size: int,
-        request: int,
-    ) -> _Mapped:
+    async def _fetch_and_map(self, client: Client, key: Key, size: int, request: int) -> _Mapped:
         process = client.process_id
-        segment = await self._objects.map(node_id, number, size, process, request)
+        segment = await self._objects.map(key, size, process, request)
         if not self._runs(process):  # it ended while it waited
             self._store.unmap([segment.number], process)
             raise ConnectionError("the process that asked has ended")
@@ -184,35 +175,42 @@ class FetchRequests:
         self._objects = objects
         self._runs = runs
         clients.requests["are_here"] = self._are_here
+        clients.requests["lost_values"] = self._lost
         clients.requests["fetch_segment"] = self._fetch
         clients.notices["prefetch"] = self._prefetch
         clients.notices["withdraw"] = self._withdraw
 
     def _are_here(
-        self, _client: Client, places: Iterable[tuple[bytes, int]]
+        self, _client: Client, keys: Iterable[tuple[bytes, int, bytes]]
     ) -> tuple[list[bool], int]:
-        return [self._objects.is_here(*place) for place in places], -1
+        return [self._objects.is_here(key) for key in keys], -1
+
+    def _lost(self, client: Client, node_id: bytes) -> tuple[list[int], int]:
+        """Name the segments of a node with values of a process that no node has any more."""
+        return self._objects.directory.lost(client.process_id, node_id), -1
 
     def _fetch(
-        self, client: Client, node_id: bytes, number: int, size: int, request: int
+        self, client: Client, node_id: bytes, number: int, home: bytes, size: int, request: int
     ) -> Answer | Awaitable[Answer]:
         """Answer when a value is here."""
-        if self._objects.is_here(node_id, number):
+        key = (node_id, number, home)
+        if self._objects.is_here(key):
             return _HERE
-        return self._fetch_later(client, node_id, number, size, request)
+        return self._fetch_later(client, key, size, request)
 
-    async def _fetch_later(
-        self, client: Client, node_id: bytes, number: int, size: int, request: int
-    ) -> Answer:
+    async def _fetch_later(self, client: Client, key: Key, size: int, request: int) -> Answer:
         if not self._runs(client.process_id):
             raise ConnectionError("the process that asked has ended")
-        await self._objects.pulls.fetch(client.process_id, request, (node_id, number), size)
+        await self._objects.pulls.fetch(client.process_id, request, key, size)
         return _HERE
 
-    def _prefetch(self, client: Client, wanted: Iterable[tuple[bytes, int, int, int]]) -> None:
+    def _prefetch(
+        self, client: Client, wanted: Iterable[tuple[bytes, int, bytes, int, int]]
+    ) -> None:
         """Fetch values that a call which has arrived will read."""
-        for node_id, number, size, request in wanted:
-            self._objects.pulls.prefetch(client.process_id, request, (node_id, number), size)
+        for node_id, number, home, size, request in wanted:
+            key = (node_id, number, home)
+            self._objects.pulls.prefetch(client.process_id, request, key, size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
         """Withdraw requests whose answers nobody waits for."""

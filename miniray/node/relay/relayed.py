@@ -21,33 +21,22 @@ logger = logging.getLogger(__name__)
 WATCH = "watch"
 #: (description,): the process ``sender``, which ``to`` watches or has written to, is gone.
 GONE = "gone"
-#: (segment, ...): of the receiving node; their owner has freed them.
+#: (segment, owner): the sender has written a value there for a process of the receiving node.
+WROTE = "wrote"
+#: (key, ...) of values (node/store/copies.py): the sender has them, whole, and a process of the
+#: receiving node owns them.
+COPIED = "copied"
+#: A key: its owner, a process of the sender, has freed that value.
 FREED = "freed"
-#: (segment, ...): of the sending node; copies at the receiving node are freed.
-FREED_COPIES = "freed copies"
-#: (segment, ...): of the receiving node; their owner, which exits as planned, leaves them to the
-#: sender.
-ADOPTED = "adopted"
-#: (number, node, segment there, nodes that did not serve it, whether by mover, bytes that may come
-#: with the answer): the sender wants that value, which the receiving node has, or has a copy of.
+#: (number, *key, nodes that did not serve it, whether by mover, bytes that may come with the
+#: answer): the sender wants that value, which the receiving node has, or of which it has the owner.
 FETCH = "fetch"
-#: (number, node, segment there, offset, length): the sender wants those bytes of a value.
+#: (number, *key, offset, length): the sender wants those bytes of a value.
 READ = "read"
 #: (number, ...): the answer to either (node/transfer/requests.py); bytes of the value as body.
 ANSWER = "answer"
-#: (node, segment there): the sender has stopped fetching that from the receiving node.
+#: A key: the sender has stopped fetching that value from the receiving node.
 FETCH_ENDED = "fetch ended"
-#: (segment, ...): of the receiving node; the sender has a copy now.
-COPIED = "copied"
-#: (node, (segment there, segment of the sending node, owner), ...): a node is gone; the sender has
-#: copies of values that processes of the receiving node own.
-LEFT = "left"
-#: (segment, owner): the receiving node's segment is the value of a process of the sender.
-OWNED = "owned"
-#: (number, node): asks for LEFT_TOLD once LEFT about that node was sent.
-LEFT_ASKED = "left asked"
-#: (number,): the answer to that.
-LEFT_TOLD = "left told"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
 
@@ -84,11 +73,8 @@ class Relayed(NamedTuple):
 
 def refusal(message: Relayed, why: str) -> Relayed | None:
     """Return the answer to a message that could not be handled; None if no process waits for it."""
-    number = message.items[:1]
     if message.notice in (FETCH, READ):
-        return Relayed(notice=ANSWER, items=(*number, why))
-    if message.notice == LEFT_ASKED:
-        return Relayed(notice=LEFT_TOLD, items=number)
+        return Relayed(notice=ANSWER, items=(*message.items[:1], why))
     if message.bodies:
         # The sender need only know that its messages were lost.
         return Relayed(to=message.sender, notice=PUSH, items=("process_unreachable", (message.to,)))

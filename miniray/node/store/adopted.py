@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.ids import owner_of, short_id
 from miniray.exceptions import ObjectLostError, OwnerDiedError
 from miniray.messages import protocol as p
+from miniray.messages.value import is_shared, payload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,8 +54,6 @@ class AdoptedObjects:
         self._owners: dict[bytes, int] = {}
         #: Those of them that have left only a part of what others held, and what they were.
         self._partly: dict[bytes, str] = {}
-        #: Those in shared memory, by node and segment.
-        self._segments: dict[tuple[bytes, int], bytes] = {}
         #: By owner: the latest borrows that were counted, as (sender, number), oldest first.
         self._registered: dict[bytes, dict[tuple[bytes, int], None]] = {}
         self._held_by: dict[bytes, set[bytes]] = {}
@@ -87,8 +86,6 @@ class AdoptedObjects:
         for id, value, borrowers, contained in legacy:
             counts = {process: count for process, _node, count in borrowers}
             self._objects[id] = _Adopted(value, counts, contained)
-            if value[0] == p.VALUE_SHARED:
-                self._segments[value[1][:2]] = id
             self._owners[owner] = self._owners.get(owner, 0) + 1
             self._registered.setdefault(owner, {})
             for process in counts:
@@ -98,25 +95,6 @@ class AdoptedObjects:
                 if owner_of(inner) == owner and inner in self._objects:
                     self._objects[inner].holders += 1
         return [freed for id, *_ in legacy for freed in self._free_if_unused(id)]
-
-    def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
-        """Replace the place of a value, whose memory is gone, by that of a copy.
-
-        Args:
-            old: Node and segment of the value.
-            new: Node and segment of the copy.
-
-        Returns:
-            Whether the value is one of these, and was not moved before.
-        """
-        id = self._segments.pop(old, None)
-        if id is None:
-            return False
-        adopted = self._objects[id]
-        form, (_node, _number, size), contained = adopted.value
-        adopted.value = (form, (*new, size), contained)
-        self._segments[new] = id
-        return True
 
     def handle(self, sender: bytes, message: tuple[Any, ...]) -> tuple[list[Any], list[Freed]]:
         """Handle a message to an owner that is gone; return (answers to the sender, freed)."""
@@ -182,9 +160,9 @@ class AdoptedObjects:
 
     def _after_loss(self, id: bytes, payload: Any) -> tuple[bytes, Any]:
         value = self._value(id)
-        if value[0] == p.VALUE_SHARED and value[1] == payload:
+        if is_shared(value) and payload_of(value) == payload:
             return id, _lost(id)
-        return id, value  # it has moved meanwhile
+        return id, value  # it was made again meanwhile
 
     def _value(self, id: bytes) -> Any:
         adopted = self._objects.get(id)
@@ -223,8 +201,6 @@ class AdoptedObjects:
             if adopted is None or adopted.borrowers or adopted.holders:
                 continue
             del self._objects[id]
-            if adopted.value[0] == p.VALUE_SHARED:
-                del self._segments[adopted.value[1][:2]]
             owner = owner_of(id)
             self._owners[owner] -= 1
             if not self._owners[owner]:

@@ -45,6 +45,8 @@ class Segment:
     writer: bytes
     #: Where it is on disk, if it was written there; it never changes.
     place: DiskPlace | None = None
+    #: The node of its owner, if that is another one and it is no copy.
+    home: bytes = b""
     #: It is being written to disk, or read from there.
     moves: bool = False
     #: Whether its writer is done.

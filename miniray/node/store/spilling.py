@@ -111,12 +111,12 @@ class Spilling:
     def _removable(self, *, writes: bool) -> Iterator[Segment]:
         """Iterate over what may leave memory, the least recently used first."""
         for segment in self._store.idle():
-            if writes or segment.place is not None or self._copies.is_copy(segment.number):
+            if writes or segment.place is not None or self._copies.may_be_evicted(segment.number):
                 yield segment
 
     def _remove(self, victims: Iterable[Segment]) -> None:
         for segment in victims:
-            if self._copies.is_copy(segment.number):
+            if self._copies.may_be_evicted(segment.number):
                 self._copies.drop(segment.number)
             elif segment.place is not None:
                 self._store.drop_memory(segment)
@@ -157,7 +157,7 @@ class Spilling:
         for segment in self._store.resting():
             if needed <= 0:
                 break
-            if self._copies.is_copy(segment.number):
+            if self._copies.may_be_evicted(segment.number):
                 needed -= segment.size
                 self._copies.drop(segment.number)
         if needed == place.size:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from miniray.node.store.copies import Owner
-
 if TYPE_CHECKING:
     from miniray.node.store.segments import Segment
 
@@ -19,8 +17,6 @@ class Arriving:
     """A copy that is on its way to this node; what has come can be passed on already."""
 
     def __init__(self) -> None:
-        #: Who owns it, once it begins to come.
-        self.owner = Owner(b"", b"")
         #: None until there is room for it; nothing is asked of its node before.
         self.segment: Segment | None = None
         #: Bytes that are here.
@@ -31,9 +27,9 @@ class Arriving:
         self._ended = False
         self._moved = asyncio.Event()
 
-    def begin(self, owner: Owner, job: int = 0) -> None:
+    def begin(self, job: int = 0) -> None:
         """Tell who waits that it begins to come, by the mover if there is a job."""
-        self._begun, self.owner, self.job = True, owner, job
+        self._begun, self.job = True, job
         self._tell()
 
     def came(self, size: int) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.store.admission_queue import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from miniray.exceptions import ObjectStoreFullError
-    from miniray.node.store.copies import Copies, Key, Owner
+    from miniray.node.store.copies import Copies, Key
     from miniray.node.store.segments import Segment
 
 #: Part of the store that each kind of what is fetched ahead may take.
@@ -110,20 +110,30 @@ class _Pull:
             self._give_up_one(waiter, error)
 
 
+class Copying(Protocol):
+    """How values get here."""
+
+    async def copy(self, key: Key, claim: Claim) -> Segment:
+        """Copy a value into room that is claimed; what it returns is to be sealed."""
+
+    def copied(self, key: Key, size: int) -> None:
+        """Tell the node of a value's owner that the copy is kept here."""
+
+    def ended(self, key: Key) -> None:
+        """Tell the node of a value's owner that the copy is not kept."""
+
+
 class Pulls:
     """All requests for copies.
 
     Args:
-        copy: Copies a segment of another node into room that it claims. The one that it
-            returns is to be sealed.
+        transfers: Brings them.
         copies: Where a copy is added when it is whole, and the store that it is in.
     """
 
-    def __init__(
-        self, copy: Callable[[Key, Claim], Awaitable[tuple[Segment, Owner]]], copies: Copies
-    ) -> None:
+    def __init__(self, transfers: Copying, copies: Copies) -> None:
         self._store = copies.store
-        self._copy = copy
+        self._transfers = transfers
         self._copies = copies
         self._pulls: dict[Key, _Pull] = {}
         #: By process and number of its request.
@@ -146,7 +156,7 @@ class Pulls:
         """Have a process wait for a copy, which is mapped for it when it is here.
 
         Args:
-            key: The node and the number there, of which there is no copy here.
+            key: Of a value of which there is no copy here.
             size: Bytes of the segment.
             process_id: Who waits.
             request: A number of its own, for ``withdraw``.
@@ -189,10 +199,10 @@ class Pulls:
     def _begin_next(self, lane: _Lane) -> None:
         """Begin what there is room for of what is fetched ahead."""
         while (waiter := lane.next(self._store.capacity // _SHARE)) is not None:
-            copy = self._copies.find(waiter.key)
-            if copy is not None:  # it came while this waited for its turn
+            number = self._copies.find(waiter.key)
+            if number is not None:  # it came while this waited for its turn
                 self._forget(waiter)
-                waiter.segment.set_result(self._store.get(copy.number))
+                waiter.segment.set_result(self._store.get(number))
             elif lane.for_calls and self._store.used + waiter.size > self._store.capacity:
                 self._forget(waiter)
             else:
@@ -233,9 +243,9 @@ class Pulls:
                 self._lose(waiter, reason)
 
     def node_died(self, node_id: bytes) -> None:
-        """Fail all who wait for copies of a node's segments."""
+        """Fail all who wait for copies of values whose owners were on a node."""
         for key in list(self._pulls):
-            if key[0] == node_id:
+            if key[2] == node_id:
                 self.lose(key, f"node {node_id.hex()} is gone")
 
     def _lose(self, waiter: Waiter, reason: str) -> None:
@@ -274,7 +284,7 @@ class Pulls:
     # --- transfers -----------------------------------------------------------------------
     async def _run(self, pull: _Pull) -> None:
         try:
-            segment, owner = await self._copy(pull.key, pull.claim)
+            segment = await self._transfers.copy(pull.key, pull.claim)
         except asyncio.CancelledError:
             self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
             raise
@@ -282,17 +292,15 @@ class Pulls:
             self._end(pull, error)
             return
         self._store.seal(segment.number)
-        if self._pulls.get(pull.key) is not pull:
-            self._store.free(segment.number)  # all who waited have left
-        elif not self._store.has(segment):
-            self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "it was freed meanwhile"))
+        if self._pulls.get(pull.key) is pull:
+            self._arrived(pull, segment)
         else:
-            self._arrived(pull, segment, owner)
+            self._store.free(segment.number)  # all who waited have left
+            self._transfers.ended(pull.key)
 
-    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner) -> None:
+    def _arrived(self, pull: _Pull, segment: Segment) -> None:
         del self._pulls[pull.key]
-        self._store.change_owner(segment.number, pull.key[0])
-        self._copies.add(pull.key, segment.number, owner)
+        self._copies.add(pull.key, segment.number)
         for waiter in list(pull.waiters):
             lane = waiter.lane
             if lane is not None and lane.for_calls:
@@ -304,6 +312,7 @@ class Pulls:
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
+        self._transfers.copied(pull.key, segment.size)
         self._begin_next(self._awaited)
 
     def _end(self, pull: _Pull, error: Exception) -> None:

@@ -36,16 +36,13 @@ def piece_size() -> int:
 class ValueAnswer(NamedTuple):
     """What another daemon says to a request; bytes of the value go beside it."""
 
-    #: Why it does not have the value; empty if it has.
+    #: Why the value cannot be had; empty if it can.
     lost: str = ""
-    #: The node to ask instead, if it sends its copy elsewhere.
+    #: The node to copy it from, as the node of its owner says.
     ask: bytes = b""
     #: Of the whole value.
     size: int = 0
     form: int = 0
-    #: The process that owns the value, and its node.
-    owner: bytes = b""
-    owner_node: bytes = b""
     #: Where the other node's mover listens, and the ticket to show there; empty if the value is to
     #: be read in pieces.
     mover: str = ""
@@ -140,13 +137,13 @@ class ValueRequests:
         by_mover: bool = True,
         limit: float | None = None,
     ) -> _Answered:
-        """Ask a node for a value that it has, or has a copy of.
+        """Ask a node for a value that it has, or of whose owner it is the node.
 
         Args:
             node_id: The node.
             key: The value.
             size: Bytes that may come with the answer.
-            tried: Nodes that this one named, and that did not serve.
+            tried: Nodes that it named, and that did not serve.
             by_mover: Whether the value may come from the mover there.
             limit: Seconds within which the answer has to come.
 

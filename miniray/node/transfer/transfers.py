@@ -1,9 +1,9 @@
 """Values on their way to this node.
 
-The node that wants a value asks the node that has it. That one gives it, or names another node
-that has a copy or is getting one (``serving.py``). A small value comes with the answer. A large
-one comes by the movers of the two nodes; without them, and from where they have failed, it is
-read in pieces.
+The node that wants a value asks the node of its owner. That one gives it, or names another node
+that has it or is getting it (``directory.py``). A small value comes with the answer. A large one
+comes by the movers of the two nodes; without them, and from where they have failed, it is read in
+pieces.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.copies import Owner
 from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.arriving import Arriving, BrokenTransferError
+from miniray.node.transfer.directory import Wanted
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
 from miniray.node.transfer.moving import write_all
-from miniray.node.transfer.requests import ValueRequests, piece_size
+from miniray.node.transfer.requests import ValueAnswer, ValueRequests, piece_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.admission_queue import Claim
     from miniray.node.store.copies import Key
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
+    from miniray.node.transfer.directory import Directory
     from miniray.node.transfer.mover_client import Move, MoverClient
-    from miniray.node.transfer.requests import ValueAnswer
 
 #: Times that a transfer is resumed without having moved on, before it is given up.
 _RESUMES = 5
@@ -52,8 +54,10 @@ class Transfers:
         spilling: Spilling,
         relay: RelayHub,
         mover: MoverClient,
+        directory: Directory,
     ) -> None:
         self._node_id = node_id
+        self._directory = directory
         self._store = store
         self._spilling = spilling
         self._relay = relay
@@ -72,38 +76,31 @@ class Transfers:
         """Ask again for what was asked of a node to or from which messages were lost."""
         self._requests.node_unreachable(node_id)
 
-    async def copy(self, key: Key, claim: Claim) -> tuple[Segment, Owner]:
-        """Read a segment of another node into one of this node, which is not sealed yet.
+    async def copy(self, key: Key, claim: Claim) -> Segment:
+        """Read a value of another node into a segment of this node, which is not sealed yet.
 
         Args:
-            key: The segment.
+            key: The value.
             claim: Room of its size.
 
-        Returns:
-            The copy, and who owns the value.
-
         Raises:
-            ObjectLostError: It, or its node, is gone, or does not answer.
+            ObjectLostError: No node has it, or the node of its owner is gone or does not answer.
             ObjectStoreFullError: There is no room for a copy.
         """
         while (given_up := self.arriving.get(key)) is not None:
             await given_up.reached(sys.maxsize)
         arriving = self.arriving[key] = Arriving()
-        is_large = claim.size > piece_size()
         try:
             # Before anything is asked: who waits for room must not take others' turn over there.
             room = await self._spilling.room_for(claim)
-            # Until it is whole it is this daemon's: it may outlive its node.
-            owner = self._node_id
             if isinstance(room, DiskPlace):
-                segment = self._store.create_on_disk(room, 0, owner, owner)
+                segment = self._store.create_on_disk(room, 0, key[0], self._node_id)
             else:
-                segment = self._store.create(claim.size, 0, owner, owner, room)
+                segment = self._store.create(claim.size, 0, key[0], self._node_id, room)
             arriving.segment = segment
             await self._fill(segment, key, arriving)
         except BaseException:
-            if is_large:
-                self._end(key[0], key)
+            self.ended(key)
             if arriving.segment is not None:
                 self._store.seal(arriving.segment.number)
                 self._store.free(arriving.segment.number)
@@ -111,61 +108,97 @@ class Transfers:
         finally:
             del self.arriving[key]
             arriving.end()
-        if is_large:
-            self._relay.send(key[0], Relayed(notice=r.COPIED, items=(key[1],)))
-        return segment, arriving.owner
+        return segment
 
-    def _end(self, node_id: bytes, key: Key) -> None:
-        """Tell a node that a large value is fetched from there no more."""
-        self._relay.send(node_id, Relayed(notice=r.FETCH_ENDED, items=key))
+    def copied(self, key: Key, size: int) -> None:
+        """Tell the node of a value's owner that there is a whole copy of it here.
+
+        It frees the copy with the value. Where a small value was written by its owner's node, that
+        one knows already who may have it, and is the only one to name.
+        """
+        home = key[2]
+        if home == self._node_id:
+            self._directory.copied(home, [key])
+        elif size > piece_size() or key[0] != home:
+            self._relay.send(home, Relayed(notice=r.COPIED, items=(key,)))
+
+    def ended(self, key: Key) -> None:
+        """Tell the node of a value's owner that it is fetched no more."""
+        home = key[2]
+        if home == self._node_id:
+            self._directory.ended(key, home)
+        else:
+            self._relay.send(home, Relayed(notice=r.FETCH_ENDED, items=key))
 
     async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
         """Try until all of it is here."""
-        origin = key[0]
+        origin, _, home = key
         tried: list[bytes] = []
         resumes = 0
         while True:
             before = arriving.offset
+            source = home
             try:
-                answer, beginning = await self._requests.fetch(
-                    origin,
-                    key,
-                    segment.size if segment.size <= piece_size() else 0,
-                    tried,
-                    by_mover=self._relay.can_dial(origin),
-                )
-                if not answer.ask:
-                    await self._take(origin, answer, beginning, segment, key, arriving)
-                    return
+                answer, beginning = await self._ask(key, segment.size, tried)
+                if answer.ask:
+                    source = answer.ask
+                    await self._from_holder(source, segment, key, arriving)
+                else:
+                    await self._take(home, answer, beginning, segment, key, arriving)
+                return
+            except ObjectLostError:
+                if source == home:
+                    raise
+                tried.append(source)  # it has evicted its copy
             except BrokenTransferError as error:
+                if source != home and (source != origin or not self._relay.knows(source)):
+                    tried.append(source)
+                    continue
                 # While the head has not given the node up, only the connection broke.
                 resumes = resumes + 1 if arriving.offset == before else 0
-                gone = not self._relay.knows(origin)
+                gone = source == home != self._node_id and not self._relay.knows(home)
                 if gone or resumes > _RESUMES:
-                    failed = f"its transfer from node {origin.hex()} failed: {error}"
-                    reason = f"node {origin.hex()} is gone" if gone else failed
+                    failed = f"its transfer from node {source.hex()} failed: {error}"
+                    reason = f"node {home.hex()} is gone" if gone else failed
                     raise ObjectLostError(f"segment {key[1]}", reason) from None
-                continue
-            # There are only so many nodes, and none is named twice.
-            tried.append(answer.ask)
-            if await self._from_holder(answer.ask, segment, key, arriving):
+
+    async def _ask(self, key: Key, size: int, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
+        """Ask the node of a value's owner for it, or for a node to copy it from."""
+        home = key[2]
+        size = size if size <= piece_size() else 0
+        if home != self._node_id:
+            by_mover = self._relay.can_dial(home)
+            return await self._requests.fetch(home, key, size, tried, by_mover=by_mover)
+        named: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def answer(source: bytes, why: str) -> None:
+            if named.done():
                 return
+            if why:
+                named.set_exception(ObjectLostError(f"segment {key[1]}", why))
+            else:
+                named.set_result(source)
+
+        self._directory.ask(key, home, Wanted(tuple(tried), size > 0, answer))
+        return ValueAnswer(ask=await named), b""
 
     async def _from_holder(
         self, holder: bytes, segment: Segment, key: Key, arriving: Arriving
-    ) -> bool:
-        """Copy from a node that is not the segment's own; False if it does not serve."""
-        limit = config().transfer_stall
+    ) -> None:
+        """Copy from the node that has the value, or from one that passes it on.
+
+        The former is waited for until the head has given it up.
+        """
+        limit = None if holder == key[0] else config().transfer_stall
+        size = segment.size if segment.size <= piece_size() else 0
         try:
             answer, beginning = await self._requests.fetch(
-                holder, key, 0, by_mover=self._relay.can_dial(holder), limit=limit
+                holder, key, size, by_mover=self._relay.can_dial(holder), limit=limit
             )
             await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
-        except (BrokenTransferError, ObjectLostError):
-            return False
         finally:
-            self._end(holder, key)
-        return True
+            if not size:
+                self._relay.send(holder, Relayed(notice=r.FETCH_ENDED, items=key))
 
     async def _take(
         self,
@@ -183,11 +216,10 @@ class Transfers:
         if answer.size != size:
             raise BrokenTransferError(f"it has {answer.size} bytes there, and not {size}")
         segment.form = answer.form
-        owner = Owner(answer.owner, answer.owner_node)
         if answer.mover and answer.mover not in self._unreached:
-            await self._take_from_mover(answer, owner, segment, arriving)
+            await self._take_from_mover(answer, segment, arriving)
         if not arriving.offset:
-            arriving.begin(owner)
+            arriving.begin()
         if len(beginning) > size - arriving.offset:  # nobody made room for that
             raise BrokenTransferError(f"more than its {size} bytes came")
         if beginning:
@@ -223,7 +255,7 @@ class Transfers:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _take_from_mover(
-        self, answer: ValueAnswer, owner: Owner, segment: Segment, arriving: Arriving
+        self, answer: ValueAnswer, segment: Segment, arriving: Arriving
     ) -> None:
         """Let the movers of the two nodes carry it, as far as they do."""
         before = arriving.offset
@@ -232,7 +264,7 @@ class Transfers:
             move = self._mover.fetch(
                 answer.mover, answer.ticket, segment.fd, before, segment.size, arriving.came
             )
-            arriving.begin(owner, move.number)  # who waits for that may pass on what comes
+            arriving.begin(move.number)  # who waits for that may pass on what comes
             await self._watch(move, arriving)
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, MoverDiedError):

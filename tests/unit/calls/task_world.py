@@ -74,7 +74,7 @@ class TaskWorld:
 
     def stored(self, node: bytes, size: int) -> Any:
         """A ref of a value in the memory of a node."""
-        value = (p.VALUE_SHARED, (node, self.me.calls.next_number(), size), ())
+        value = (p.VALUE_SHARED, (node, self.me.calls.next_number(), node, size), ())
         return self.me.table.create_with_value(self.me.table.new_id(), value, None)
 
     @property

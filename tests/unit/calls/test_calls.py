@@ -107,7 +107,7 @@ def test_large_arguments_go_into_shared_memory_and_are_freed_with_the_call(
     peer = FakePeer(b"executor")
     call.peer = peer  # type: ignore[assignment]
     me.reply(peer, call)
-    assert me.link.noticed("free_segment") == [(call.arguments[1][0], call.arguments[1][1])]
+    assert me.link.noticed("free_segment") == [call.arguments[1][:-1]]
     me.link.close()
 
 
@@ -197,7 +197,7 @@ def test_a_call_whose_argument_is_lost_is_named_in_its_error(me: Caller, channel
 
 
 def test_so_is_one_whose_executor_finds_the_argument_lost(me: Caller, channel: Noting) -> None:
-    shared = (p.VALUE_SHARED, (b"othernod", 77, 10), ())
+    shared = (p.VALUE_SHARED, (b"othernod", 77, b"othernod", 10), ())
     ref = me.table.create_with_value(me.table.new_id(), shared, None)
     call = me.call(channel, 1, ref)
     me.calls.submit(call)
@@ -253,10 +253,10 @@ def test_a_second_reply_is_ignored_and_its_memory_freed(me: Caller, channel: Not
     me.calls.submit(call)
     call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
     me.reply(peer, call, 1)
-    shared = (p.VALUE_SHARED, (me.table.node_id, 77, 10), ())
+    shared = (p.VALUE_SHARED, (me.table.node_id, 77, me.table.node_id, 10), ())
     me.answer(peer, call, p.STATUS_OK, (shared,))
     assert me.result_of(call) == packed(1)
-    assert me.link.noticed("free_segment") == [(me.table.node_id, 77)]
+    assert me.link.noticed("free_segment") == [(me.table.node_id, 77, me.table.node_id)]
 
 
 def test_an_unwanted_reply_lets_the_executor_drop_the_refs_inside(
@@ -299,9 +299,9 @@ def test_a_result_nobody_waits_for_any_more_is_freed(me: Caller, channel: Noting
     me.results.clear()
     me.drain()
     call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
-    shared = (p.VALUE_SHARED, (me.table.node_id, 77, 10), ())
+    shared = (p.VALUE_SHARED, (me.table.node_id, 77, me.table.node_id, 10), ())
     me.answer(peer, call, p.STATUS_OK, (shared,))
-    assert me.link.noticed("free_segment") == [(me.table.node_id, 77)]
+    assert me.link.noticed("free_segment") == [(me.table.node_id, 77, me.table.node_id)]
 
 
 # --- errors ------------------------------------------------------------------------

@@ -34,11 +34,11 @@ def call(result: bytes, *, retries: int = 3, form: int = p.VALUE_PICKLE, **chang
 
 
 def shared(id: bytes) -> Any:
-    return (0, id, NODE, (p.VALUE_SHARED, (NODE, 1, 10), ()))
+    return (0, id, NODE, (p.VALUE_SHARED, (NODE, 1, NODE, 10), ()))
 
 
 def large(size: int) -> Any:
-    return (p.VALUE_SHARED, (NODE, 7, size), ())
+    return (p.VALUE_SHARED, (NODE, 7, NODE, size), ())
 
 
 def pins(*ids: bytes) -> Any:

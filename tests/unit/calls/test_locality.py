@@ -47,7 +47,7 @@ def tasks(*wishes: tuple[bytes, int] | None) -> tuple[Wishes, Any]:
     ],
 )
 def test_the_node_with_most_of_what_is_read_is_preferred(values: Any, expected: Any) -> None:
-    stored = [(p.VALUE_SHARED, (node, 1, size), ()) for node, size in values]
+    stored = [(p.VALUE_SHARED, (node, 1, node, size), ()) for node, size in values]
     assert preferred(stored) == expected
 
 
@@ -61,7 +61,7 @@ def test_the_node_with_most_of_what_is_read_is_preferred(values: Any, expected: 
     ],
 )
 def test_copies_count_for_where_a_task_should_run(copies: Any, expected: Any) -> None:
-    stored = [(p.VALUE_SHARED, (node, 1, 4 * MIB), ()) for node in (HERE, THERE)]
+    stored = [(p.VALUE_SHARED, (node, 1, node, 4 * MIB), ()) for node in (HERE, THERE)]
     assert preferred(stored, copies) == expected
 
 

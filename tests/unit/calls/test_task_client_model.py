@@ -195,7 +195,7 @@ class World:
 
     def _stored(self) -> Any:
         place = (self.choice.choice([*NODES, GONE]), self.me.calls.next_number())
-        return (p.VALUE_SHARED, (*place, self.choice.choice(SIZES)), ())
+        return (p.VALUE_SHARED, (*place, place[0], self.choice.choice(SIZES)), ())
 
     def make_a_value(self) -> None:
         if self.pending:

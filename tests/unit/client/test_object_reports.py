@@ -49,7 +49,7 @@ class Process(Caller):
         return ObjectReports(self.refs, self.calls, self.actors, self.link, executing)  # type: ignore[arg-type]
 
     def put(self, size: int) -> Any:
-        shared = (p.VALUE_SHARED, (NODE, size, size), ())
+        shared = (p.VALUE_SHARED, (NODE, size, NODE, size), ())
         return self.table.create_with_value(self.table.new_id(), shared, None)
 
     def report(self, limit: int = 100, *, detail: bool = False, **how: Any) -> ObjectsHeld:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from miniray.objects.objects import Entry
 
 PROCESS = b"process0"
-FAR: Any = (VALUE_SHARED, (b"far node", 7, 100_000), ())
+FAR: Any = (VALUE_SHARED, (b"far node", 7, b"far node", 100_000), ())
 
 
 class Link:
@@ -33,7 +33,7 @@ class Link:
         self.asked: list[tuple[Any, ...]] = []
         self.answers: list[Callable[[Any, Any, int], None]] = []
         self.notices: list[tuple[Any, ...]] = []
-        self.here: set[tuple[bytes, int]] = set()
+        self.here: set[tuple[bytes, int, bytes]] = set()
 
     def node_request_async(self, method: str, args: tuple[Any, ...], answer: Any) -> None:
         assert method == "fetch_segment"
@@ -100,7 +100,7 @@ def wait(
 def test_a_value_of_this_node_or_in_a_message_is_here(
     fetches: ValueFetches, table: ObjectTable
 ) -> None:
-    here = (VALUE_SHARED, (NODE, 3, 100_000), ())
+    here = (VALUE_SHARED, (NODE, 3, NODE, 100_000), ())
     for entry in entries(table, here, (VALUE_BYTES, b"", ())):
         assert fetches.is_here(entry)
 
@@ -122,7 +122,7 @@ def test_a_value_of_another_node_is_here_when_the_daemon_says_so(
 def test_who_waits_goes_on_when_enough_values_are_here(
     fetches: ValueFetches, table: ObjectTable, link: Link, count: int
 ) -> None:
-    far = [(VALUE_SHARED, (b"far node", n, 100_000), ()) for n in range(count)]
+    far = [(VALUE_SHARED, (b"far node", n, b"far node", 100_000), ()) for n in range(count)]
     pending = entries(table, *far[1:], None)
     done: list[bool] = []
     waiter = threading.Thread(target=lambda: done.append(wait(table, fetches, pending, count, 10)))
@@ -151,7 +151,7 @@ def test_a_value_that_is_lost_on_the_way_and_made_again_counts_when_that_is_here
         pass
     link.answers[0](ObjectLostError("it", "gone"), None, -1)
     assert not done
-    table.set_value(pending[0].id, (VALUE_SHARED, (b"far node", 8, 100_000), ()))
+    table.set_value(pending[0].id, (VALUE_SHARED, (b"far node", 8, b"far node", 100_000), ()))
     assert [args[1] for args in link.asked] == [7, 8]
     assert not done
     link.answers[1](None, None, -1)
@@ -172,13 +172,13 @@ def test_the_last_ref_ends_a_fetch(fetches: ValueFetches, table: ObjectTable, li
     [entry] = entries(table, FAR)
     assert not wait(table, fetches, [entry], 1, 0)
     table.drop([entry.id])
-    assert link.notices == [("withdraw", [link.asked[0][3]])]
+    assert link.notices == [("withdraw", [link.asked[0][-1]])]
     link.answers[0](ObjectLostError("it", "nobody waits"), None, -1)
 
 
 def test_a_look_brings_nothing(fetches: ValueFetches, table: ObjectTable, link: Link) -> None:
-    there, here = entries(table, FAR, (VALUE_SHARED, (b"far node", 8, 100_000), ()))
-    link.here.add((b"far node", 8))
+    there, here = entries(table, FAR, (VALUE_SHARED, (b"far node", 8, b"far node", 100_000), ()))
+    link.here.add((b"far node", 8, b"far node"))
     fetches.look([there, here])
     assert not fetches.is_here(there)
     assert fetches.is_here(here)

@@ -80,8 +80,8 @@ def test_a_write_that_is_interrupted_gives_its_room_back(
     monkeypatch.setattr(warm_memory, "write_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memory.write(serialize(b"x" * 300_000), OWNER, NODE)
-    assert link.noticed("seal_segment") == [(1,)]
-    assert link.noticed("free_segment") == [(NODE, 1)]
+    assert link.noticed("discard_segment") == [(1,)]
+    assert not link.noticed("seal_segment")
     assert (open_files() - before).total() == 1
 
 
@@ -147,9 +147,9 @@ def test_a_failed_mapping_is_an_error_and_counts_as_unmapped(
 ) -> None:
     stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
     before = open_files()
-    node, segment, _size = stored[1]
+    node, segment, home, _size = stored[1]
     with pytest.raises(OSError, match="could not map"):
-        memory.map((node, segment, 1 << 62))
+        memory.map((node, segment, home, 1 << 62))
     memory.report_unmapped()
     assert link.noticed("unmapped") == [([segment],)]
     assert not open_files() - before
@@ -192,8 +192,8 @@ def test_mapped_values_survive_the_segment_of_the_daemon(
 
 
 def test_freeing_names_the_segment_and_its_node(memory: SharedMemory, link: FakeLink) -> None:
-    memory.free((VALUE_SHARED, (b"node0007", 42, 10), ()))
-    assert link.noticed("free_segment") == [(b"node0007", 42)]
+    memory.free((VALUE_SHARED, (b"node0007", 42, b"node0007", 10), ()))
+    assert link.noticed("free_segment") == [(b"node0007", 42, b"node0007")]
 
 
 def test_what_is_read_again_stays_mapped_until_its_owner_frees_it(
@@ -339,7 +339,7 @@ def test_a_full_store_is_asked_again_if_another_thread_returned_something_meanwh
 def test_a_full_store_is_asked_again_if_a_value_was_only_held_by_garbage(link: FakeLink) -> None:
     def make_room() -> None:
         link.room = 1 << 40
-        memory.free((VALUE_SHARED, (NODE, 7, 300_000), ()))
+        memory.free((VALUE_SHARED, (NODE, 7, NODE, 300_000), ()))
 
     link.room = 0
     memory = store_of(link, make_room)
@@ -391,7 +391,7 @@ def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
     monkeypatch.setattr(link, "node_request", request)
     memory = store_of(link, lambda: memory._gone(7))
     with pytest.raises(ObjectStoreFullError):
-        memory.map((NODE, 1, 10), 5.0)
+        memory.map((NODE, 1, NODE, 10), 5.0)
     assert given == [5.0, 2.0]
 
 

@@ -36,7 +36,9 @@ class Store:
         if len(self.written) == self.room:
             raise MemoryError("the store is full")
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
-        self.written.append((p.VALUE_SHARED, (node, len(self.written), value.size), contained))
+        self.written.append(
+            (p.VALUE_SHARED, (node, len(self.written), node, value.size), contained)
+        )
         return self.written[-1]
 
 

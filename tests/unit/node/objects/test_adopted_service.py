@@ -40,22 +40,16 @@ class Relay:
         return [body for body in bodies if body[0] == kind]
 
 
-async def _settled(_node: bytes) -> bool:
-    return True
-
-
-class Objects:
-    node_id = NODE
-
+class Directory:
     def __init__(self) -> None:
-        self.freed: list[tuple[bytes, int]] = []
-        self.left: list[tuple[bytes, int]] = []
+        self.freed: list[tuple[bytes, int, bytes]] = []
+        self.left: list[tuple[bytes, int, bytes]] = []
 
-    def left_to(self, node: bytes, number: int) -> None:
-        self.left.append((node, number))
+    def adopt(self, key: tuple[bytes, int, bytes]) -> None:
+        self.left.append(key)
 
-    def free(self, node: bytes, number: int) -> None:
-        self.freed.append((node, number))
+    def free(self, key: tuple[bytes, int, bytes]) -> None:
+        self.freed.append(key)
 
 
 class Owner:
@@ -67,21 +61,21 @@ class Owner:
 
 
 @pytest.fixture
-def parts() -> tuple[AdoptedService, Relay, Objects]:
-    clients, relay, objects = Clients(), Relay(), Objects()
+def parts() -> tuple[AdoptedService, Relay, Directory]:
+    clients, relay, directory = Clients(), Relay(), Directory()
     adopted_here = adopted.AdoptedObjects(NODE)
-    others: Any = (clients, relay, objects, adopted_here, _settled, lambda _: True, lambda _: None)
-    service = AdoptedService(*others)
-    value = (p.VALUE_SHARED, (NODE, 7, 1000), ())
+    others: Any = (clients, relay, directory, adopted_here, lambda _: True, lambda _: None)
+    service = AdoptedService(NODE, *others)
+    value = (p.VALUE_SHARED, (NODE, 7, NODE, 1000), ())
     clients.requests["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
-    return service, relay, objects
+    return service, relay, directory
 
 
 def test_what_is_left_is_watched_and_answered_for(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, relay, objects = parts
-    assert objects.left == [(NODE, 7)]
+    service, relay, directory = parts
+    assert directory.left == [(NODE, 7, NODE)]
     assert relay.sent == [(FAR, Relayed(to=BORROWER, sender=NODE, notice=WATCH))]
     service.answer(FAR, BORROWER, OWNER, [plain.dumps((p.PEER_WANT, [ID]))])
     [(_, values)] = relay.messages(p.PEER_VALUE)
@@ -89,20 +83,20 @@ def test_what_is_left_is_watched_and_answered_for(
 
 
 def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, _relay, objects = parts
+    service, _relay, directory = parts
     service.process_died(BORROWER)
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
     assert not service.speaks_for(OWNER)
 
 
 def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, _relay, objects = parts
+    service, _relay, directory = parts
     actor_id, inner = OWNER + b"00000002", OWNER + b"00000003"
-    value = (p.VALUE_SHARED, (NODE, 8, 1000), ())
+    value = (p.VALUE_SHARED, (NODE, 8, NODE, 1000), ())
     about = ("Keeper.__init__", "keeper", "a.py:1 in main", True)
     keep = service._clients.notices["keep_arguments"]
     keep(Owner(), actor_id, value, ((inner, FAR),), about)
@@ -112,15 +106,15 @@ def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
     assert argument.inside == {inner}
     service.actor_died(actor_id)
     assert service.kept() == []
-    assert objects.freed == [(NODE, 8)]
+    assert directory.freed == [(NODE, 8, NODE)]
 
 
 def test_a_sender_of_much_is_told_what_was_taken(
-    parts: tuple[AdoptedService, Relay, Objects], monkeypatch: pytest.MonkeyPatch
+    parts: tuple[AdoptedService, Relay, Directory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIRAY_RELAY_WINDOW", str(1 << 20))
     config.cache_clear()
-    service, relay, _objects = parts
+    service, relay, _directory = parts
     body = plain.dumps((p.PEER_WANT, [ID] * 1000))
     count = config().relay_window // len(body)
     for _ in range(count):
@@ -141,65 +135,65 @@ def release(service: AdoptedService, process: bytes, node: bytes) -> None:
 
 
 def test_another_daemon_holds_objects_until_it_lets_go_or_its_node_dies(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, relay, objects = parts
+    service, relay, directory = parts
     borrow(service, 0, FAR, FAR)
     # Watched as a process it would be said to be gone.
     assert [message.to for _, message in relay.sent if message.notice == WATCH] == [BORROWER]
     service.process_died(BORROWER)
-    assert objects.freed == []
+    assert directory.freed == []
     service.node_died(FAR)
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
 
 
 def test_a_borrow_that_is_sent_again_counts_once(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, relay, objects = parts
+    service, relay, directory = parts
     for _ in range(2):
         borrow(service, 5, b"process2", FAR)
     assert relay.messages(p.PEER_ACK) == [(p.PEER_ACK, 5)] * 2
     release(service, b"process2", FAR)
     service.process_died(BORROWER)
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
 
 
 def test_a_borrow_that_comes_after_its_release_holds_nothing(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, _relay, objects = parts
+    service, _relay, directory = parts
     release(service, b"process2", FAR)
     borrow(service, 5, b"process2", FAR)
-    assert objects.freed == []
+    assert directory.freed == []
     service.process_died(BORROWER)
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
 
 
 def test_a_release_whose_borrow_nobody_lives_to_report_holds_nothing(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, _relay, objects = parts
+    service, _relay, directory = parts
     release(service, b"process2", FAR)
-    assert objects.freed == []
+    assert directory.freed == []
     service.process_died(BORROWER)
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
 
 
 def test_a_borrower_of_this_node_that_has_ended_holds_nothing(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, _relay, objects = parts
+    service, _relay, directory = parts
     service._runs = lambda process: process != b"process2"
     borrow(service, 5, b"process2", NODE)
     service.process_died(BORROWER)
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
 
 
 def test_what_is_remembered_of_borrows_is_bounded_and_a_repeated_one_counts_once(
-    parts: tuple[AdoptedService, Relay, Objects], monkeypatch: pytest.MonkeyPatch
+    parts: tuple[AdoptedService, Relay, Directory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, _, objects = parts
+    service, _, directory = parts
     monkeypatch.setattr(adopted, "_REMEMBERED", 10)
 
     def tell(*message: Any) -> None:
@@ -213,18 +207,18 @@ def test_what_is_remembered_of_borrows_is_bounded_and_a_repeated_one_counts_once
         sizes.append(kept(service))
     assert sizes[-1] == sizes[20]
     tell(p.PEER_UNBORROW, [ID])
-    assert objects.freed == [(NODE, 7)]
+    assert directory.freed == [(NODE, 7, NODE)]
     assert kept(service) < sizes[0]
 
 
 def test_nothing_is_remembered_of_senders_when_the_last_object_of_an_owner_is_gone(
-    parts: tuple[AdoptedService, Relay, Objects],
+    parts: tuple[AdoptedService, Relay, Directory],
 ) -> None:
-    service, _, objects = parts
+    service, _, directory = parts
     want = plain.dumps((p.PEER_WANT, [ID]))
     service.answer(FAR, b"passer-by", OWNER, [want])
     service.process_died(BORROWER)
-    assert objects.freed
+    assert directory.freed
     before = kept(service)
     service.answer(FAR, b"passer-by", OWNER, [want])
     assert kept(service) == before

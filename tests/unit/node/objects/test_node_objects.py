@@ -1,4 +1,4 @@
-"""What a node keeps of other nodes' values when those nodes die, without any other process."""
+"""What a node keeps of values that other nodes have to do with, without any other process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kept import kept
 from stores import new_store
 
 from miniray.exceptions import ObjectLostError
-from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.copies import Copies, Owner
+from miniray.node.store.copies import Copies
+from miniray.node.transfer.directory import Directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from miniray.node.store.copies import Key
     from miniray.node.store.segments import Segment, SegmentStore
 
-HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
-OWNER, READER = b"owner000", b"reader00"
+HERE, ORIGIN, FAR = b"node-own", b"node-one", b"node-far"
+OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
 SIZE = 4096
+#: Written on one node for an owner on another.
+KEY = (ORIGIN, 7, FAR)
 
 
 class Relay:
@@ -34,11 +36,8 @@ class Relay:
 
     def __init__(self) -> None:
         self.notices: dict[str, Callable[..., object]] = {}
-        self.living = {ORIGIN, FEEDER, FAR}
+        self.living = {ORIGIN, FAR}
         self.sent: list[tuple[bytes, Relayed]] = []
-
-    def nodes(self) -> list[bytes]:
-        return list(self.living)
 
     def knows(self, node: bytes) -> bool:
         return node in self.living
@@ -52,51 +51,61 @@ class Relay:
 class Transfers:
     """Copies that come when the test says so."""
 
-    def __init__(self, store: SegmentStore, owner: Owner) -> None:
+    def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._owner = owner
         self.finish = asyncio.Event()
 
-    async def copy(self, key: Key, claim: Claim) -> tuple[Segment, Owner]:
-        segment = self._store.create(claim.size, 0, HERE, HERE)
+    async def copy(self, key: Key, claim: Claim) -> Segment:
+        segment = self._store.create(claim.size, 0, key[0], HERE)
         try:
             await self.finish.wait()
         except asyncio.CancelledError:
             self._store.seal(segment.number)
             self._store.free(segment.number)
             raise
-        return segment, self._owner
+        return segment
+
+    def copied(self, key: Key, size: int) -> None:
+        pass
+
+    def ended(self, key: Key) -> None:
+        pass
 
 
 class Node:
     def __init__(self) -> None:
-        self.relay = Relay()
+        self.relay: Any = Relay()
         self.store = new_store(1 << 24)
-        self.copies = Copies(self.store)
-        self.transfers = Transfers(self.store, Owner(OWNER, FAR))
-        serving = types.SimpleNamespace(forget=lambda _number: set())
-        spilling = types.SimpleNamespace(queue=types.SimpleNamespace(process_died=lambda _id: None))
-        parts: Any = (spilling, self.relay, self.transfers.copy, serving, self.copies, {})
-        self.objects = NodeObjects(HERE, *parts)
-        clients = types.SimpleNamespace(requests={}, push=lambda *_: True)
-        adopted: Any = types.SimpleNamespace(moved=lambda *_: False)
-        others: Any = (clients, self.relay, self.objects, adopted)
-        self.left = LeftCopies(HERE, *others, lambda _process: False)
+        self.copies = Copies(self.store, self.relay.knows)
+        spilling: Any = types.SimpleNamespace(
+            queue=types.SimpleNamespace(process_died=lambda _id: None)
+        )
+        directory = Directory(
+            HERE, self.store, self.relay, lambda _: True, lambda key: self.objects.free_here(key)
+        )
+        self.objects = NodeObjects(
+            HERE, spilling, self.relay, Transfers(self.store), directory, self.copies
+        )
 
     def dies(self, node: bytes) -> None:
-        """As the daemon hears it from the head."""
+        """As the head tells it."""
         self.relay.living.discard(node)
-        self.left.node_died(node)
+        self.objects.node_died(node)
 
     def known(self) -> int:
         """How much is kept of values, besides the store's own memory."""
         return kept(self.objects) - kept(self.store)
 
-    def has_copy(self, owner: Owner) -> int:
-        segment = self.store.create(SIZE, 0, ORIGIN, HERE)
+    def has_copy(self, key: Key = KEY) -> int:
+        segment = self.store.create(SIZE, 0, key[0], HERE)
         self.store.seal(segment.number)
-        self.copies.add((ORIGIN, 7), segment.number, owner)
+        self.copies.add(key, segment.number)
         return segment.number
+
+    def written(self, home: bytes) -> Segment:
+        segment = self.objects.create(SIZE, 0, OWNER, home, WRITER)
+        self.objects.seal(segment.number, "")
+        return segment
 
 
 def run(test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
@@ -110,102 +119,92 @@ def run(test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
-def test_what_comes_of_a_node_that_dies_is_lost_and_so_is_what_it_left_here() -> None:
+def test_what_was_written_or_is_read_here_of_an_owner_goes_with_its_node() -> None:
     async def test(node: Node) -> None:
-        own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
-        node.store.seal(own.number)
-        node.objects.adopt(own.number, ORIGIN)  # its owner has ended by rule
-        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1))
+        before = node.known()
+        node.written(FAR)
+        node.has_copy()
+        read = asyncio.ensure_future(node.objects.map((ORIGIN, 8, FAR), SIZE, READER, 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        node.dies(ORIGIN)
+        node.dies(FAR)
         with pytest.raises(ObjectLostError, match="is gone"):
             await read
+        await asyncio.sleep(0)  # the transfer has ended
         assert not len(node.store)
+        assert not len(node.copies)
+        assert node.known() == before
 
     run(test)
 
 
-def test_copies_are_dropped_when_the_nodes_of_value_and_owner_are_gone() -> None:
+def test_a_copy_is_evicted_only_while_the_node_lives_on_which_the_value_was_written() -> None:
     async def test(node: Node) -> None:
-        before = node.known()
-        for first, second in ((FAR, ORIGIN), (ORIGIN, FAR)):
-            node.relay.living = {ORIGIN, FEEDER, FAR}
-            node.has_copy(Owner(OWNER, FAR))
-            node.dies(first)
-            assert len(node.store) == 1
-            node.dies(second)
-            assert not len(node.store)
-            assert not len(node.copies)
-            assert node.known() == before
+        number = node.has_copy()
+        assert node.copies.may_be_evicted(number)
+        node.dies(ORIGIN)
+        assert node.store.has_number(number)
+        assert not node.copies.may_be_evicted(number)
+        node.relay.notices[r.FREED](FAR, Relayed(notice=r.FREED, items=KEY))
+        assert not len(node.store)
 
     run(test)
 
 
 def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> None:
     async def test(node: Node) -> None:
-        number = node.has_copy(Owner(OWNER, FAR))
-        segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1)
+        number = node.has_copy()
+        segment = await node.objects.map(KEY, SIZE, READER, 1)
         assert segment.number == number
-        node.objects.pulls.prefetch(READER, 2, (ORIGIN, 7), SIZE)
-        await node.objects.pulls.fetch(READER, 3, (ORIGIN, 7), SIZE)
+        node.objects.pulls.prefetch(READER, 2, KEY, SIZE)
+        await node.objects.pulls.fetch(READER, 3, KEY, SIZE)
         assert not len(node.objects.pulls)
         assert not node.objects.pulls.ahead
 
     run(test)
 
 
-def test_what_a_node_that_is_gone_says_late_of_its_adoptions_is_not_believed() -> None:
+def test_a_value_for_an_owner_elsewhere_is_entered_there_once_it_is_written() -> None:
     async def test(node: Node) -> None:
-        before = node.known()
-        for comes_back in (False, True):
-            node.relay.living = {ORIGIN, FEEDER, FAR}
-            own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
-            node.store.seal(own.number)
-            node.store.map(own.number, READER)
-            node.dies(ORIGIN)
-            if comes_back:  # it has opened a stream, and the head has given it up
-                node.relay.living.add(ORIGIN)
-            node.relay.notices[r.ADOPTED](ORIGIN, Relayed(notice=r.ADOPTED, items=(own.number,)))
-            if comes_back:
-                node.relay.living.discard(ORIGIN)
-                node.objects.node_unreachable(ORIGIN)
-            assert own.freed
-            node.store.unmap([own.number], READER)
-            assert not len(node.store)
-            assert node.known() == before
+        segment = node.objects.create(SIZE, 0, OWNER, FAR, WRITER)
+        assert not node.relay.sent
+        node.objects.seal(segment.number, "")
+        wrote = Relayed(notice=r.WROTE, items=(segment.number, OWNER))
+        assert node.relay.sent == [(FAR, wrote)]
+        node.objects.discard(node.objects.create(SIZE, 0, OWNER, FAR, WRITER).number)
+        node.written(HERE)
+        assert len(node.relay.sent) == 1
+        node.relay.living.discard(FAR)
+        assert node.written(FAR).freed  # nobody else will
 
     run(test)
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_node_whose_word_was_lost_hears_which_copies_of_its_values_are_here(alive: bool) -> None:
+def test_a_node_whose_word_was_lost_hears_what_is_here_of_its_owners(alive: bool) -> None:
     async def test(node: Node) -> None:
-        node.has_copy(Owner(OWNER, FAR))
+        node.has_copy()
+        written = node.written(FAR)
+        node.has_copy((ORIGIN, 8, ORIGIN))
+        node.objects.create(SIZE, 0, OWNER, FAR, WRITER)  # of which it need not know yet
+        node.relay.sent.clear()
         if not alive:
-            node.relay.living.discard(ORIGIN)
-        node.objects.node_unreachable(FEEDER)
-        node.objects.node_unreachable(ORIGIN)
-        told = [(ORIGIN, Relayed(notice=r.COPIED, items=(7,)))] if alive else []
-        assert node.relay.sent == told
+            node.relay.living.discard(FAR)
+        node.objects.messages_lost(FAR)
+        copied = Relayed(notice=r.COPIED, items=(KEY, (HERE, written.number, FAR)))
+        assert node.relay.sent == ([(FAR, copied)] if alive else [])
+        assert written.freed is not alive
 
     run(test)
 
 
-def test_owners_on_a_node_whose_word_was_lost_hear_what_they_have_here() -> None:
+def test_what_a_killed_process_wrote_is_told_with_the_nodes_of_its_owners() -> None:
     async def test(node: Node) -> None:
-        mine, other = (
-            node.objects.create(SIZE, 0, owner, there, b"writer00").number
-            for owner, there in ((OWNER, ORIGIN), (b"owner001", FEEDER))
-        )
-        left = node.objects.create(SIZE, 0, b"owner002", ORIGIN, b"writer00").number
-        node.objects.adopt(left, ORIGIN)  # the daemon there answers for it
-        node.relay.sent.clear()
-        node.objects.node_unreachable(ORIGIN)
-        watched = [m.to for n, m in node.relay.sent if n == ORIGIN and m.notice == r.WATCH]
-        assert watched == [OWNER, b"owner002"]
-        listed = [(n, m.to, m.items) for n, m in node.relay.sent if m.notice == r.PUSH]
-        assert listed == [(ORIGIN, OWNER, ("unclaimed", (b"", HERE, [mine])))]
-        assert node.store.has_number(other)
+        far = node.written(FAR).number
+        here = node.objects.create(SIZE, 0, READER, HERE, WRITER).number
+        node.objects.seal(here, "")
+        node.objects.process_died(WRITER)
+        found = node.objects.unclaimed(WRITER)
+        assert sorted(found) == [(FAR, OWNER, [far]), (HERE, READER, [here])]
 
     run(test)

@@ -118,7 +118,7 @@ def test_a_copy_has_the_place_of_what_it_is_a_copy_of(store: SegmentStore) -> No
 
 
 def test_objects_without_their_owner_are_told_by_the_daemon() -> None:
-    shared: Any = (p.VALUE_SHARED, (NODE, 7, 5000), ())
+    shared: Any = (p.VALUE_SHARED, (NODE, 7, NODE, 5000), ())
     small: Any = (p.VALUE_PICKLE, b"value", ())
     held: list[Any] = [
         (OWNER + b"00000001", shared, [READER], 0),
@@ -146,7 +146,7 @@ def held_for(actor: KeptArguments, value: Any) -> Any:
 
 def test_arguments_of_a_detached_actor_are_told_with_its_name_and_where_it_was_made() -> None:
     actor = kept("keeper")
-    held = [held_for(actor, (p.VALUE_SHARED, (NODE, 7, 5000), ()))]
+    held = [held_for(actor, (p.VALUE_SHARED, (NODE, 7, NODE, 5000), ()))]
     [only] = adopted_report(NODE, held, [actor], 10, detail=False)["objects"]
     assert (only["id"], only["owner"], only["process"]) == (b"", NODE, NODE)
     assert only["call_site"] == "arguments of Keeper.__init__ at a.py:1 in main"
@@ -161,7 +161,7 @@ def test_what_arguments_of_a_detached_actor_refer_to_is_told_as_held_for_it() ->
     id = OWNER + b"00000001"
     actor = kept("", id, may_restart=False)
     held: list[Any] = [
-        (id, (p.VALUE_SHARED, (NODE, 7, 5000), ()), [NODE], 0),
+        (id, (p.VALUE_SHARED, (NODE, 7, NODE, 5000), ()), [NODE], 0),
         held_for(actor, (p.VALUE_PICKLE, b"", ())),  # the arguments themselves are with the head
     ]
     [only] = adopted_report(NODE, held, [actor], 10, detail=True)["objects"]

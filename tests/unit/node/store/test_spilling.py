@@ -19,7 +19,7 @@ from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store import memories as memories_module
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
-from miniray.node.store.copies import Copies, Owner
+from miniray.node.store.copies import Copies
 from miniray.node.store.spill_files import Disk, DiskPlace
 from miniray.node.store.spilling import Spilling
 
@@ -41,12 +41,12 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.told = Pushes("store_short")
         self.store = new_store(ROOM * PAGE, folder / "spilled", self.told)
-        self._copies = Copies(self.store)
+        self._copies = Copies(self.store, lambda _node: True)
         self.spilling = Spilling(self._copies, lambda: "All held.", NODE)
 
     def add_copy(self, segment: Segment) -> None:
         """Count a segment as a copy of another node's."""
-        self._copies.add((b"other", segment.number), segment.number, Owner(OWNER, b"other"))
+        self._copies.add((b"other", segment.number, b"other"), segment.number)
 
     async def create(
         self, *, waits: bool = True, pages: int = 1, writer: bytes = WRITER

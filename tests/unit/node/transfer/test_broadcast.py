@@ -14,18 +14,15 @@ from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.admission_queue import Claim
-from miniray.node.transfer import spread as spread_module
 from miniray.node.transfer import transfers as transfers_module
+from miniray.node.transfer.directory import FANOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from miniray.node.store.copies import Key
-
 SIZE = 12_000_001  # twelve pieces
-OWNER = b"owner000"
+OWNER, READER = b"owner000", b"reader00"
 
 
 def written(end: End, data: bytes) -> int:
@@ -47,7 +44,7 @@ class Cluster:
 
         def copied(node: bytes, told: Relayed) -> None:
             heard(node, told)
-            self.copied |= {(node, number) for number in told.items}
+            self.copied |= {(node, key[1]) for key in told.items}
 
         self.source.hub.notices[r.COPIED] = copied
 
@@ -65,10 +62,10 @@ class Cluster:
     @contextlib.contextmanager
     def busy(self, number: int) -> Iterator[None]:
         """The source serves as many as it may meanwhile: who asks is sent elsewhere."""
-        others = [b"busy%d" % count for count in range(spread_module.FANOUT)]
+        others = [b"busy%d" % count for count in range(FANOUT)]
         tried = (*(end.id for end in self.ends[1:]), b"nobody")  # so that it asks the source
         for other in others:
-            self.hear(other, r.FETCH, 1, self.source.id, number, tried, False, 0)
+            self.hear(other, r.FETCH, 1, *self.source.key(number), tried, False, 0)
         try:
             yield
         finally:
@@ -80,15 +77,15 @@ class Cluster:
         self.source.hub.notices[notice](node, Relayed(notice=notice, items=items))
 
     def leave(self, node: bytes, number: int) -> None:
-        self.hear(node, r.FETCH_ENDED, self.source.id, number)
+        self.hear(node, r.FETCH_ENDED, *self.source.key(number))
 
     async def fetch(self, end: End, number: int) -> bytes:
         """Copy it there as `NodeObjects` would."""
-        key: Key = (self.source.id, number)
-        segment, owner = await end.transfers.copy(key, Claim(SIZE))
-        assert owner == (OWNER, self.source.id)
-        end.store.seal(segment.number)
-        end.copies.add(key, segment.number, owner)
+        try:
+            segment = await end.objects.map(self.source.key(number), SIZE, READER, 1)
+        except asyncio.CancelledError:
+            end.objects.pulls.withdraw(READER, 1)
+            raise
         await until(lambda: (end.id, number) in self.copied)
         return os.pread(segment.fd, SIZE, 0)
 
@@ -149,10 +146,9 @@ def test_eight_nodes_get_it_and_the_source_sends_it_to_few(tmp_path: Path, diala
         assert got == [data] * 8
         assert sent.bytes[cluster.source.id] < 4 * SIZE
         assert sum(sent.bytes.values()) == 8 * SIZE  # nothing went twice
-        cluster.source.store.free(number)
+        cluster.source.directory.free(cluster.source.key(number))
         await until(lambda: not cluster.source.store.used)
-        nodes = {end.id for end in cluster.ends[1:]}
-        assert cluster.source.serving.forget(number) == nodes
+        await until(lambda: not any(len(end.copies) for end in cluster.ends[1:]))
 
     run(tmp_path, 9, test, source_dialable=dialable)
 
@@ -208,9 +204,9 @@ def test_a_holder_without_its_copy_is_asked_once(tmp_path: Path) -> None:
         source, holder, late, later = cluster.ends
         number = written(source, data)
         await cluster.fetch(holder, number)
-        copy = holder.copies.find((source.id, number))
+        copy = holder.copies.find(source.key(number))
         assert copy is not None
-        holder.copies.remove(copy.number)  # it needed the memory
+        holder.copies.remove(copy)  # it needed the memory
         sent = Sent(holder)
         with cluster.busy(number):
             copying = asyncio.ensure_future(cluster.fetch(late, number))
@@ -246,7 +242,7 @@ def test_a_holder_that_sends_nothing_is_left(
             copying = asyncio.ensure_future(cluster.fetch(late, number))
             await until(lambda: any(a.offset for a in late.transfers.arriving.values()))
         assert await copying == data
-        await until(lambda: not any(segment.mappers for segment in holder.store))
+        await until(lambda: not any(late.id in segment.mappers for segment in holder.store))
 
     try:
         run(tmp_path, 3, test)
@@ -277,7 +273,7 @@ def test_a_reader_that_ends_half_way_leaves_its_place_to_others(
         assert await late_copy == data
         with pytest.raises(asyncio.CancelledError):
             await first_copy
-        assert not first.store.used
+        await until(lambda: not first.store.used)
         await until(lambda: not any(segment.mappers for segment in source.store))
 
     run(tmp_path, 3, test)
@@ -290,14 +286,13 @@ def test_a_value_freed_half_way_is_lost_for_who_comes_back(tmp_path: Path) -> No
         await cluster.fetch(holder, number)
 
         def freed_meanwhile(node: bytes, request: Relayed) -> None:
-            source.store.free(number)
-            source.serving.forget(number)
+            source.directory.free(source.key(number))
             refused = (request.items[0], "it was dropped")
             holder.hub.send(node, Relayed(notice=r.ANSWER, items=refused))
 
         holder.hub.notices[r.FETCH] = freed_meanwhile
         with cluster.busy(number), pytest.raises(ObjectLostError):
             await cluster.fetch(late, number)
-        assert not late.store.used
+        await until(lambda: not late.store.used)
 
     run(tmp_path, 3, test)

@@ -48,9 +48,8 @@ def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copy, owner = await b.transfers.copy((a.id, number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
         assert content(copy) == data
-        assert owner == (OWNER, a.id)
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
         assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
@@ -97,7 +96,7 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(
                 end.movers[-1].kill()
 
         b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
-        copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
         assert content(copy) == data
         assert 0 not in pieces
         assert pieces == sorted(set(pieces)), "a piece came twice"
@@ -127,7 +126,7 @@ def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
         asked = count_fetches(b, before=lambda: shutil.rmtree(tmp_path / "a"))
         for _ in range(3):
-            copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
             assert content(copy) == data
         assert len(asked) == 1
 
@@ -156,8 +155,9 @@ def test_a_mover_that_sends_nothing_is_left(
 
             a.mover.offer = offer  # type: ignore[method-assign]
             number = written(a, data)
-            copy, _ = await b.transfers.copy((a.id, number), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(number), Claim(len(data)))
         assert content(copy) == data
+        b.transfers.copied(a.key(number), len(data))
         a.store.free(number)
         await until(lambda: not a.store.used)
 
@@ -173,7 +173,7 @@ def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: 
 
     async def test(a: End, b: End) -> None:
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(written(a, data)), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy) == data
 
@@ -185,7 +185,7 @@ def test_without_a_mover_large_values_come_through_the_daemons(tmp_path: Path, s
     data = os.urandom(3 * MIB)
 
     async def test(a: End, b: End) -> None:
-        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
+        copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
         assert content(copy) == data
 
     with_ends(tmp_path, test, starts=starts)
@@ -196,12 +196,12 @@ def test_nothing_is_kept_for_a_node_that_dies_while_a_value_is_offered_to_it(
 ) -> None:
     async def test(a: End, _b: End) -> None:
         number = written(a, bytes(SIZE))
-        request = Relayed(notice=FETCH, items=(1, a.id, number, (), True, 0))
+        request = Relayed(notice=FETCH, items=(1, *a.key(number), (), True, 0))
         a.hub.notices[FETCH](b"other", request)
         await until(lambda: a.mover.table_sizes()["offered"])
         a.store.free(number)
         assert a.store.used
-        a.serving.node_died(b"other")
+        a.serving.node_unreachable(b"other")
         await until(lambda: not a.store.used)
         assert not a.serving.table_sizes()["offers"]
 
@@ -222,7 +222,7 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
             return move
 
         b.mover.fetch = fetch_and_tell  # type: ignore[method-assign]
-        copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -256,7 +256,7 @@ def test_memory_that_could_not_be_shown_comes_another_way(
     async def test(a: End, b: End) -> None:
         asked = count_fetches(b)
         for _ in range(2):
-            copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
             assert content(copy) == data
         assert len(asked) == 1  # this mover is left alone for a while
 

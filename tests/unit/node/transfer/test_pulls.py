@@ -11,7 +11,7 @@ from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
-from miniray.node.store.copies import Copies, Owner
+from miniray.node.store.copies import Copies
 from miniray.node.transfer.pulls import Pulls
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import Segment, SegmentStore
 
 SIZE = 100_000
-KEY = (b"node", 7)
+KEY = (b"node", 7, b"home")
 A, B = b"process a", b"process b"
-OWNER = Owner(b"owner", b"its node")
 
 
 class NoDisk:
@@ -47,10 +46,11 @@ class Transfers:
         self._store = store
         self._queue = queue
         self.begun: list[Key] = []
-        self.ended: list[Key] = []
+        self.over: list[Key] = []
+        self.told: list[tuple[Key, int]] = []
         self._open: dict[Key, asyncio.Future[None]] = {}
 
-    async def copy(self, key: Key, claim: Claim) -> tuple[Segment, Owner]:
+    async def copy(self, key: Key, claim: Claim) -> Segment:
         memory = await self._memory(claim)
         self.begun.append(key)
         self._open[key] = asyncio.get_running_loop().create_future()
@@ -62,8 +62,14 @@ class Transfers:
             self._store.free(segment.number)
             raise
         finally:
-            self.ended.append(key)
-        return segment, OWNER
+            self.over.append(key)
+        return segment
+
+    def copied(self, key: Key, size: int) -> None:
+        self.told.append((key, size))
+
+    def ended(self, key: Key) -> None:
+        raise AssertionError(key)
 
     async def _memory(self, claim: Claim) -> Memory:
         """As of a node whose disk is full."""
@@ -90,13 +96,12 @@ class Node:
         self.store = new_store(capacity)
         self.queue = AdmissionQueue(self.store, NoDisk(), str, b"node0000")
         self.transfers = Transfers(self.store, self.queue)
-        self.copies = Copies(self.store)
-        self.pulls = Pulls(self.transfers.copy, self.copies)
+        self.copies = Copies(self.store, lambda _node: True)
+        self.pulls = Pulls(self.transfers, self.copies)
 
     def copy(self, key: Key) -> int | None:
         """The number of the copy of a segment, if it is here."""
-        copy = self.copies.find(key)
-        return None if copy is None else copy.number
+        return self.copies.find(key)
 
     def waited_for(self) -> int:
         """How much is kept of those who wait."""
@@ -104,8 +109,7 @@ class Node:
 
     def here(self) -> list[Key]:
         """Of what there are copies."""
-        sources = [self.copies.source_of(segment.number) for segment in self.store]
-        return [source for source in sources if source is not None]
+        return self.copies.owned_on(b"home")
 
 
 def run(test: Callable[[Node], Coroutine[Any, Any, None]], **node: int) -> None:
@@ -150,13 +154,13 @@ def test_a_transfer_ends_with_the_last_who_waits() -> None:
         with pytest.raises(ObjectLostError, match="nobody waits"):
             await first
         await settled()
-        assert not node.transfers.ended
+        assert not node.transfers.over
         assert node.store.used
         node.pulls.withdraw(B, 1)
         with pytest.raises(ObjectLostError):
             await second
         await settled()
-        assert node.transfers.ended == [KEY]
+        assert node.transfers.over == [KEY]
         assert not node.store.used
         assert node.copies.find(KEY) is None
 
@@ -165,16 +169,16 @@ def test_a_transfer_ends_with_the_last_who_waits() -> None:
 
 def test_a_process_that_ends_waits_no_more() -> None:
     async def test(node: Node) -> None:
-        for request, key in enumerate([KEY, (b"node", 8), KEY]):
+        for request, key in enumerate([KEY, (b"node", 8, b"home"), KEY]):
             node.pulls.wait(key, SIZE, A, request)
-        node.pulls.wait((b"node", 8), SIZE, B, 1)
+        node.pulls.wait((b"node", 8, b"home"), SIZE, B, 1)
         await settled()
         node.pulls.process_died(A)
         await settled()
-        assert node.transfers.ended == [KEY]
-        node.transfers.finish((b"node", 8))
+        assert node.transfers.over == [KEY]
+        node.transfers.finish((b"node", 8, b"home"))
         await settled()
-        assert node.here() == [(b"node", 8)]
+        assert node.here() == [(b"node", 8, b"home")]
 
     run(test)
 
@@ -226,12 +230,12 @@ def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
 def test_copies_of_a_node_that_dies_are_lost() -> None:
     async def test(node: Node) -> None:
         lost = node.pulls.wait(KEY, SIZE, A, 1)
-        other = node.pulls.wait((b"other", 7), SIZE, A, 2)
+        other = node.pulls.wait((b"other", 7, b"other"), SIZE, A, 2)
         await settled()
-        node.pulls.node_died(KEY[0])
+        node.pulls.node_died(KEY[2])
         with pytest.raises(ObjectLostError, match="is gone"):
             await lost
-        node.transfers.finish((b"other", 7))
+        node.transfers.finish((b"other", 7, b"other"))
         await other
 
     run(test)
@@ -245,22 +249,6 @@ def test_who_stopped_waiting_does_not_keep_the_others_from_their_copy() -> None:
         node.transfers.finish(KEY)
         segments = [await waiter for waiter in (waiters[0], waiters[2])]
         assert segments[0].mappers == {A: 2}
-
-    run(test)
-
-
-def test_who_waits_hears_that_a_copy_was_freed_while_it_came() -> None:
-    async def test(node: Node) -> None:
-        waiters = [node.pulls.wait(KEY, SIZE, process, 1) for process in (A, B)]
-        await settled()
-        [segment] = node.store
-        node.store.free(segment.number)
-        node.transfers.finish(KEY)
-        for waiter in waiters:
-            with pytest.raises(ObjectLostError, match="freed"):
-                await waiter
-        assert not node.here()
-        assert not len(node.pulls)
 
     run(test)
 
@@ -307,7 +295,7 @@ def test_a_value_that_its_only_reader_leaves_no_room_for_fails_at_once() -> None
 
 # --- ahead -------------------------------------------------------------------------------
 def keys(count: int) -> list[Key]:
-    return [(b"node", number) for number in range(count)]
+    return [(b"node", number, b"home") for number in range(count)]
 
 
 def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
@@ -328,7 +316,7 @@ def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
         assert not node.pulls.ahead
         assert not node.waited_for()
         assert node.transfers.begun == keys(3)
-        assert sorted(node.transfers.ended) == keys(3)
+        assert sorted(node.transfers.over) == keys(3)
         assert node.here() == keys(1)
 
     run(test, capacity=8 * SIZE)
@@ -416,14 +404,14 @@ def test_an_argument_of_several_calls_comes_once() -> None:
     async def test(node: Node) -> None:
         for request in range(4):
             node.pulls.prefetch(A, request, KEY, SIZE)
-        node.pulls.prefetch(A, 4, (b"node", 8), SIZE)
+        node.pulls.prefetch(A, 4, (b"node", 8, b"home"), SIZE)
         await settled()
-        assert node.transfers.begun == [KEY, (b"node", 8)]  # what counts once leaves room
+        assert node.transfers.begun == [KEY, (b"node", 8, b"home")]  # what counts once leaves room
         node.transfers.finish(KEY)
         for request in range(4):
             node.pulls.withdraw(A, request)
             await settled()
-        assert node.transfers.begun == [KEY, (b"node", 8)]
+        assert node.transfers.begun == [KEY, (b"node", 8, b"home")]
 
     run(test, capacity=8 * SIZE)
 
@@ -455,7 +443,7 @@ def test_who_waits_does_not_wait_behind_arguments_of_calls_that_have_not_begun()
         await settled()
         for key in keys(2):
             node.transfers.finish(key)  # they are here, and nobody reads them
-        waited_for = (b"node", 99)
+        waited_for = (b"node", 99, b"home")
         waiting = asyncio.ensure_future(node.pulls.fetch(A, 99, waited_for, SIZE))
         await settled()
         node.transfers.finish(waited_for)

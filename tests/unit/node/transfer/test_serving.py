@@ -11,7 +11,6 @@ from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.copies import Owner
 from miniray.node.transfer.arriving import Arriving
 from miniray.node.transfer.requests import ValueAnswer
 
@@ -19,13 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
+    from miniray.node.store.copies import Key
     from miniray.node.store.segments import Segment
 
 SIZE = 3_000_000
 PIECE = 1_000_000
 OWNER = b"owner000"
 ORIGIN = b"origin"
-FAR_OWNER = Owner(b"owner", b"its node")
+HOME = b"its node"
+FAR = (ORIGIN, 7, HOME)
 
 
 class Node(End):
@@ -43,14 +44,14 @@ class Node(End):
     def hear(self, node: bytes, notice: str, *items: Any) -> None:
         self.hub.notices[notice](node, Relayed(notice=notice, items=items))
 
-    def fetch(self, node: bytes, number: int, *tried: bytes, origin: bytes = b"a") -> None:
-        self.hear(node, r.FETCH, 1, origin, number, tried, False, 0)
+    def fetch(self, node: bytes, number: int, key: Key | None = None) -> None:
+        self.hear(node, r.FETCH, 1, *(key or self.key(number)), (), False, 0)
 
-    def read(self, node: bytes, number: int, offset: int, *, origin: bytes = b"a") -> None:
-        self.hear(node, r.READ, 2, origin, number, offset, PIECE)
+    def read(self, node: bytes, number: int, offset: int, key: Key | None = None) -> None:
+        self.hear(node, r.READ, 2, *(key or self.key(number)), offset, PIECE)
 
     def ended(self, node: bytes, number: int) -> None:
-        self.hear(node, r.FETCH_ENDED, self.id, number)
+        self.hear(node, r.FETCH_ENDED, *self.key(number))
 
     def answers(self, node: bytes, number: int = 1) -> list[ValueAnswer]:
         """To the requests of a number of a node."""
@@ -115,11 +116,11 @@ def test_a_third_waits_until_one_of_two_is_done(tmp_path: Path, how: str) -> Non
         if how == "ended":
             node.ended(b"one", number)
         elif how == "copied":
-            node.hear(b"one", r.COPIED, number)
+            node.hear(b"one", r.COPIED, node.key(number))
         elif how == "died":
-            node.serving.node_died(b"one")
+            node.directory.node_died(b"one")
         else:
-            node.serving.node_unreachable(b"one")
+            node.directory.node_unreachable(b"one")
         assert [answer.size for answer in node.answers(b"three")] == [SIZE]
 
     run(tmp_path, test)
@@ -133,7 +134,7 @@ def test_who_waits_no_more_takes_no_place(tmp_path: Path, how: str) -> None:
         if how == "ended":
             node.ended(b"three", number)
         else:
-            node.serving.node_died(b"three")
+            node.directory.node_died(b"three")
         node.fetch(b"four", number)
         node.ended(b"one", number)
         assert node.answers(b"four")
@@ -146,12 +147,12 @@ def test_who_waits_for_its_turn_hears_that_the_value_was_freed(tmp_path: Path) -
     async def test(node: Node) -> None:
         number = two_served(node)
         node.fetch(b"three", number)
-        node.store.free(number)
-        assert node.serving.forget(number) == {b"one", b"two", b"three"}
+        node.directory.free(node.key(number))
+        assert {to for to, each in node.sent if each.notice == r.FREED} == {b"one", b"two"}
         assert "freed" in node.answers(b"three")[0].lost
         assert not node.store.used
         node.read(b"one", number, 0)
-        assert "freed" in node.answers(b"one", 2)[0].lost
+        assert "not on this node" in node.answers(b"one", 2)[0].lost
 
     run(tmp_path, test)
 
@@ -163,7 +164,7 @@ def test_a_freed_value_that_somebody_still_reads_is_served_to_nobody_else(tmp_pa
         node.store.free(number)
         node.fetch(b"one", number)
         assert "freed" in node.answers(b"one")[0].lost
-        assert not node.serving.table_sizes()["spreads"]
+        assert not node.directory
 
     run(tmp_path, test)
 
@@ -173,13 +174,14 @@ def test_a_node_that_comes_back_with_a_copy_is_told_when_it_is_freed(tmp_path: P
         kept, freed = (written(node, bytes(SIZE)).number for _ in range(2))
         for number in (kept, freed):
             node.fetch(b"one", number)
-        node.serving.node_died(b"one")
-        node.store.free(freed)
-        assert not node.serving.forget(freed)
+        node.directory.node_died(b"one")
         node.sent.clear()
-        node.hear(b"one", r.COPIED, kept, freed)
-        assert node.sent == [(b"one", Relayed(notice=r.FREED_COPIES, items=(freed,)))]
-        assert node.serving.forget(kept) == {b"one"}
+        node.directory.free(node.key(freed))
+        assert not node.sent
+        node.hear(b"one", r.COPIED, node.key(kept), node.key(freed))
+        assert node.sent == [(b"one", Relayed(notice=r.FREED, items=node.key(freed)))]
+        node.directory.free(node.key(kept))
+        assert node.sent[1:] == [(b"one", Relayed(notice=r.FREED, items=node.key(kept)))]
 
     run(tmp_path, test)
 
@@ -204,9 +206,10 @@ def test_a_value_of_one_piece_goes_to_everybody_at_once(tmp_path: Path) -> None:
         number = written(node, data).number
         nodes = [b"node%d" % count for count in range(5)]
         for other in nodes:
-            node.hear(other, r.FETCH, 1, node.id, number, (), False, PIECE)
+            node.hear(other, r.FETCH, 1, *node.key(number), (), False, PIECE)
         assert [node.pieces(other) for other in nodes] == [data] * 5
-        assert node.serving.forget(number) == set(nodes)
+        node.directory.free(node.key(number))
+        assert {to for to, each in node.sent if each.notice == r.FREED} == set(nodes)
 
     run(tmp_path, test)
 
@@ -218,7 +221,7 @@ def test_the_node_that_asks_says_what_fits_into_one_piece(tmp_path: Path) -> Non
         number = written(node, data).number
         nodes = [b"node%d" % count for count in range(5)]
         for other in nodes:  # none of them says that it is done
-            node.hear(other, r.FETCH, 1, node.id, number, (), True, len(data))
+            node.hear(other, r.FETCH, 1, *node.key(number), (), True, len(data))
         assert [node.pieces(other) for other in nodes] == [data] * 5
         assert not node.serving.table_sizes()["offers"]
 
@@ -247,10 +250,10 @@ def test_a_value_that_moves_to_disk_just_when_it_is_asked_for_comes_in_pieces(
     async def test(node: Node) -> None:
         moved_to_disk(node, bytes(SIZE))  # the next one shares its file
         segment = written(node, data)
-        node.hear(b"one", r.FETCH, 1, node.id, segment.number, (), True, 0)
+        node.hear(b"one", r.FETCH, 1, *node.key(segment.number), (), True, 0)
         to_disk(node, segment, data)
         await until(lambda: node.answers(b"one"))
-        assert node.answers(b"one") == [ValueAnswer(size=SIZE, owner=OWNER, owner_node=node.id)]
+        assert node.answers(b"one") == [ValueAnswer(size=SIZE)]
         for start in range(0, SIZE, PIECE):
             node.read(b"one", segment.number, start)
             await until(lambda end=start + PIECE: len(node.pieces(b"one")) == end)
@@ -264,18 +267,16 @@ def test_what_has_arrived_is_passed_on_before_the_rest_is_here(tmp_path: Path) -
     data = os.urandom(SIZE)
 
     async def test(node: Node) -> None:
-        arriving = node.transfers.arriving[ORIGIN, 7] = Arriving()
+        arriving = node.transfers.arriving[FAR] = Arriving()
         segment = arriving.segment = node.store.create(SIZE, 0, ORIGIN, node.id)
-        node.fetch(b"one", 7, origin=ORIGIN)
+        node.fetch(b"one", 7, FAR)
         await asyncio.sleep(0)
         assert not node.answers(b"one")
-        arriving.begin(FAR_OWNER)
+        arriving.begin()
         await until(lambda: node.answers(b"one"))
-        assert node.answers(b"one") == [
-            ValueAnswer(size=SIZE, owner=FAR_OWNER.process, owner_node=FAR_OWNER.node)
-        ]
+        assert node.answers(b"one") == [ValueAnswer(size=SIZE)]
         for start in range(0, SIZE, PIECE):
-            node.read(b"one", 7, start, origin=ORIGIN)
+            node.read(b"one", 7, start, FAR)
         for start in range(0, SIZE, PIECE):
             os.pwrite(segment.fd, data[start : start + PIECE], start)
             arriving.came(PIECE)
@@ -295,14 +296,14 @@ def test_what_ends_on_its_way_here_ends_where_it_is_passed_on_to(
     tmp_path: Path, begun: bool
 ) -> None:
     async def test(node: Node) -> None:
-        arriving = node.transfers.arriving[ORIGIN, 7] = Arriving()
+        arriving = node.transfers.arriving[FAR] = Arriving()
         segment = arriving.segment = node.store.create(SIZE, 0, ORIGIN, node.id)
         if begun:
-            arriving.begin(FAR_OWNER)
+            arriving.begin()
             arriving.came(1000)
-            node.read(b"one", 7, 0, origin=ORIGIN)
+            node.read(b"one", 7, 0, FAR)
         else:
-            node.fetch(b"one", 7, origin=ORIGIN)
+            node.fetch(b"one", 7, FAR)
         await asyncio.sleep(0)
         node.store.seal(segment.number)
         node.store.free(segment.number)
@@ -317,10 +318,10 @@ def test_what_ends_on_its_way_here_ends_where_it_is_passed_on_to(
 
 def test_who_is_sent_to_a_node_that_waits_for_room_goes_elsewhere_at_once(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
-        node.transfers.arriving[ORIGIN, 7] = Arriving()
-        node.fetch(b"one", 7, origin=ORIGIN)
+        node.transfers.arriving[FAR] = Arriving()
+        node.fetch(b"one", 7, FAR)
         await until(lambda: node.answers(b"one"))
-        assert "no copy" in node.answers(b"one")[0].lost
+        assert "not on this node" in node.answers(b"one")[0].lost
 
     run(tmp_path, test)
 
@@ -330,15 +331,15 @@ def test_a_copy_is_passed_on_until_it_goes(tmp_path: Path) -> None:
 
     async def test(node: Node) -> None:
         copy = written(node, data)
-        node.copies.add((ORIGIN, 7), copy.number, FAR_OWNER)
-        node.fetch(b"one", 7, origin=ORIGIN)
-        assert node.answers(b"one")[0].owner == FAR_OWNER.process
-        node.read(b"one", 7, PIECE, origin=ORIGIN)
+        node.copies.add(FAR, copy.number)
+        node.fetch(b"one", 7, FAR)
+        assert node.answers(b"one")[0].size == SIZE
+        node.read(b"one", 7, PIECE, FAR)
         assert node.pieces(b"one") == data[PIECE : 2 * PIECE]
         node.copies.remove(copy.number)
         node.store.free(copy.number)
-        node.read(b"one", 7, 2 * PIECE, origin=ORIGIN)
-        assert "no copy" in node.answers(b"one", 2)[-1].lost
+        node.read(b"one", 7, 2 * PIECE, FAR)
+        assert "not on this node" in node.answers(b"one", 2)[-1].lost
         assert not node.store.used
 
     run(tmp_path, test)

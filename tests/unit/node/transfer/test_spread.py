@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from miniray.node.transfer.spread import FANOUT, SpreadTree
+from miniray.node.transfer.directory import FANOUT, SpreadTree
 
 SOURCE = b"source"
 

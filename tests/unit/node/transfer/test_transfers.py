@@ -63,14 +63,14 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        found = await asyncio.gather(
-            *(b.transfers.copy((a.id, number), Claim(SIZE)) for _ in range(3))
+        copies = await asyncio.gather(
+            *(b.transfers.copy(a.key(number), Claim(SIZE)) for _ in range(3))
         )
-        copies = [copy for copy, *_ in found]
         assert [content(copy, SIZE) for copy in copies] == [data] * 3
-        a.store.free(number)
+        b.transfers.copied(a.key(number), SIZE)
+        a.directory.free(a.key(number))
         await until(lambda: not a.store.used)  # nobody maps it any more
-        assert a.serving.forget(number) == {b.id}
+        assert not a.directory
         assert not any(b.transfers.table_sizes().values())
 
     run(tmp_path, dialable, test)
@@ -80,7 +80,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 def test_an_object_that_is_not_there_is_lost(tmp_path: Path, dialable: bool) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy((a.id, 7), Claim(SIZE))
+            await b.transfers.copy(a.key(7), Claim(SIZE))
         assert not b.store.used
 
     run(tmp_path, dialable, test)
@@ -105,7 +105,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
                 b.breaker.cut()
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
-        copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
         assert content(copy, SIZE) == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
 
@@ -120,7 +120,7 @@ def test_who_stops_waiting_stops_the_transfer(
         number = written(a, bytes(SIZE))
         began = asyncio.Event()
         monkeypatch.setattr(transfers_module, "write_all", lambda *_: began.set())
-        copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -136,7 +136,7 @@ def test_who_stops_waiting_stops_the_transfer(
 def test_a_node_that_is_gone_has_no_objects(tmp_path: Path) -> None:
     async def test(_a: End, b: End) -> None:
         with pytest.raises(ObjectLostError, match="is gone"):
-            await b.transfers.copy((b"nobody", 1), Claim(SIZE))
+            await b.transfers.copy((b"nobody", 1, b"nobody"), Claim(SIZE))
 
     run(tmp_path, True, test)
 
@@ -154,7 +154,7 @@ def test_a_value_that_cannot_be_read_is_refused(
         a.store.seal(number)
         monkeypatch.setattr(a.spilling, "read", fail)
         with pytest.raises(ObjectLostError, match="on fire"):
-            await b.transfers.copy((a.id, number), Claim(SIZE))
+            await b.transfers.copy(a.key(number), Claim(SIZE))
 
     run(tmp_path, dialable, test)
 
@@ -164,12 +164,12 @@ def test_a_second_transfer_of_a_value_begins_when_the_first_has_ended(tmp_path: 
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        first = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
+        first = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
         await until(lambda: b.transfers.arriving)
-        second = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE)))
+        second = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
         await asyncio.sleep(0)
         first.cancel()
-        copy, _ = await second
+        copy = await second
         assert content(copy, SIZE) == data
         assert not b.transfers.arriving
 
@@ -191,7 +191,7 @@ def test_a_value_whose_node_dies_on_the_way_is_lost_and_leaves_nothing(
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_die)
         with pytest.raises(ObjectLostError, match=f"node {a.id.hex()} is gone"):
-            await b.transfers.copy((a.id, written(a, bytes(SIZE))), Claim(SIZE))
+            await b.transfers.copy(a.key(written(a, bytes(SIZE))), Claim(SIZE))
         assert not b.store.used
         assert not any(b.transfers.table_sizes().values())
 
@@ -225,7 +225,7 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
         answer = a.hub.notices[FETCH]
         a.hub.notices[FETCH] = lambda _, message: asked.append(message)
         for count in range(10):
-            copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(size)))
+            copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(size)))
             await asyncio.sleep(0.01)
             copying.cancel()
             await asyncio.wait([copying])
@@ -235,7 +235,7 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
         a.hub.notices[FETCH] = answer
         for each in asked:
             answer(b.id, each)
-        await b.transfers.copy((a.id, number), Claim(size))
+        await b.transfers.copy(a.key(number), Claim(size))
         assert not any(b.transfers.table_sizes().values())
 
     run(tmp_path, True, test)
@@ -254,7 +254,7 @@ def test_only_so_much_is_on_its_way_from_a_node_at_a_time(tmp_path: Path) -> Non
             answer(*args)
 
         a.serving._answer_with = counted  # type: ignore[method-assign]
-        await asyncio.gather(*(b.transfers.copy((a.id, number), Claim(size)) for number in numbers))
+        await asyncio.gather(*(b.transfers.copy(a.key(number), Claim(size)) for number in numbers))
         assert size < most <= IN_FLIGHT
 
     run(tmp_path, True, test)
@@ -269,7 +269,7 @@ def test_a_copy_for_which_there_is_no_memory_arrives_on_disk(
     async def test(a: End, b: End) -> None:
         number = written(a, data)
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy, _ = await b.transfers.copy((a.id, number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy, SIZE) == data
         b.store.seal(copy.number)
@@ -284,7 +284,7 @@ def test_a_copy_that_is_larger_than_the_store_arrives_on_disk(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         b.store.memories.capacity = b.store.capacity = SIZE // 2
-        copy, _ = await b.transfers.copy((a.id, written(a, data)), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(written(a, data)), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy, SIZE) == data
 
@@ -302,15 +302,15 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
         full = b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copying = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE, OWNER)))
-        other = asyncio.ensure_future(b.transfers.copy((a.id, number), Claim(SIZE, b"other")))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE, OWNER)))
+        other = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE, b"other")))
         with pytest.raises(ObjectStoreFullError):
             await copying
         assert not other.done()
-        assert not a.serving.table_sizes()["spreads"]  # nothing was asked for yet
+        assert not a.directory  # nothing was asked for yet
         b.store.seal(full.number)
         b.store.free(full.number)
-        segment, *_ = await other
+        segment = await other
         assert content(segment, SIZE) == bytes(SIZE)
 
     run(tmp_path, True, test)
@@ -319,7 +319,7 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
 def test_a_copy_whose_node_refuses_it_gives_its_room_back(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy((a.id, 7), Claim(SIZE))
+            await b.transfers.copy(a.key(7), Claim(SIZE))
         assert not b.store.used
         assert not b.transfers.arriving
 
@@ -344,7 +344,7 @@ def test_a_node_that_sends_what_nobody_made_room_for_is_not_believed(
         else:
             claim = Claim(SIZE - 1)
         with pytest.raises(ObjectLostError, match="bytes"):
-            await b.transfers.copy((a.id, number), claim)
+            await b.transfers.copy(a.key(number), claim)
         assert not b.store.used
         a.store.free(number)
         await until(lambda: not a.store.used)

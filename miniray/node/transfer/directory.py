@@ -1,0 +1,354 @@
+"""Where each large value is that a process of this node owns: one entry for each.
+
+An entry is made when the value is written on another node, or first asked for from there. Daemons
+that want the value ask for a node to copy it from, tell when they have it, and ask again when that
+node fails. When the owner frees the value, or ends, all of them are told. A node that dies is taken
+out of all entries. A value keeps its name for ever: who has it does not change it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable
+
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.store.copies import Key
+    from miniray.node.store.segments import SegmentStore
+
+_FREED = "its owner has freed it"
+#: Copies of one value that a node sends at a time.
+FANOUT = 2
+
+
+class SpreadTree:
+    """The nodes that have one value, or are getting it, and who copies from whom. Pure.
+
+    Every node serves at most two others at a time; those that are still getting a copy serve too.
+
+    Args:
+        source: The node on which it was written.
+    """
+
+    def __init__(self, source: bytes) -> None:
+        self._source = source
+        #: Every node that may have the value: they are told when it is freed.
+        self.nodes: set[bytes] = {source}
+        #: From whom each node copies that does at present.
+        self._parents: dict[bytes, bytes] = {}
+        #: How many copy from each node.
+        self._children: dict[bytes, int] = {}
+        #: Nodes that may be named to others: the source, and whoever has a copy or gets one.
+        self._serves: set[bytes] = {source}
+        self._whole: set[bytes] = {source}
+        #: Those of them that could serve one more, in the order in which they could.
+        self._free: dict[bytes, None] = {source: None}
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no node has the whole value."""
+        return not self._whole
+
+    def holder(self, node: bytes, tried: Container[bytes], first: bytes = b"") -> bytes | None:
+        """Return any node that has the value, rather ``first``, for one that takes it at once."""
+        self.leave(node)
+        self._whole.discard(node)  # it had a copy once, and has dropped it
+        if first in self._whole and first not in tried:
+            found: bytes | None = first
+        else:
+            found = next((other for other in self._whole if other not in tried), None)
+        if found is not None:
+            self.nodes.add(node)
+        return found
+
+    def place(self, node: bytes, tried: Container[bytes], *, serves: bool) -> bytes | None:
+        """Say from whom a node is to copy; None if it has to wait until others are done.
+
+        It has this place until ``leave``.
+
+        Args:
+            node: Who wants a copy, or has to go on with one.
+            tried: Nodes that were named to it and did not serve it.
+            serves: Whether others can reach it.
+
+        Raises:
+            LookupError: No node is left that has the value or gets it.
+        """
+        self.leave(node)
+        self._whole.discard(node)  # it had a copy once, and has dropped it
+        free = (other for other in self._free if other not in tried)
+        parent = next((other for other in free if self._can_feed(other, node)), None)
+        if parent is None:
+            if all(other == node or other in tried for other in self._serves):
+                parent = self.holder(node, tried)  # it is named to nobody as long as others serve
+                if parent is None:
+                    raise LookupError
+            elif self._whole:
+                return None
+            else:
+                raise LookupError
+        self.nodes.add(node)
+        self._parents[node] = parent
+        self._children[parent] = self._children.get(parent, 0) + 1
+        if self._children[parent] >= FANOUT:
+            self._free.pop(parent, None)
+        if serves and node not in self._serves:
+            self._serves.add(node)
+            self._offer(node)
+        return parent
+
+    def _can_feed(self, other: bytes, node: bytes) -> bool:
+        """Return whether a node can copy from another: not if that one itself waits for it."""
+        above: bytes | None = other
+        while above is not None and above not in self._whole:
+            if above == node:
+                return False
+            above = self._parents.get(above)
+        return other != node
+
+    def leave(self, node: bytes) -> None:
+        """Take a node's place away: it is done, or has given up."""
+        parent = self._parents.pop(node, None)
+        if parent is None:
+            return
+        if node not in self._whole:
+            self._retire(node)
+        left = self._children[parent] = self._children[parent] - 1
+        if not left:
+            del self._children[parent]
+        self._offer(parent)
+
+    def failed(self, node: bytes) -> None:
+        """Name a node that did not serve to nobody, unless no other has the value."""
+        if node != self._source and self._whole - {node}:
+            self._retire(node)
+
+    def has_copy(self, node: bytes, *, serves: bool) -> None:
+        """Count a node that has got the whole value, or came back with it."""
+        self.nodes.add(node)
+        self._whole.add(node)
+        if serves or node == self._source:
+            self._serves.add(node)
+            self._offer(node)
+        self.leave(node)
+
+    def node_died(self, node: bytes) -> None:
+        """Forget a node; who copied from it will come back."""
+        self._retire(node)
+        self.leave(node)
+        self.nodes.discard(node)
+
+    def _offer(self, node: bytes) -> None:
+        if node in self._serves and self._children.get(node, 0) < FANOUT:
+            self._free.setdefault(node)
+
+    def _retire(self, node: bytes) -> None:
+        """Name a node to nobody any more."""
+        self._serves.discard(node)
+        self._whole.discard(node)
+        self._free.pop(node, None)
+
+
+class Wanted(NamedTuple):
+    """A node's wish for a value."""
+
+    #: Nodes that were named to it, and that did not serve it.
+    tried: tuple[bytes, ...]
+    #: Whether it takes the value at once, so that it needs no place in the tree.
+    small: bool
+    #: Called once with the node that it is to ask, or with none and the reason.
+    answer: Callable[[bytes, str], object]
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    #: A process of this node, or its daemon in the place of one that has left.
+    owner: bytes
+    tree: SpreadTree
+    #: Nodes that wait for a place in the tree.
+    waiting: dict[bytes, Wanted] = dataclasses.field(default_factory=dict)
+
+
+class Directory:
+    """The entries of the values that processes of this node own.
+
+    Args:
+        node_id: Of this node.
+        store: Has those that were written here.
+        relay: The way to other daemons.
+        runs: Whether a process of this node has not ended.
+        free_here: Frees what there is of a value on this node.
+    """
+
+    def __init__(
+        self,
+        node_id: bytes,
+        store: SegmentStore,
+        relay: RelayHub,
+        runs: Callable[[bytes], bool],
+        free_here: Callable[[Key], None],
+    ) -> None:
+        self._node_id = node_id
+        self._store = store
+        self._relay = relay
+        self._runs = runs
+        self._free_here = free_here
+        self._entries: dict[Key, _Entry] = {}
+        #: The values of each owner that were written on other nodes.
+        self._elsewhere: dict[bytes, set[Key]] = {}
+        relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # --- who has a value ---------------------------------------------------------------
+    def _wrote(self, node_id: bytes, number: int, owner: bytes) -> None:
+        """Enter a value that was written on another node for a process of this one."""
+        key = (node_id, number, self._node_id)
+        if self._runs(owner) and self._relay.knows(node_id):
+            self._entries[key] = _Entry(owner, SpreadTree(node_id))
+            self._elsewhere.setdefault(owner, set()).add(key)
+        else:
+            self._relay.send(node_id, Relayed(notice=r.FREED, items=key))
+
+    def copied(self, node_id: bytes, keys: Iterable[Key]) -> None:
+        """Enter a node that has values now, or is back with them; it drops those that are freed."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.tree.has_copy(node_id, serves=self._can_serve(node_id))
+                self._place(key, entry)
+            else:
+                self._tell_freed(node_id, key)
+
+    def ask(self, key: Key, node_id: bytes, wanted: Wanted) -> None:
+        """Name a node from which another is to copy a value, once there is one.
+
+        It counts as one that copies from there until ``copied`` or ``ended``.
+        """
+        entry = self._entries.get(key) or self._enter(key)
+        if entry is None:
+            wanted.answer(b"", _FREED)
+            return
+        for node in wanted.tried[-1:]:
+            entry.tree.failed(node)
+        entry.waiting[node_id] = wanted
+        self._place(key, entry)
+
+    def _enter(self, key: Key) -> _Entry | None:
+        """Make the entry of a value that was written here; None if it is freed."""
+        node_id, number, _home = key
+        if node_id != self._node_id or not self._store.has_number(number):
+            return None
+        segment = self._store.get(number)
+        if segment.freed or segment.home:
+            return None
+        entry = self._entries[key] = _Entry(segment.owner, SpreadTree(node_id))
+        return entry
+
+    def _place(self, key: Key, entry: _Entry) -> None:
+        """Answer those that can copy now, or never."""
+        for node_id, wanted in list(entry.waiting.items()):
+            try:
+                source = self._source(entry.tree, node_id, wanted)
+            except LookupError:
+                del entry.waiting[node_id]
+                wanted.answer(b"", f"no node has segment {key[1]} of node {key[0].hex()} any more")
+                continue
+            if source is not None:
+                del entry.waiting[node_id]
+                wanted.answer(source, "")
+
+    def _source(self, tree: SpreadTree, node_id: bytes, wanted: Wanted) -> bytes | None:
+        if not wanted.small:
+            return tree.place(node_id, wanted.tried, serves=self._can_serve(node_id))
+        source = tree.holder(node_id, wanted.tried, first=self._node_id)
+        if source is None:
+            raise LookupError
+        return source
+
+    def _can_serve(self, node_id: bytes) -> bool:
+        return node_id == self._node_id or self._relay.can_dial(node_id)
+
+    def ended(self, key: Key, node_id: bytes) -> None:
+        """Take a node's place in a tree away: it copies the value no more."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.waiting.pop(node_id, None)
+            entry.tree.leave(node_id)
+            self._place(key, entry)
+
+    def lost(self, owner: bytes, node_id: bytes) -> list[int]:
+        """Return the segments of a node that have values of an owner which no node has any more."""
+        return [
+            key[1]
+            for key in self._elsewhere.get(owner, ())
+            if key[0] == node_id and self._entries[key].tree.is_lost
+        ]
+
+    def written_on(self, node_id: bytes) -> dict[bytes, list[int]]:
+        """Return the segments of a node with values of processes of this one, by owner."""
+        found: dict[bytes, list[int]] = {}
+        for owner, keys in self._elsewhere.items():
+            numbers = [number for node, number, _ in keys if node == node_id]
+            if numbers:
+                found[owner] = numbers
+        return found
+
+    # --- who owns a value --------------------------------------------------------------
+    def adopt(self, key: Key) -> None:
+        """Have this daemon own a value of a process of this node."""
+        node_id, number, _home = key
+        if node_id == self._node_id:
+            self._store.change_owner(number, node_id)
+        elif key in self._entries:
+            self._forget_owner(key, self._entries[key])
+            self._entries[key].owner = self._node_id
+            self._elsewhere.setdefault(self._node_id, set()).add(key)
+
+    def free(self, key: Key) -> None:
+        """Free a value of this node's, wherever it is."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            self._free_here(key)
+            return
+        self._forget_owner(key, entry)
+        for wanted in entry.waiting.values():
+            wanted.answer(b"", _FREED)
+        for node_id in entry.tree.nodes:
+            self._tell_freed(node_id, key)
+
+    def _forget_owner(self, key: Key, entry: _Entry) -> None:
+        keys = self._elsewhere.get(entry.owner)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._elsewhere[entry.owner]
+
+    def _tell_freed(self, node_id: bytes, key: Key) -> None:
+        if node_id == self._node_id:
+            self._free_here(key)
+        else:
+            self._relay.send(node_id, Relayed(notice=r.FREED, items=key))
+
+    def process_died(self, process_id: bytes) -> None:
+        """Free what a process owned that is written on other nodes."""
+        for key in list(self._elsewhere.get(process_id, ())):
+            self.free(key)
+
+    # --- other nodes -------------------------------------------------------------------
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Take the places of a node away to or from which messages were lost: it asks again."""
+        for key in list(self._entries):
+            self.ended(key, node_id)
+
+    def node_died(self, node_id: bytes) -> None:
+        """Take a node that is gone out of all entries."""
+        for entry in self._entries.values():
+            entry.tree.node_died(node_id)
+        self.node_unreachable(node_id)
