@@ -1,9 +1,9 @@
 """Values on their way to this node.
 
 The node that wants a value asks the node of its owner. That one gives it, or names another node
-that has it or is getting it (``directory.py``). A small value comes with the answer. A large one
-comes by the movers of the two nodes; without them, and from where they have failed, it is read in
-pieces.
+that has it or is getting it (``directory.py``). A small value comes with the answer, and from the
+node that wrote it as long as that one lives. A large one comes by the movers of the two nodes;
+without them, and from where they have failed, it is read in pieces.
 """
 
 from __future__ import annotations
@@ -164,8 +164,10 @@ class Transfers:
 
     async def _ask(self, key: Key, size: int, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
         """Ask the node of a value's owner for it, or for a node to copy it from."""
-        home = key[2]
+        origin, _, home = key
         size = size if size <= piece_size() else 0
+        if size and origin not in tried and self._relay.knows(origin):
+            return ValueAnswer(ask=origin), b""  # it gives a small value to everybody at once
         if home != self._node_id:
             by_mover = self._relay.can_dial(home)
             return await self._requests.fetch(home, key, size, tried, by_mover=by_mover)
