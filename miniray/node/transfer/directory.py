@@ -254,6 +254,8 @@ class Directory:
     def _place(self, key: Key, entry: _Entry) -> None:
         """Answer those that can copy now, or never."""
         for node_id, wanted in list(entry.waiting.items()):
+            if entry.waiting.get(node_id) is not wanted:
+                continue  # an answer has led to another question, and this was answered with it
             try:
                 source = self._source(entry.tree, node_id, wanted)
             except LookupError:

@@ -199,6 +199,29 @@ def test_when_the_source_is_busy_others_are_sent_to_who_is_still_getting_a_copy(
     run(tmp_path, test)
 
 
+def test_who_asks_for_a_value_that_was_written_elsewhere_is_sent_there(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        for other in (b"one", b"two", ORIGIN):
+            node.hub.joined(other, f"unix:{tmp_path}/{other.decode()}")
+        key = (ORIGIN, 7, node.id)
+        node.hear(ORIGIN, r.WROTE, 7, OWNER)
+        node.fetch(b"one", 7, key)
+        assert [answer.ask for answer in node.answers(b"one")] == [ORIGIN]
+        node.hear(b"one", r.COPIED, key)
+        node.directory.node_died(ORIGIN)
+        node.fetch(b"two", 7, key)
+        assert [answer.ask for answer in node.answers(b"two")] == [b"one"]
+        node.hear(b"one", r.FETCH, 1, *key, (), False, 0)  # it has dropped its copy
+        assert "no node has" in node.answers(b"one")[-1].lost
+        assert node.directory.lost(OWNER, ORIGIN) == [7]
+        node.directory.process_died(OWNER)
+        freed = {to for to, each in node.sent if each == Relayed(notice=r.FREED, items=key)}
+        assert freed == {b"one", b"two"}
+        assert not node.directory
+
+    run(tmp_path, test)
+
+
 def test_a_value_of_one_piece_goes_to_everybody_at_once(tmp_path: Path) -> None:
     data = os.urandom(PIECE)
 

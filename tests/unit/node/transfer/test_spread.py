@@ -114,6 +114,38 @@ def test_a_node_that_died_is_not_named_and_its_place_is_free() -> None:
     assert b"a" not in spread.nodes
 
 
+def test_the_last_copy_is_named_though_it_was_out_of_reach_for_somebody() -> None:
+    spread = SpreadTree(SOURCE)
+    spread.has_copy(b"a", serves=True)
+    spread.node_died(SOURCE)
+    assert place(spread, b"b") == b"a"
+    with pytest.raises(LookupError):
+        place(spread, b"b", b"a")
+    assert place(spread, b"c") == b"a"
+
+
+def test_who_cannot_be_reached_by_all_is_named_when_nobody_else_has_it() -> None:
+    spread = SpreadTree(SOURCE)
+    spread.has_copy(b"a", serves=False)
+    assert place(spread, b"b") == SOURCE
+    spread.node_died(SOURCE)
+    spread.node_died(b"b")
+    assert place(spread, b"c") == b"a"
+
+
+def test_what_no_living_node_has_is_lost_for_whoever_asks() -> None:
+    spread = SpreadTree(SOURCE)
+    place(spread, b"a")
+    spread.node_died(SOURCE)
+    assert spread.is_lost
+    for node in (b"a", b"b"):  # the former was getting it
+        with pytest.raises(LookupError):
+            place(spread, node)
+        assert spread.holder(node, ()) is None
+    spread.has_copy(SOURCE, serves=True)  # it is back
+    assert place(spread, b"b") == SOURCE
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_the_tree_has_no_circle_and_all_get_a_copy(seed: int) -> None:
     rng = random.Random(seed)
