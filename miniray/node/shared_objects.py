@@ -116,17 +116,21 @@ class SharedObjects:
         self._serving.node_unreachable(node_id)
         self._directory.node_unreachable(node_id)
         self._objects.messages_lost(node_id)
-        for owner, segments in self._directory.written_on(node_id).items():
-            # The reply that told of one may be among them: then its owner does not know it.
-            self._push(owner, "unclaimed", (b"", node_id, segments))
+        self._ask_owners(node_id)
 
     def node_died(self, node_id: bytes) -> None:
         self._objects.node_died(node_id)
         self._directory.node_died(node_id)
+        self._ask_owners(node_id)
         self.adopted.node_died(node_id)
         self._serving.node_unreachable(node_id)
         self._transfers.node_unreachable(node_id)
         self._memory.ended(node_id)
+
+    def _ask_owners(self, node_id: bytes) -> None:
+        """Have owners free what a node wrote for them if the message that tells them was lost."""
+        for owner, segments in self._directory.written_on(node_id).items():
+            self._push(owner, "unclaimed", (b"", node_id, segments))
 
     def stop_transfers(self) -> None:
         self._mover.close()

@@ -73,7 +73,7 @@ class Node:
                 r.FETCH: self._fetch,
                 r.FETCH_ENDED: lambda node, message: self.directory.ended(message.items, node),
                 ANSWER: self._answered,
-                REPLY: lambda _node, message: self.owned.add(message.items),
+                REPLY: self._told,
             }
         )
         #: What it reads, and the nodes that did not have that.
@@ -106,6 +106,10 @@ class Node:
             self.owned.add(key)
         else:
             self.send(owner.id, Relayed(notice=REPLY, items=key))
+
+    def _told(self, _node: bytes, message: Relayed) -> None:
+        if message.items in self.directory._entries:  # else it came late, and is freed
+            self.owned.add(message.items)
 
     def free(self, key: Key) -> None:
         self.owned.discard(key)
@@ -194,6 +198,7 @@ class Node:
         self._world.wires[self.id, node].clear()
         self.objects.node_died(node)
         self.directory.node_died(node)
+        self._ask_owner(node)
         self._ask_again(node)
 
     def hear_of_return(self, node: bytes) -> None:
@@ -203,12 +208,14 @@ class Node:
     def messages_lost(self, node: bytes) -> None:
         self.directory.node_unreachable(node)
         self.objects.messages_lost(node)
-        for owner, numbers in self.directory.written_on(node).items():
-            for number in numbers:
-                key = (node, number, self.id)
-                if owner == self.process and key not in self.owned:
-                    self.free(key)
+        self._ask_owner(node)
         self._ask_again(node)
+
+    def _ask_owner(self, node: bytes) -> None:
+        """Free what the process of this node was not told of."""
+        for number in self.directory.written_on(node).get(self.process, ()):
+            if (node, number, self.id) not in self.owned:
+                self.free((node, number, self.id))
 
     def _ask_again(self, node: bytes) -> None:
         for key in list(self.reading):
