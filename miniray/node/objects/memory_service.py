@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.common.state_types import MAX_OBJECTS
-from miniray.node.base.tasks import set_within
+from miniray.node.base.question import Question
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.memory_report import (
@@ -44,39 +44,6 @@ if TYPE_CHECKING:
 
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
-
-
-class Question:
-    """A question to several; it is over when each has answered or is gone."""
-
-    def __init__(self, whom: Iterable[bytes]) -> None:
-        self._missing = set(whom)
-        self._over = asyncio.Event()
-        self.answers: dict[bytes, Any] = {}
-        #: Those that ended before they answered.
-        self.gone: set[bytes] = set()
-        self._count_off(b"")
-
-    def answered(self, who: bytes, answer: Any) -> None:
-        """Record an answer."""
-        if who in self._missing:
-            self.answers[who] = answer
-            self._count_off(who)
-
-    def ended(self, who: bytes) -> None:
-        """Expect no answer from one that is gone."""
-        if who in self._missing:
-            self.gone.add(who)
-            self._count_off(who)
-
-    def _count_off(self, who: bytes) -> None:
-        self._missing.discard(who)
-        if not self._missing:
-            self._over.set()
-
-    async def wait(self, seconds: float) -> None:
-        """Wait until it is over, or the time has run out."""
-        await set_within(self._over, seconds)
 
 
 class HasTables(Protocol):
