@@ -258,24 +258,6 @@ class Consumption:
             refs.append(put(arrays if column is None else arrays[column]))
         return refs
 
-    def materialize(self) -> Any:
-        """Execute the dataset, and return one whose blocks are in the object store."""
-        from miniray.data.dataset import MaterializedDataset
-
-        blocks: list[Any] = []
-        empty: Any = None
-        for unit in self._units():
-            block = unit if isinstance(unit, BlockUnit) else _stored(unit)
-            if block.rows:
-                blocks.append(block)
-            else:
-                empty = empty or block
-        if blocks or empty is not None:
-            self._schema = self._schema or table_of((blocks or [empty])[0].part(0, 1)).schema
-        made = MaterializedDataset(Read(BlocksDatasource(blocks, self._schema)))
-        made._stats, made._schema = self._stats, self._schema
-        return made
-
     def stats(self) -> str:
         """Return what the newest execution has done, by operator."""
         if self._stats is None:
@@ -318,7 +300,8 @@ def _box(rows: list[list[str]]) -> list[str]:
     return ["╭" + "─" * width + "╮", *(f"│ {line} │" for line in inside), "╰" + "─" * width + "╯"]
 
 
-def _stored(unit: ReadUnit) -> BlockUnit:
+def stored(unit: ReadUnit) -> BlockUnit:
+    """Return a unit whose rows are a block in the object store."""
     from miniray.api import put
 
     table = table_of(unit)
@@ -328,4 +311,4 @@ def _stored(unit: ReadUnit) -> BlockUnit:
 def _whole_ref(unit: ReadUnit) -> Any:
     if isinstance(unit, BlockUnit) and not unit.start and unit.rows is not None:
         return unit.refs[0]
-    return _stored(unit).refs[0]
+    return stored(unit).refs[0]

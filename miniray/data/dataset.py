@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from miniray.data.batches import check_whole
 from miniray.data.blocks import check_format
 from miniray.data.compute import check_gpu_batches, compute_of, udf_of
-from miniray.data.consumption import Consumption
+from miniray.data.consumption import Consumption, stored
+from miniray.data.executor import table_of
 from miniray.data.expressions import Expr, parsed
 from miniray.data.plan import Apply, Compute, Limit, Read, Regroup, Union, chain, optimised
+from miniray.data.sources import BlocksDatasource, BlockUnit
 from miniray.data.splits import sliced, streamed
 from miniray.data.transforms import (
     Columns,
@@ -273,6 +275,22 @@ class Dataset(Consumption):
         seed = random.randrange(2**31) if seed is None else seed  # noqa: S311 -- no secret
         return self._apply(Sample(float(fraction), seed))
 
+    def materialize(self) -> Any:
+        """Execute the dataset, and return one whose blocks are in the object store."""
+        blocks: list[Any] = []
+        empty: Any = None
+        for unit in self._units():
+            block = unit if isinstance(unit, BlockUnit) else stored(unit)
+            if block.rows:
+                blocks.append(block)
+            else:
+                empty = empty or block
+        if blocks or empty is not None:
+            self._schema = self._schema or table_of((blocks or [empty])[0].part(0, 1)).schema
+        made = MaterializedDataset(Read(BlocksDatasource(blocks, self._schema)))
+        made._stats, made._schema = self._stats, self._schema
+        return made
+
     # --- splits -------------------------------------------------------------------------
 
     def split(self, n: int, *, equal: bool = False, locality_hints: Any = None) -> list[Any]:
@@ -354,7 +372,7 @@ class Dataset(Consumption):
         """
         del locality_hints
         check_whole("streaming_split", "n", n, 1)
-        return streamed(self, n, equal=equal)
+        return streamed(self, n, Dataset, equal=equal)
 
     def _counted(self) -> tuple[int, Dataset]:
         """Return the number of rows, and a dataset of which ranges can be taken."""

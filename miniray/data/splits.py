@@ -11,7 +11,7 @@ from miniray.data.plan import Read, chain, keeps_count, optimised
 from miniray.data.sources import BlocksDatasource, CutWish, FixedDatasource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from miniray.data.plan import PlanNode, Stage
     from miniray.data.sources import ReadUnit
@@ -77,10 +77,17 @@ def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
     return found
 
 
-def streamed(dataset: Any, n: int, *, equal: bool) -> list[StreamIterator]:
-    """Return iterators over n parts: ranges where rows are known, else every n-th unit."""
-    from miniray.data.dataset import Dataset
+def streamed(
+    dataset: Any, n: int, make: Callable[[PlanNode], Any], *, equal: bool
+) -> list[StreamIterator]:
+    """Return iterators over n parts: ranges where rows are known, else every n-th unit.
 
+    Args:
+        dataset: What is split.
+        n: Into how many parts.
+        make: Makes a dataset of a plan.
+        equal: Whether the parts have as many rows.
+    """
     if counted_chain(dataset) is not None or equal:
         return [StreamIterator(part) for part in dataset.split(n)]
     found = chain(optimised(dataset._plan))
@@ -94,5 +101,5 @@ def streamed(dataset: Any, n: int, *, equal: bool) -> list[StreamIterator]:
         plan: PlanNode = Read(own)
         for stage in stages:
             plan = dataclasses.replace(stage, inputs=(plan,))
-        parts.append(StreamIterator(Dataset(plan)))
+        parts.append(StreamIterator(make(plan)))
     return parts

@@ -23,7 +23,7 @@ from miniray.engines.ray.calls import RayCalls, find_actor
 from miniray.engines.ray.errors import translated
 from miniray.engines.ray.options import group_of
 from miniray.engines.ray.refs import RayRef, loaded
-from miniray.engines.ray.worker import Actor
+from miniray.engines.ray.worker import HostedActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -188,14 +188,14 @@ class RayRuntime(Runtime):
             capture_child_tasks=now.should_capture_child_tasks_in_placement_group,
             was_restarted=now.get_actor_id() is not None and _was_restarted(),
             # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
-            cancelled=inside and not Actor.is_async() and now.is_canceled(),
+            cancelled=inside and not HostedActor.is_async() and now.is_canceled(),
             accelerator_ids=now.get_accelerator_ids(),
             assigned_resources=now.get_assigned_resources() if inside else {},
             runtime_env=dict(now.runtime_env),
         )
 
     def current_actor(self) -> ActorLocation:
-        return ActorLocation(RayRef(ray.get_runtime_context().current_actor), Actor.info)
+        return ActorLocation(RayRef(ray.get_runtime_context().current_actor), HostedActor.info)
 
     def exit_actor(self) -> None:
         ray.actor.exit_actor()

@@ -22,7 +22,7 @@ from miniray.engines.ray.refs import loaded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.common.runtime import ActorClassInfo
+    from miniray.common.runtime import ActorClassInfo, Runtime
 
 _METHOD = inspect.signature(lambda self, *args, **kwargs: None)
 #: Methods of classes that are no methods of the actor.
@@ -47,21 +47,26 @@ class Code:
         return self.target, self.name
 
     def __reduce__(self) -> Any:
-        return arrived, (self.blob, self.name, self.machine, self.paths)
+        runtime = type(runtime_or_none())  # of the caller: the worker gets one of its kind
+        return arrived, (runtime, self.blob, self.name, self.machine, self.paths)
 
 
-def arrived(blob: bytes, name: str, machine: str, paths: tuple[str, ...]) -> Code:
+def arrived(
+    make_runtime: Callable[[], Runtime],
+    blob: bytes,
+    name: str,
+    machine: str,
+    paths: tuple[str, ...],
+) -> Code:
     """Load a ``Code``, and attach this process if it is the first one here."""
     if runtime_or_none() is None:
-        from miniray.engines.ray.runtime import RayRuntime
-
         if machine == platform.node():
             sys.path += [path for path in paths if path not in sys.path]
-        set_runtime(RayRuntime())
+        set_runtime(make_runtime())
     return Code(blob, name, machine, paths)
 
 
-class Actor:
+class HostedActor:
     """The actor of this process."""
 
     instance: Any = None
@@ -106,12 +111,14 @@ def class_for(code: Code, cls: type, info: ActorClassInfo) -> type:
     names = {name for name in info.methods if name not in _NOT_FORWARDED}
     kinds = {name: inspect.getattr_static(cls, name) for name in names} | {"__miniray_call__": None}
     space = {
-        name: _forwarding(getattr(kind, "__func__", kind), functools.partial(Actor.method, name), 1)
+        name: _forwarding(
+            getattr(kind, "__func__", kind), functools.partial(HostedActor.method, name), 1
+        )
         for name, kind in kinds.items()
     }
-    space["__init__"] = _forwarding(None, functools.partial(Actor.construct, code, info), 1)
+    space["__init__"] = _forwarding(None, functools.partial(HostedActor.construct, code, info), 1)
     if _says_what_it_is(cls):
-        space["__repr__"] = lambda _self: repr(Actor.instance)
+        space["__repr__"] = lambda _self: repr(HostedActor.instance)
     if "__miniray_shutdown__" in space:
         space["__ray_shutdown__"] = space["__miniray_shutdown__"]
     for name, method in space.items():
@@ -175,7 +182,7 @@ def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[.
 
 
 def _sent(error: Exception, name: str) -> Exception:
-    shown, actor = None, Actor.instance
+    shown, actor = None, HostedActor.instance
     if _says_what_it_is(type(actor)):
         with contextlib.suppress(Exception):  # it is the user's
             shown = repr(actor)
