@@ -183,9 +183,12 @@ class FirstHost:
             return address_for_others(4)
         usable = own_addresses_v4()
         while len(usable) > 1 and not self._alone and time.monotonic() < until:
-            others = [a for state in place.reports().values() for a in state.addresses]
+            reports = place.reports()
+            others = [a for state in reports.values() for a in state.addresses]
             for address in filter(None, (leading_to(other, usable) for other in others)):
                 return address
+            if len(reports) == self._allocation.size - 1:
+                break
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
         return next(iter(usable), "127.0.0.1")
 

@@ -25,6 +25,9 @@ ip -n {a} link set lo up; ip -n {b} link set lo up
 ip -n {a} addr add 10.78.1.1/24 dev aa0; ip -n {a} link set aa0 up; ip -n {a} link set aa1 up
 ip -n {a} addr add 10.77.1.1/24 dev {v}0; ip -n {a} link set {v}0 up
 ip -n {b} addr add 10.77.1.2/24 dev {v}1; ip -n {b} link set {v}1 up
+until ip -n {b} link show {v}1 | grep -q 'state UP'; do sleep 0.05; done
+until ip -n {a} link show {v}0 | grep -q 'state UP'; do sleep 0.05; done
+until ip -n {a} link show aa0 | grep -q 'state UP'; do sleep 0.05; done
 """
 
 
