@@ -50,6 +50,7 @@ class Program:
             )
         except OSError as error:
             raise ProgramError(f"{command[0]} cannot be started: {error.strerror}.") from None
+        # Not guarded for the milliseconds until this has started.
         self._guard = self._watch() if self._own_group else None
 
     @property
