@@ -123,9 +123,9 @@ def _require_free(port: int) -> None:
 
 
 def _await_head(address: str, token: str, seconds: float) -> None:
-    from miniray.launch.reach import Door, reach_head
+    from miniray.launch.reach import HeadOffer, reach_head
 
-    door = Door((address,), parse_token(token))
+    door = HeadOffer((address,), parse_token(token))
     reach_head(lambda: door, seconds)
 
 

@@ -27,7 +27,7 @@ _DECODED = 131_072
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class Selection:
     """What is read of each file.
 
     Attributes:
@@ -72,7 +72,7 @@ class Piece:
 class ParquetUnit(ReadUnit):
     """Pieces of files, read one after another."""
 
-    wanted: Wanted
+    wanted: Selection
     pieces: tuple[Piece, ...]
     size: int
 
@@ -154,7 +154,7 @@ class ParquetUnit(ReadUnit):
         return ParquetUnit(self.wanted, tuple(pieces), self.size * kept // max(at, 1))
 
 
-def _with_missing(table: Any, schema: Any, wanted: Wanted) -> Any:
+def _with_missing(table: Any, schema: Any, wanted: Selection) -> Any:
     """Add the columns that other files have, as null."""
     for field in schema:
         needed = wanted.columns is None or field.name in wanted.columns
@@ -180,7 +180,7 @@ class ParquetDatasource(Datasource):
 
     name = "ReadParquet"
 
-    def __init__(self, files: Sequence[tuple[str, int]], wanted: Wanted) -> None:
+    def __init__(self, files: Sequence[tuple[str, int]], wanted: Selection) -> None:
         self._files = files
         self._wanted = wanted
         self._footers: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class ParquetDatasource(Datasource):
         both = expr if self._wanted.expr is None else self._wanted.expr & expr
         return self._with(dataclasses.replace(self._wanted, expr=both))
 
-    def _with(self, wanted: Wanted) -> ParquetDatasource:
+    def _with(self, wanted: Selection) -> ParquetDatasource:
         source = ParquetDatasource(self._files, wanted)
         source._footers = self._footers
         return source
@@ -340,7 +340,7 @@ def parquet_source(
 ) -> ParquetDatasource:
     """Return the source of Parquet files at paths."""
     found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
-    source = ParquetDatasource(files, Wanted(found, paths=include_paths))
+    source = ParquetDatasource(files, Selection(found, paths=include_paths))
     if columns is not None:
         selected = source.selected([*columns, *(["path"] if include_paths else [])])
         assert isinstance(selected, ParquetDatasource)

@@ -23,7 +23,7 @@ class AllocationError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Allocation:
+class HostAllocation:
     """The place of this process among the hosts of a run."""
 
     #: The scheduler, as it is told to users.
@@ -50,10 +50,10 @@ class Allocation:
 
 
 #: The allocation of a program that no scheduler has started.
-ALONE = Allocation("this machine", 0, 1)
+ALONE = HostAllocation("this machine", 0, 1)
 
 
-def find_allocation(environ: Mapping[str, str]) -> Allocation:
+def find_allocation(environ: Mapping[str, str]) -> HostAllocation:
     """Return the place that the environment gives this process, else that of a lone machine.
 
     Raises:
@@ -62,33 +62,33 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
     return next(filter(None, (read(environ) for read in _LAUNCHERS)), ALONE)
 
 
-def by_hand(environ: Mapping[str, str]) -> Allocation | None:
+def by_hand(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read ``MINIRAY_INDEX``, ``MINIRAY_NODES`` and ``MINIRAY_HEAD``."""
     if RANK_VARIABLE not in environ:
         return None
     read = _Variables("The environment", environ)
-    return Allocation(
+    return HostAllocation(
         "by hand", read.number(RANK_VARIABLE), read.number(SIZE_VARIABLE), head=_head(environ)
     )
 
 
-def kubernetes_job(environ: Mapping[str, str]) -> Allocation | None:
+def kubernetes_job(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read the index of an Indexed Job; the manifest gives the other two (`kubernetes.py`)."""
     index = "JOB_COMPLETION_INDEX"
     if index not in environ or SIZE_VARIABLE not in environ:
         return None
     read = _Variables("The Kubernetes Job", environ)
-    return Allocation(
+    return HostAllocation(
         "Kubernetes", read.number(index), read.number(SIZE_VARIABLE), head=_head(environ)
     )
 
 
-def leader_worker_set(environ: Mapping[str, str]) -> Allocation | None:
+def leader_worker_set(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read what a LeaderWorkerSet gives the pods of a group."""
     if "LWS_GROUP_SIZE" not in environ:
         return None
     read = _Variables("LeaderWorkerSet", environ)
-    return Allocation(
+    return HostAllocation(
         "LeaderWorkerSet",
         read.number("LWS_WORKER_INDEX"),
         read.number("LWS_GROUP_SIZE"),
@@ -96,13 +96,13 @@ def leader_worker_set(environ: Mapping[str, str]) -> Allocation | None:
     )
 
 
-def open_mpi(environ: Mapping[str, str]) -> Allocation | None:
+def open_mpi(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read what ``mpirun`` of Open MPI gives."""
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     read = _Variables("Open MPI", environ)
     _require_one_per_host(read.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1), "mpirun -N 1")
-    return Allocation(
+    return HostAllocation(
         "Open MPI",
         read.number("OMPI_COMM_WORLD_RANK"),
         read.number("OMPI_COMM_WORLD_SIZE"),
@@ -112,7 +112,7 @@ def open_mpi(environ: Mapping[str, str]) -> Allocation | None:
     )
 
 
-def slurm(environ: Mapping[str, str]) -> Allocation | None:
+def slurm(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read what ``srun`` gives the tasks of a step; the batch script itself is no step."""
     if "SLURM_JOB_ID" not in environ:
         return None
@@ -125,7 +125,7 @@ def slurm(environ: Mapping[str, str]) -> Allocation | None:
             )
         return None
     rank = read.number("SLURM_NODEID")
-    return Allocation(
+    return HostAllocation(
         "Slurm",
         rank,
         read.number("SLURM_STEP_NUM_NODES", size),
@@ -140,25 +140,25 @@ def slurm(environ: Mapping[str, str]) -> Allocation | None:
     )
 
 
-def pmi(environ: Mapping[str, str]) -> Allocation | None:
+def pmi(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read what the Hydra of MPICH and Intel MPI gives, and other launchers with PMI."""
     if "PMI_RANK" not in environ:
         return None
     read = _Variables("MPI", environ)
     _require_one_per_host(read.number("MPI_LOCALNRANKS", 1), "mpiexec -ppn 1")
     job = next(filter(None, map(environ.get, ("PMI_JOBID", "PBS_JOBID", "LSB_JOBID"))), None)
-    return Allocation(
+    return HostAllocation(
         "MPI", read.number("PMI_RANK"), read.number("PMI_SIZE"), run_id=_joined("pmi", job)
     )
 
 
-def sky_pilot(environ: Mapping[str, str]) -> Allocation | None:
+def sky_pilot(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read what SkyPilot gives the hosts of a task."""
     if "SKYPILOT_NODE_RANK" not in environ:
         return None
     read = _Variables("SkyPilot", environ)
     addresses = environ.get("SKYPILOT_NODE_IPS", "").split()
-    return Allocation(
+    return HostAllocation(
         "SkyPilot",
         read.number("SKYPILOT_NODE_RANK"),
         read.number("SKYPILOT_NUM_NODES"),
@@ -168,7 +168,7 @@ def sky_pilot(environ: Mapping[str, str]) -> Allocation | None:
 
 
 #: The innermost first: mpirun may run inside of a step of Slurm, and SkyPilot on both.
-_LAUNCHERS: tuple[Callable[[Mapping[str, str]], Allocation | None], ...] = (
+_LAUNCHERS: tuple[Callable[[Mapping[str, str]], HostAllocation | None], ...] = (
     by_hand,
     leader_worker_set,
     kubernetes_job,
@@ -179,7 +179,7 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], Allocation | None], ...] = (
 )
 
 
-def few_cpus(allocation: Allocation, usable: int) -> str:
+def few_cpus(allocation: HostAllocation, usable: int) -> str:
     """Say that this process may use less than the allocation has; empty if all is well.
 
     Args:

@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from miniray.launch.reach import Door
+from miniray.launch.reach import HeadOffer
 from miniray.launch.rendezvous import HostState
 from miniray.security.token import parse_token
 
@@ -40,18 +40,18 @@ class Pipe:
         self._events = events
         self._input = sys.stdin.fileno()
         self._rest = b""
-        self._door: Door | None = None
+        self._door: HeadOffer | None = None
         self._reports: dict[int, HostState] = {}
         os.set_blocking(self._input, False)
         events.when_readable(self._input, self._read)
         signal.signal(signal.SIGALRM, self._silent)
         signal.alarm(SILENCE)
 
-    def publish(self, door: Door) -> None:
+    def publish(self, door: HeadOffer) -> None:
         """Write the line that goes to the other hosts."""
         _write({"addresses": door.addresses, "token": str(door.token)})
 
-    def find(self) -> Door | None:
+    def find(self) -> HeadOffer | None:
         """Return what the line of the first host said."""
         return self._door
 
@@ -92,7 +92,7 @@ class Pipe:
         if "signal" in message:
             os.kill(os.getpid(), message["signal"])
         elif "token" in message:
-            self._door = Door(tuple(message["addresses"]), parse_token(message["token"]))
+            self._door = HeadOffer(tuple(message["addresses"]), parse_token(message["token"]))
         elif "rank" in message:
             self._reports[message["rank"]] = HostState.parse(message)
 

@@ -25,7 +25,7 @@ class NotReachedError(ConnectionError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Door:
+class HeadOffer:
     """Where the head of a run may be, and what is needed to join it."""
 
     #: ``HOST:PORT`` or ``HOST``.
@@ -34,7 +34,9 @@ class Door:
 
 
 def reach_head(
-    find: Callable[[], Door | None], seconds: float, sleep: Callable[[float], object] = time.sleep
+    find: Callable[[], HeadOffer | None],
+    seconds: float,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> tuple[str, JoinToken]:
     """Return the address at which the head answers, and the token to join with.
 
@@ -60,7 +62,7 @@ def reach_head(
         sleep(_PAUSE)
 
 
-def first_to_answer(door: Door) -> str:
+def first_to_answer(door: HeadOffer) -> str:
     """Return the first address at which the head with the token's certificate answers.
 
     All are tried side by side, and names looked up anew: those of pods come late. Whoever else

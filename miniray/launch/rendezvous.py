@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from miniray.common.host_port import parse_address
 from miniray.launch import munge
 from miniray.launch.allocation import AllocationError
-from miniray.launch.reach import Door
+from miniray.launch.reach import HeadOffer
 from miniray.security.certificates import token_in
 from miniray.security.token import parse_token, read_token_file, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.launch.allocation import Allocation
+    from miniray.launch.allocation import HostAllocation
 
 #: Seconds after which what a run has left is removed by the next one.
 _OLD = 86_400.0
@@ -53,7 +53,7 @@ class HostState:
         return cls(data["host"], data["failure"], tuple(data.get("addresses", ())))
 
 
-class Rendezvous(Protocol):
+class MeetingPlace(Protocol):
     """Where the hosts of a run meet."""
 
     #: Port of the head; 0: any free one.
@@ -61,10 +61,10 @@ class Rendezvous(Protocol):
     #: Folder of the token and certificate of the head; None: it makes its own.
     authority: str | None
 
-    def publish(self, door: Door) -> None:
+    def publish(self, door: HeadOffer) -> None:
         """Tell the other hosts where the head is."""
 
-    def find(self) -> Door | None:
+    def find(self) -> HeadOffer | None:
         """Return where the head is; None: not known yet. RunEndedError: there is none any more."""
 
     def report(self, rank: int, state: HostState) -> None:
@@ -100,12 +100,12 @@ class SharedFolder:
             self._join.unlink(missing_ok=True)  # of an earlier run, where no id tells them apart
             self._end.unlink(missing_ok=True)
 
-    def publish(self, door: Door) -> None:
+    def publish(self, door: HeadOffer) -> None:
         """Write the file that the others wait for."""
         text = json.dumps({"addresses": door.addresses, "token": str(door.token)})
         self._write("join", self._closed(text))
 
-    def find(self) -> Door | None:
+    def find(self) -> HeadOffer | None:
         """Read it."""
         end = _text_of(self._end)
         if end is not None:
@@ -176,12 +176,12 @@ class Mounted:
             )
         self.authority: str | None = str(authority)
         self.port = parse_address(head[0])[1]
-        self._door = Door(head, read_token_file(token_in(authority)))
+        self._door = HeadOffer(head, read_token_file(token_in(authority)))
 
-    def publish(self, door: Door) -> None:
+    def publish(self, door: HeadOffer) -> None:
         """Do nothing: the others know."""
 
-    def find(self) -> Door | None:
+    def find(self) -> HeadOffer | None:
         """Return what was given."""
         return self._door
 
@@ -203,8 +203,8 @@ class Mounted:
 
 
 def meeting_place(
-    allocation: Allocation, rendezvous: str | None, authority: str | None
-) -> Rendezvous:
+    allocation: HostAllocation, rendezvous: str | None, authority: str | None
+) -> MeetingPlace:
     """Return where the hosts of an allocation meet.
 
     Raises:
@@ -230,9 +230,9 @@ def _default_base() -> Path:
     return Path.home() / ".miniray" / "run"
 
 
-def _door(text: str) -> Door:
+def _door(text: str) -> HeadOffer:
     data: dict[str, Any] = json.loads(text)
-    return Door(tuple(data["addresses"]), parse_token(data["token"]))
+    return HeadOffer(tuple(data["addresses"]), parse_token(data["token"]))
 
 
 def _text_of(path: Path) -> str | None:

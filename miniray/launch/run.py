@@ -21,8 +21,8 @@ from miniray.launch import pipe
 from miniray.launch.allocation import few_cpus
 from miniray.launch.events import Events, StoppedError, events
 from miniray.launch.program import Program, ProgramError
-from miniray.launch.reach import Door, reach_head
-from miniray.launch.rendezvous import HostState, Rendezvous, RunEndedError, meeting_place
+from miniray.launch.reach import HeadOffer, reach_head
+from miniray.launch.rendezvous import HostState, MeetingPlace, RunEndedError, meeting_place
 from miniray.security.token import read_token_file, take_token
 from miniray.system.boot_options import BootError, BootOptions
 from miniray.system.machine import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from miniray.client.cluster_choice import LocalNode
-    from miniray.launch.allocation import Allocation
+    from miniray.launch.allocation import HostAllocation
 
 #: The label by which the first host knows which hosts have joined.
 RANK_LABEL = "rank"
@@ -81,7 +81,7 @@ class RunOptions:
             raise ValueError(f"The label {RANK_LABEL!r} is set by miniray run: choose another.")
 
 
-def run(options: RunOptions, allocation: Allocation, tell: Callable[[str], object]) -> int:
+def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], object]) -> int:
     """Do this host's part of a run; return the exit code.
 
     Args:
@@ -116,7 +116,7 @@ class FirstHost:
     def __init__(
         self,
         options: RunOptions,
-        allocation: Allocation,
+        allocation: HostAllocation,
         seen: Events,
         tell: Callable[[str], object],
     ) -> None:
@@ -145,7 +145,7 @@ class FirstHost:
         finally:
             place.leave(0)
 
-    def _with_cluster(self, place: Rendezvous | None) -> int:
+    def _with_cluster(self, place: MeetingPlace | None) -> int:
         if shutil.which(self._options.command[0]) is None:
             raise ProgramError(f"There is no program {self._options.command[0]!r}.")
         node = start_node(self._boot_options(place))
@@ -159,7 +159,7 @@ class FirstHost:
         finally:
             node.end()
 
-    def _boot_options(self, place: Rendezvous | None) -> BootOptions:
+    def _boot_options(self, place: MeetingPlace | None) -> BootOptions:
         given = dict(self._options.node)
         if place is not None:
             given["host"] = given.get("host") or _EVERYWHERE
@@ -173,7 +173,7 @@ class FirstHost:
             **_labelled(given, 0),
         )
 
-    def _own_address(self, place: Rendezvous) -> str:
+    def _own_address(self, place: MeetingPlace) -> str:
         """Return the address to tell the nodes, where the head listens on all of this host's.
 
         Where no default route says which one that is, it is the one that leads to another host.
@@ -192,16 +192,16 @@ class FirstHost:
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
         return next(iter(usable), "127.0.0.1")
 
-    def _door(self, node: LocalNode) -> Door:
+    def _door(self, node: LocalNode) -> HeadOffer:
         """Return every address that this host has: one of them leads here from another host."""
         told, port = parse_address(node.address)
         hosts = [told]
         if self._options.node.get("host") in (None, _EVERYWHERE):
             hosts += [*own_addresses_v4(), "127.0.0.1"]
         token = read_token_file(Path(node.session_dir) / "token")
-        return Door(tuple(join_host_port(host, port) for host in dict.fromkeys(hosts)), token)
+        return HeadOffer(tuple(join_host_port(host, port) for host in dict.fromkeys(hosts)), token)
 
-    def _await_hosts(self, node: LocalNode, place: Rendezvous) -> None:
+    def _await_hosts(self, node: LocalNode, place: MeetingPlace) -> None:
         began = time.monotonic()
         while missing := set(range(self._allocation.size)) - _living_ranks(node):
             reports = place.reports()
@@ -265,7 +265,7 @@ class OtherHost:
     def __init__(
         self,
         options: RunOptions,
-        allocation: Allocation,
+        allocation: HostAllocation,
         seen: Events,
         tell: Callable[[str], object],
     ) -> None:
@@ -295,7 +295,7 @@ class OtherHost:
             if not keep:
                 place.leave(self._rank)
 
-    def _join(self, place: Rendezvous) -> LocalNode:
+    def _join(self, place: MeetingPlace) -> LocalNode:
         address, token = reach_head(
             place.find,
             self._options.wait,
@@ -352,7 +352,7 @@ def describe_missing(
     return f"{count}: {'; '.join(reasons)}."
 
 
-def _meeting_place(options: RunOptions, allocation: Allocation, seen: Events) -> Rendezvous:
+def _meeting_place(options: RunOptions, allocation: HostAllocation, seen: Events) -> MeetingPlace:
     if options.piped:
         return pipe.Pipe(seen)
     return meeting_place(allocation, options.rendezvous, options.authority)

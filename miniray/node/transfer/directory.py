@@ -154,7 +154,7 @@ class SpreadTree:
         self._free.pop(node, None)
 
 
-class Wanted(NamedTuple):
+class SourceRequest(NamedTuple):
     """A node's wish for a value."""
 
     #: Nodes that were named to it, and that did not serve it.
@@ -171,7 +171,7 @@ class _Entry:
     owner: bytes
     tree: SpreadTree
     #: Nodes that wait for a place in the tree.
-    waiting: dict[bytes, Wanted] = dataclasses.field(default_factory=dict)
+    waiting: dict[bytes, SourceRequest] = dataclasses.field(default_factory=dict)
 
 
 class Directory:
@@ -226,7 +226,7 @@ class Directory:
             else:
                 self._tell_freed(node_id, key)
 
-    def ask(self, key: Key, node_id: bytes, wanted: Wanted) -> None:
+    def ask(self, key: Key, node_id: bytes, wanted: SourceRequest) -> None:
         """Name a node from which another is to copy a value, once there is one.
 
         It counts as one that copies from there until ``copied`` or ``ended``.
@@ -266,7 +266,7 @@ class Directory:
                 del entry.waiting[node_id]
                 wanted.answer(source, "")
 
-    def _source(self, tree: SpreadTree, node_id: bytes, wanted: Wanted) -> bytes | None:
+    def _source(self, tree: SpreadTree, node_id: bytes, wanted: SourceRequest) -> bytes | None:
         if not wanted.small:
             return tree.place(node_id, wanted.tried, serves=self._can_serve(node_id))
         source = tree.holder(node_id, wanted.tried, first=self._node_id)

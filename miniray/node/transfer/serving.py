@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.directory import Wanted
+from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Serving:
                 except ObjectLostError:  # a copy that was evicted
                     self._find(request, (*tried, source))
 
-        wanted = Wanted(tried, request.size > 0, answer)
+        wanted = SourceRequest(tried, request.size > 0, answer)
         self._directory.ask(request.key, request.node, wanted)
 
     def _serve(self, request: _Request) -> None:

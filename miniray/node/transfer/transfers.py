@@ -20,7 +20,7 @@ from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.arriving import Arriving, BrokenTransferError
-from miniray.node.transfer.directory import Wanted
+from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
 from miniray.node.transfer.moving import write_all
 from miniray.node.transfer.requests import ValueAnswer, ValueRequests, piece_size
@@ -181,7 +181,7 @@ class Transfers:
             else:
                 named.set_result(source)
 
-        self._directory.ask(key, home, Wanted(tuple(tried), size > 0, answer))
+        self._directory.ask(key, home, SourceRequest(tuple(tried), size > 0, answer))
         return ValueAnswer(ask=await named), b""
 
     async def _from_holder(

@@ -6,8 +6,8 @@ import pytest
 
 from miniray.launch.allocation import (
     ALONE,
-    Allocation,
     AllocationError,
+    HostAllocation,
     few_cpus,
     find_allocation,
 )
@@ -38,54 +38,54 @@ HAND = {"MINIRAY_INDEX": "1", "MINIRAY_NODES": "2", "MINIRAY_HEAD": "a:7000, b:7
 
 PLACES = {
     "nothing": ({}, ALONE),
-    "slurm": (SLURM, Allocation("Slurm", 3, 4, run_id="slurm-77-2-0")),
+    "slurm": (SLURM, HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-0")),
     "slurm, requeued": (
         {**SLURM, "SLURM_RESTART_COUNT": "1"},
-        Allocation("Slurm", 3, 4, run_id="slurm-77-2-1"),
+        HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-1"),
     ),
     "slurm, a step of some nodes": (
         {**SLURM, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"},
-        Allocation("Slurm", 1, 2, run_id="slurm-77-2-0"),
+        HostAllocation("Slurm", 1, 2, run_id="slurm-77-2-0"),
     ),
     "slurm, a second task of a node": (
         {**SLURM, "SLURM_LOCALID": "1"},
-        Allocation("Slurm", 3, 4, run_id="slurm-77-2-0", local_rank=1),
+        HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-0", local_rank=1),
     ),
     "slurm, with CPUs": (
         {**SLURM, "SLURM_JOB_CPUS_PER_NODE": "64(x3),16"},
-        Allocation("Slurm", 3, 4, run_id="slurm-77-2-0", cpus=16),
+        HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-0", cpus=16),
     ),
     "slurm, the batch script of one node": ({"SLURM_JOB_ID": "1", "SLURM_NNODES": "1"}, ALONE),
-    "open mpi": (OPEN_MPI, Allocation("Open MPI", 1, 2, run_id="mpi-prterun-n1-5_1")),
+    "open mpi": (OPEN_MPI, HostAllocation("Open MPI", 1, 2, run_id="mpi-prterun-n1-5_1")),
     "open mpi 4": (
         {**OPEN_MPI, "PMIX_NAMESPACE": "", "OMPI_MCA_ess_base_jobid": "99"},
-        Allocation("Open MPI", 1, 2, run_id="mpi-99"),
+        HostAllocation("Open MPI", 1, 2, run_id="mpi-99"),
     ),
     "open mpi in slurm": (
         {**SLURM, **OPEN_MPI},
-        Allocation("Open MPI", 1, 2, run_id="mpi-prterun-n1-5_1"),
+        HostAllocation("Open MPI", 1, 2, run_id="mpi-prterun-n1-5_1"),
     ),
-    "mpich": (HYDRA, Allocation("MPI", 0, 2)),
+    "mpich": (HYDRA, HostAllocation("MPI", 0, 2)),
     "mpich in pbs": (
         {**HYDRA, "PBS_JOBID": "12.pbs"},
-        Allocation("MPI", 0, 2, run_id="pmi-12.pbs"),
+        HostAllocation("MPI", 0, 2, run_id="pmi-12.pbs"),
     ),
-    "mpich in slurm": ({**SLURM, **HYDRA}, Allocation("Slurm", 3, 4, run_id="slurm-77-2-0")),
-    "kubernetes": (JOB, Allocation("Kubernetes", 2, 3, head=("train-0.train",))),
+    "mpich in slurm": ({**SLURM, **HYDRA}, HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-0")),
+    "kubernetes": (JOB, HostAllocation("Kubernetes", 2, 3, head=("train-0.train",))),
     "a job of other pods": ({"JOB_COMPLETION_INDEX": "2"}, ALONE),
-    "lws": (LWS, Allocation("LeaderWorkerSet", 1, 2, head=("x-0.x.default",))),
+    "lws": (LWS, HostAllocation("LeaderWorkerSet", 1, 2, head=("x-0.x.default",))),
     "skypilot": (
         SKY,
-        Allocation("SkyPilot", 1, 2, run_id="sky-sky-2026-11-24_train", head=("10.0.0.4",)),
+        HostAllocation("SkyPilot", 1, 2, run_id="sky-sky-2026-11-24_train", head=("10.0.0.4",)),
     ),
     "skypilot in slurm": (
         {**SLURM, **SKY},
-        Allocation("SkyPilot", 1, 2, run_id="sky-sky-2026-11-24_train", head=("10.0.0.4",)),
+        HostAllocation("SkyPilot", 1, 2, run_id="sky-sky-2026-11-24_train", head=("10.0.0.4",)),
     ),
-    "by hand": (HAND, Allocation("by hand", 1, 2, head=("a:7000", "b:7000"))),
+    "by hand": (HAND, HostAllocation("by hand", 1, 2, head=("a:7000", "b:7000"))),
     "by hand in slurm": (
         {**SLURM, **HAND},
-        Allocation("by hand", 1, 2, head=("a:7000", "b:7000")),
+        HostAllocation("by hand", 1, 2, head=("a:7000", "b:7000")),
     ),
 }
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_told_with_the_remedy(name: str) -> None:
 
 
 def test_one_cpu_of_sixty_four_is_told() -> None:
-    place = Allocation("Slurm", 0, 1, run_id="x", cpus=64)
+    place = HostAllocation("Slurm", 0, 1, run_id="x", cpus=64)
     assert "1 of the 64 CPUs" in few_cpus(place, 1)
     assert "srun --cpus-per-task=64 miniray run" in few_cpus(place, 1)
     assert few_cpus(place, 64) == ""

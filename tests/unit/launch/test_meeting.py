@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.launch.allocation import Allocation, AllocationError
-from miniray.launch.reach import Door
+from miniray.launch.allocation import AllocationError, HostAllocation
+from miniray.launch.reach import HeadOffer
 from miniray.launch.rendezvous import (
     HostState,
     Mounted,
@@ -23,7 +23,7 @@ from miniray.security.token import JoinToken
 if TYPE_CHECKING:
     from pathlib import Path
 
-DOOR = Door(("10.0.0.1:7", "[::1]:7"), JoinToken(b"f" * 32, b"s" * 32))
+DOOR = HeadOffer(("10.0.0.1:7", "[::1]:7"), JoinToken(b"f" * 32, b"s" * 32))
 
 
 def test_others_find_what_the_first_host_publishes_until_all_have_joined(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_with_a_token_made_ahead_the_head_is_where_it_is_said_to_be(tmp_path: Path) -> None:
     token = make_authority(tmp_path / "a")
-    place = meeting_place(Allocation("hand", 1, 2, head=("a:7000",)), None, str(tmp_path / "a"))
+    place = meeting_place(HostAllocation("hand", 1, 2, head=("a:7000",)), None, str(tmp_path / "a"))
     assert isinstance(place, Mounted)
-    assert place.find() == Door(("a:7000",), token)
+    assert place.find() == HeadOffer(("a:7000",), token)
     assert place.port == 7000
 
 
@@ -97,5 +97,5 @@ def test_hosts_that_cannot_meet_are_told(tmp_path: Path, authority: str | None, 
     make_authority(tmp_path / "a")
     with pytest.raises(AllocationError, match=text):
         meeting_place(
-            Allocation("hand", 1, 2), None, str(tmp_path / authority) if authority else None
+            HostAllocation("hand", 1, 2), None, str(tmp_path / authority) if authority else None
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from miniray.launch.kubernetes import KubernetesJob, documents, manifest
 from miniray.launch.slurm import SlurmJob, script
@@ -55,16 +57,14 @@ def job(**changes: object) -> KubernetesJob:
 
 
 def test_a_manifest_is_read_as_it_was_meant() -> None:
-    yaml = pytest.importorskip("yaml")
     wanted = job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team")
     assert list(yaml.safe_load_all(manifest(wanted))) == documents(wanted)
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.31", "1.33", "1.35", "1.37"])
 def test_a_manifest_is_what_kubernetes_knows(version: str) -> None:
-    validator = pytest.importorskip("kubernetes_validate")
     for document in documents(job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team")):
-        validator.validate(document, version, strict=True)
+        kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_a_manifest_holds_the_name_of_a_secret_and_no_secret() -> None:

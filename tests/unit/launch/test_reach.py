@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.launch.reach import Door, NotReachedError, first_to_answer, reach_head
+from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer, reach_head
 from miniray.security.certificates import Identity, make_head_identity
 from miniray.security.token import JoinToken, make_secret
 
@@ -63,7 +63,10 @@ def test_of_all_addresses_the_one_with_the_pinned_certificate_is_taken(
     servers: tuple[JoinToken, str, str],
 ) -> None:
     token, head, stranger = servers
-    assert first_to_answer(Door((unused(), stranger, "no-such-host.invalid", head), token)) == head
+    assert (
+        first_to_answer(HeadOffer((unused(), stranger, "no-such-host.invalid", head), token))
+        == head
+    )
 
 
 def test_another_head_is_not_taken_and_each_address_says_why(
@@ -72,7 +75,7 @@ def test_another_head_is_not_taken_and_each_address_says_why(
     token, _, stranger = servers
     nobody = unused()
     with pytest.raises(NotReachedError) as missed:
-        first_to_answer(Door((stranger, nobody), token))
+        first_to_answer(HeadOffer((stranger, nobody), token))
     assert f"The server at {stranger} is not the head that this join token is for" in str(
         missed.value
     )
@@ -81,7 +84,7 @@ def test_another_head_is_not_taken_and_each_address_says_why(
 
 def test_a_head_that_comes_late_is_waited_for(servers: tuple[JoinToken, str, str]) -> None:
     token, head, _ = servers
-    doors = iter([None, Door((unused(),), token), Door((head,), token)])
+    doors = iter([None, HeadOffer((unused(),), token), HeadOffer((head,), token)])
     pauses: list[float] = []
     assert reach_head(lambda: next(doors), 60.0, pauses.append) == (head, token)
     assert len(pauses) == 2
@@ -93,4 +96,4 @@ def test_the_wait_for_a_head_has_an_end_and_a_reason() -> None:
         reach_head(lambda: None, 0.0, lambda _: None)
     nobody = unused()
     with pytest.raises(NotReachedError, match=f"within 0 s: Nothing listens at {nobody}"):
-        reach_head(lambda: Door((nobody,), token), 0.0, lambda _: None)
+        reach_head(lambda: HeadOffer((nobody,), token), 0.0, lambda _: None)

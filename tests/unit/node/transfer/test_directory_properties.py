@@ -21,7 +21,7 @@ from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.copies import Copies
-from miniray.node.transfer.directory import Directory, Wanted
+from miniray.node.transfer.directory import Directory, SourceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,7 @@ class Node:
         self.asked[key] = home
         if home == self.id:
             answer = self._answer_to(key)
-            self.directory.ask(key, self.id, Wanted(tried, key[1] % 2 == 0, answer))
+            self.directory.ask(key, self.id, SourceRequest(tried, key[1] % 2 == 0, answer))
         elif not self.send(home, Relayed(notice=r.FETCH, items=(key, tried))):
             del self.reading[key]
 
@@ -154,7 +154,7 @@ class Node:
                 self.send(node, Relayed(notice=ANSWER, items=(key, source, why)))
 
         if key[2] == self.id:
-            self.directory.ask(key, node, Wanted(tried, key[1] % 2 == 0, answer))
+            self.directory.ask(key, node, SourceRequest(tried, key[1] % 2 == 0, answer))
         else:
             why = "" if self.has(key) else "it is not here"
             self.send(node, Relayed(notice=ANSWER, items=(key, self.id, why)))
