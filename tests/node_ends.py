@@ -17,7 +17,7 @@ from miniray.node.base.template_client import Helper, TemplateGoneError
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.copies import Copies
+from miniray.node.store.segments import Copies
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.directory import Directory
 from miniray.node.transfer.mover import Mover
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from miniray.node.store.copies import Key
+    from miniray.node.store.segments import Key
 
 #: As security/channels.py has them: a new channel tries at once, whatever others met.
 _OPTIONS = [

@@ -9,9 +9,8 @@ from miniray.node.objects.memory_service import MemoryService
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.objects.store_requests import FetchRequests, StoreRequests
 from miniray.node.store.adopted import AdoptedObjects
-from miniray.node.store.copies import Copies
 from miniray.node.store.memory_report import describe_holders
-from miniray.node.store.segments import SegmentStore
+from miniray.node.store.segments import Copies, SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.directory import Directory
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.base.template_client import Helper
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.copies import Key
+    from miniray.node.store.segments import Key
     from miniray.node.workers.process_names import ProcessNames
 
 _MOVER = "miniray.node.transfer.mover"

@@ -11,9 +11,8 @@ from miniray.node.transfer.pulls import Pulls
 
 if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.copies import Copies, Key
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spill_files import DiskPlace
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory

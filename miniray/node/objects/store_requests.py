@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from miniray.node.base.clients import Answer, Client, ClientServer
     from miniray.node.objects.objects import NodeObjects
-    from miniray.node.store.copies import Key
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Key, Segment
     from miniray.node.store.spilling import Spilling
 
 #: (segment of this node, form, where it begins), and the descriptor of its memory or file.

@@ -23,7 +23,7 @@ WATCH = "watch"
 GONE = "gone"
 #: (segment, owner): the sender has written a value there for a process of the receiving node.
 WROTE = "wrote"
-#: (key, ...) of values (node/store/copies.py): the sender has them, whole, and a process of the
+#: (key, ...) of values (node/store/segments.py): the sender has them, whole, and a process of the
 #: receiving node owns them.
 COPIED = "copied"
 #: A key: its owner, a process of the sender, has freed that value.

@@ -25,9 +25,8 @@ from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
-    from miniray.node.store.copies import Copies
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Copies, Segment
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.copies import Key
-    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.segments import Key, SegmentStore
 
 _FREED = "its owner has freed it"
 #: Copies of one value that a node sends at a time.

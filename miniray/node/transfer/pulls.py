@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.exceptions import ObjectStoreFullError
-    from miniray.node.store.copies import Copies, Key
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Copies, Key, Segment
 
 #: Part of the store that each kind of what is fetched ahead may take.
 _SHARE = 4

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.copies import Key
+    from miniray.node.store.segments import Key
 
 #: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
 IN_FLIGHT = 2 << 20

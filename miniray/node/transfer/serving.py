@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.copies import Copies, Key
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.arriving import Arriving
     from miniray.node.transfer.directory import Directory

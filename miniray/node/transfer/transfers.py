@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.admission_queue import Claim
-    from miniray.node.store.copies import Key
-    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.segments import Key, Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
     from miniray.node.transfer.mover_client import Move, MoverClient

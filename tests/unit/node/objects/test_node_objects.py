@@ -14,15 +14,14 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.copies import Copies
+from miniray.node.store.segments import Copies
 from miniray.node.transfer.directory import Directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from miniray.node.store.admission_queue import Claim
-    from miniray.node.store.copies import Key
-    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.segments import Key, Segment, SegmentStore
 
 HERE, ORIGIN, FAR = b"node-own", b"node-one", b"node-far"
 OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"

@@ -19,7 +19,7 @@ from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store import memories as memories_module
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
-from miniray.node.store.copies import Copies
+from miniray.node.store.segments import Copies
 from miniray.node.store.spill_files import Disk, DiskPlace
 from miniray.node.store.spilling import Spilling
 

@@ -20,13 +20,13 @@ from stores import new_store
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.copies import Copies
+from miniray.node.store.segments import Copies
 from miniray.node.transfer.directory import Directory, SourceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.node.store.copies import Key
+    from miniray.node.store.segments import Key
 
 SIZE = 4096
 COUNT = 4

@@ -11,15 +11,14 @@ from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
-from miniray.node.store.copies import Copies
+from miniray.node.store.segments import Copies
 from miniray.node.transfer.pulls import Pulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from miniray.node.store.copies import Key
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.segments import Key, Segment, SegmentStore
 
 SIZE = 100_000
 KEY = (b"node", 7, b"home")

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.store.copies import Key
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Key, Segment
 
 SIZE = 3_000_000
 PIECE = 1_000_000
