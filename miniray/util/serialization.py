@@ -10,12 +10,22 @@ import copyreg
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import cloudpickle
+
 from miniray.system.option_checks import wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+
+#: Where picklers look: all of them in that of Python, cloudpickle in its own before.
+_TABLES: tuple[dict[type, Any], ...] = (
+    copyreg.dispatch_table,
+    cloudpickle.Pickler.dispatch_table.maps[0],
+)
+#: What these have for the classes that are registered here, when they are not.
+_before: dict[type, list[Any]] = {}
 
 
 def register_serializer(
@@ -40,9 +50,15 @@ def register_serializer(
     def reduce(value: T) -> tuple[Callable[[Any], T], tuple[Any]]:
         return deserializer, (serializer(value),)
 
-    copyreg.dispatch_table[cls] = reduce
+    _before.setdefault(cls, [table.get(cls) for table in _TABLES])
+    for table in _TABLES:
+        table[cls] = reduce
 
 
 def deregister_serializer(cls: type) -> None:
     """Pickle values of a class as the class says, again; nothing if that is so."""
-    copyreg.dispatch_table.pop(cls, None)
+    for table, own in zip(_TABLES, _before.pop(cls, ()), strict=False):
+        if own is None:
+            table.pop(cls, None)
+        else:
+            table[cls] = own

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,19 @@ def test_a_class_that_was_taken_back_cannot_be_pickled_again() -> None:
     deregister_serializer(Connection)  # a second time changes nothing
     with pytest.raises(TypeError, match="lock"):
         serialize(Connection("a:1"))
+
+
+@pytest.mark.parametrize("value", [re.compile("a"), memoryview(b"a"), logging.getLogger("a")])
+def test_a_serializer_goes_before_what_picklers_know_which_is_back_afterwards(value: Any) -> None:
+    before = there_and_back(value)
+    register_serializer(type(value), serializer=lambda _: "b", deserializer=str)
+    try:
+        assert there_and_back([value]) == ["b"]
+    finally:
+        deregister_serializer(type(value))
+    assert there_and_back(value) == before
+    deregister_serializer(type(value))
+    assert there_and_back(value) == before
 
 
 @pytest.mark.parametrize(
