@@ -8,7 +8,6 @@ policies; how an attempt ended, by ``Attempt``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import secrets
@@ -31,11 +30,7 @@ from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import RunFacts, pause_after
 from miniray.train.controller.startup import check_shared, place, start
-from miniray.train.controller.waits import (
-    BlockingWork,
-    end,
-    first_of,
-)
+from miniray.train.controller.waits import BlockingWork, end, first_of, within
 from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.progress.feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
@@ -266,10 +261,8 @@ class TrainController:
                 if watching.done():
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._attempt.all_ended.wait(), FAILURE_GRACE)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._attempt.settle(), UPLOAD_GRACE)
+                await within(FAILURE_GRACE, self._attempt.all_ended.wait())
+                await within(UPLOAD_GRACE, self._attempt.settle())
         finally:
             await end(over, watches, hang)
         self._attempt.close()

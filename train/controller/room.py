@@ -7,13 +7,13 @@ is decided by the scaling policy. An elastic group takes room for more at a chec
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 import secrets
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.exceptions import MinirayError
+from miniray.train.controller.waits import within
 from miniray.util.placement_group import (
     placement_group,
     placement_group_table,
@@ -144,8 +144,7 @@ async def largest_room(
     while size is not None and size > sizes[0]:
         room = ask(size)
         begun(room)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(room.ready(), SETTLE_TIMEOUT)
+        if await within(SETTLE_TIMEOUT, room.ready()):
             return room
         room.remove()
         below = [smaller for smaller in sizes if smaller < size]
@@ -240,6 +239,6 @@ class Growth:
         if asking is not None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        rooms, self._rooms, self._count = self._rooms, [], 0
-        for room in rooms:
-            await asyncio.to_thread(room.remove)
+        self._count = 0
+        while self._rooms:  # one by one: the call after one that is cancelled has the others
+            await asyncio.to_thread(self._rooms.pop(0).remove)

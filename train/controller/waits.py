@@ -10,7 +10,7 @@ import concurrent.futures
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 
 async def first_of(main: asyncio.Task[None], beside: asyncio.Task[None]) -> None:
@@ -28,6 +28,22 @@ async def end(*futures: asyncio.Future[Any]) -> None:
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, Any]) -> bool:
+    """Return whether work ends within so many seconds; else it is cancelled.
+
+    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the work ends.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        await end(task)
 
 
 T = TypeVar("T")

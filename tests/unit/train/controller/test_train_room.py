@@ -159,6 +159,45 @@ def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
     asyncio.run(scenario())
 
 
+def test_room_to_grow_is_given_back_whole_although_that_is_cancelled():
+    class Group:
+        size = 1
+
+        def room_beside(self, number):
+            return nodes.ask(1)
+
+    async def scenario():
+        growth = Growth(default_scaling(ScalingConfig(num_workers=(1, 4))), 0)
+        growth.begin(Group())
+        while len(nodes.open) < 3:
+            await asyncio.sleep(0)
+        ending = asyncio.ensure_future(growth.end())
+        while len(nodes.open) == 3:
+            await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.wait([ending])
+        await growth.end()
+        assert nodes.open == []
+
+    nodes = Nodes(1)
+    asyncio.run(scenario())
+
+
+def test_a_search_that_is_cancelled_as_its_room_is_there_ends():
+    async def scenario():
+        nodes = Nodes(2, held=2)
+        search = asyncio.ensure_future(largest_room(nodes.ask, [1, 2], lambda room: None))
+        while not nodes.open or nodes.open[-1].size != 2 or len(nodes.asked) < 2:
+            await asyncio.sleep(0)
+        nodes.set_held(0)
+        await asyncio.sleep(0)  # the room is there, and the search has not heard of it
+        search.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await search
+
+    asyncio.run(scenario())
+
+
 def test_an_elastic_group_grows_by_whole_slices_up_to_the_most():
     policy = default_scaling(
         ScalingConfig(num_workers=(2, 6), use_tpu=True, topology="2x2x2", accelerator_type="TPU-V4")
