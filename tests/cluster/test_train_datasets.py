@@ -143,6 +143,18 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(fit: Any, tmp_path: Path) -> No
     assert sorted(n for part in before + after for n in part) == list(range(100))
 
 
+def test_a_dataset_has_the_same_order_on_a_cluster_of_any_size(monkeypatch: Any) -> None:
+    from miniray.train.data import datasets
+
+    def blocks(cpus: int) -> list[int]:
+        monkeypatch.setattr(datasets, "cluster_resources", lambda: {"CPU": cpus})
+        source = datasets.DatasetSource(miniray.data.range(10_000).map(lambda row: row))
+        return list(source.block_sizes)
+
+    assert blocks(1) == blocks(64)
+    assert len(blocks(1)) > 100
+
+
 def test_the_programs_of_the_template_read_tensors_that_ray_has_written(
     fit: Any, tmp_path: Path
 ) -> None:

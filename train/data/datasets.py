@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Units that a dataset with functions is cut into at least, for each CPU.
-_UNITS_PER_CPU = 4
+#: Units that a dataset with functions is cut into at least. The order of an epoch is one of units,
+#: so that it is not for the cluster to say: a run may go on where there are other CPUs.
+_UNITS = 256
 
 
 class DatasetSource(Source):
@@ -51,9 +52,7 @@ class DatasetSource(Source):
         self._plan: PlanNode = read
         for stage in stages:
             self._plan = dataclasses.replace(stage, inputs=(self._plan,))
-        parts = 1
-        if has_user_code(self._plan):
-            parts = _UNITS_PER_CPU * max(1, int(cluster_resources().get("CPU", 1)))
+        parts = _UNITS if has_user_code(self._plan) else 1
         self._units = [unit for unit in units_of(read, parts) if unit.rows]
 
     @property

@@ -213,8 +213,13 @@ class DataIterator:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        rows = self._source.num_rows if isinstance(self._source, Source) else None
-        return {"name": self._name, "rows": rows, "seed": self._seed}
+        identity = {"name": self._name, "rows": None, "seed": self._seed}
+        if isinstance(self._source, Source):
+            identity["rows"] = self._source.num_rows
+            if self._seed is not None:  # the order of an epoch is one of blocks
+                sizes = map(int, self._source.block_sizes)
+                identity["blocks"] = zlib.crc32(repr(list(sizes)).encode())
+        return identity
 
     def _start_of(self, epoch: int) -> Position:
         end = self._source.num_rows if isinstance(self._source, Source) else ENDLESS

@@ -174,10 +174,10 @@ def position_of(state: Mapping[str, Any], identity: Mapping[str, Any], world_siz
         raise ValueError(
             f"load_state_dict() got {state!r:.200}, which is not what state_dict() returns."
         )
-    if state["dataset"] != dict(identity):
+    if {**identity, **state["dataset"]} != dict(identity):  # older states do not tell blocks
         raise ValueError(
             f"load_state_dict() got the state of other data: {state['dataset']}, while these are "
-            f"{dict(identity)}. Rows and seed must be the same for the order to be."
+            f"{dict(identity)}. Rows, seed and blocks must be the same for the order to be."
         )
     local = tuple(state["local_shuffle"]) if state["local_shuffle"] else None
     position = Position(

@@ -471,3 +471,13 @@ def test_a_resumed_pass_must_have_the_same_local_shuffle():
     other.load_state_dict(iterator.state_dict())
     with pytest.raises(ValueError, match="must be the same"):
         list(other.iter_batches(batch_size=2))
+
+
+def test_a_state_of_a_shuffled_epoch_is_one_of_the_same_blocks(parquet):
+    state = DataIterator("train", adapt("train", parquet())).state_dict()
+    assert DataIterator("train", adapt("train", parquet())).state_dict() == state
+    other = adapt("train", parquet(group=10))
+    with pytest.raises(ValueError, match="state of other data"):
+        DataIterator("train", other).load_state_dict(state)
+    kept = DataIterator("train", adapt("train", parquet()), seed=None).state_dict()
+    DataIterator("train", other, seed=None).load_state_dict(kept)  # no block is moved

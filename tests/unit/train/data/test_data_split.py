@@ -192,6 +192,7 @@ def test_a_rank_that_has_read_all_says_so_to_ranks_with_one_row_more(rank):
         ({"version": 9}, "is not what state_dict"),
         ({"extra": 1}, "is not what state_dict"),
         ({"dataset": {**IDENTITY, "rows": 99}}, "state of other data"),
+        ({"dataset": {**IDENTITY, "blocks": 1}}, "state of other data"),
         ({"taken": 5, "local_shuffle": [10, 0]}, "2 workers read with a local shuffle"),
     ],
 )
