@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -81,7 +82,7 @@ class Writer(Transform):
         rest = table.drop_columns(list(self.partition_cols))
         for values, rows in groups.items():
             named = zip(self.partition_cols, values, strict=True)
-            below = "/".join(f"{name}={value}" for name, value in named)
+            below = "/".join(f"{name}={quote(str(value), safe='')}" for name, value in named)
             yield f"{self.folder}/{below}", rest.take(pa.array(rows))
 
     def _bytes(self, table: Any, where: Where) -> bytes:

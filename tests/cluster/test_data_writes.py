@@ -60,6 +60,17 @@ def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
     assert sorted(row["id"] for row in back.take_all() if row["key"] == 1) == list(range(1, 100, 2))
 
 
+def test_a_value_that_names_a_folder_names_none_elsewhere(tmp_path: Path) -> None:
+    names = ["../../out", "a/b", "50%25", "x=y z"]
+    folder = tmp_path / "deep" / "keys"
+    items = [{"id": number, "key": name} for number, name in enumerate(names)]
+    data.from_items(items).write_parquet(str(folder), partition_cols=["key"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep"]
+    assert len(list(folder.iterdir())) == 4
+    back = data.read_parquet(str(folder)).take_all()
+    assert sorted((row["id"], row["key"]) for row in back) == list(enumerate(names))
+
+
 def test_arrays_are_written_and_python_objects_refused(tmp_path: Path) -> None:
     data.range_tensor(4, shape=(2, 2)).write_numpy(str(tmp_path / "npy"), column="data")
     back = data.read_numpy(str(tmp_path / "npy")).take_all()
