@@ -156,8 +156,10 @@ class ParquetUnit(ReadUnit):
 
 def _with_missing(table: Any, schema: Any, wanted: Selection) -> Any:
     """Add the columns that other files have, as null."""
+    filtered = wanted.expr.columns() if wanted.expr is not None else ()
+    used = {*(wanted.columns or ()), *filtered}
     for field in schema:
-        needed = wanted.columns is None or field.name in wanted.columns
+        needed = wanted.columns is None or field.name in used
         if field.name not in table.column_names and needed:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     names = [name for name in schema.names if name in table.column_names]
