@@ -31,7 +31,7 @@ class ExecutionOptions:
     Args:
         resource_limits: The most that is used.
         preserve_order: Keep the order of rows. Default: True, other than in Ray.
-        verbose_progress: Show a line of progress for each operator.
+        verbose_progress: Accepted as in Ray, without effect: ``stats()`` tells what was done.
         label_selector: Labels that the nodes must have.
     """
 
@@ -47,10 +47,10 @@ class DataContext:
 
     Attributes:
         target_max_block_size: Bytes of a block.
-        target_min_block_size: Bytes below which files are read together.
+        target_min_block_size: Accepted as in Ray, without effect: small files are read together.
         read_op_min_num_blocks: Units of work for each CPU, if a function follows.
         execution_options: How datasets are executed.
-        enable_progress_bars: Show progress in a terminal.
+        enable_progress_bars: Accepted as in Ray, without effect.
         max_errored_blocks: Units that may fail and are left out; -1: any number.
         retried_io_errors: Texts of errors after which a file is read again.
         max_task_retries: Repeats of a task whose worker has died.

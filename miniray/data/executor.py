@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import cluster_resources, get, kill, wait
 from miniray.data.context import DataContext
-from miniray.data.plan import Limit, Read, Regroup, Stage, Union, has_user_code, optimised
+from miniray.data.plan import (
+    Limit,
+    Read,
+    Regroup,
+    Stage,
+    Union,
+    count_of,
+    has_user_code,
+    optimised,
+)
 from miniray.data.sources import BlocksDatasource, BlockUnit, CutWish, TablesDatasource, TableUnit
 from miniray.data.stats import ExecutionStats
 from miniray.data.transforms import DataError, Gather, Where
@@ -50,6 +59,7 @@ class Setting:
         seed: What random numbers of the tasks are drawn from.
         share: Of how many executions of the same plan this one is: pools are divided among them.
         resources: The cluster's totals; empty if local.
+        pooled: CPUs that pools of the plan hold at least, at one time.
         stats: Where stages count.
     """
 
@@ -59,6 +69,7 @@ class Setting:
     seed: int = 0
     share: int = 1
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    pooled: float = 0
     stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)
 
     @property
@@ -88,6 +99,12 @@ class Setting:
             found.append(compute.most)
         return max(1, int(min(found, default=1)))
 
+    def tasks_at_most(self, compute: Compute) -> int:
+        """Return how many tasks of a kind may run at once, whatever the cluster has."""
+        cpus, each = self.options.resource_limits.cpu, compute.options.get("num_cpus", 1)
+        allowed = 2**31 if cpus is None or not each else max(1, int(cpus / each))
+        return allowed if compute.most is None else min(allowed, compute.most)
+
     def actors_at_most(self, compute: Compute) -> int:
         """Return how many actors leave a CPU to the tasks that feed them.
 
@@ -95,13 +112,16 @@ class Setting:
             DataError: Not even the least number of them does.
         """
         each = compute.options.get("num_cpus", 0)
-        most = int((self.resources.get("CPU", 0) - 1) / each) if each else 2**31
         least = compute.pool[0] if compute.pool is not None else 1
+        others = self.pooled - least * each
+        cpus = self.resources.get("CPU", 0)
+        most = int((cpus - 1 - others) / each) if each else 2**31
         if most < least:
+            beside = f", beside other pools that hold {others:g}," if others else ""
             raise DataError(
-                f"A pool of {least} actors with num_cpus={each} leaves none of the cluster's "
-                f"{self.resources.get('CPU', 0):g} CPUs to the tasks that read the data. Use "
-                f"fewer actors, or leave num_cpus out."
+                f"A pool of {least} actors with num_cpus={each}{beside} leaves none of the "
+                f"cluster's {cpus:g} CPUs to the tasks that read the data. Use fewer actors, or "
+                f"leave num_cpus out."
             )
         return most
 
@@ -291,8 +311,8 @@ class Running:
         self.generator = generator
         self.label = label
         self.actor = actor
-        self.unread = 0
         self._block: Any = None
+        self._rows = 0
 
     def take(self, stats: StageStats) -> ReadUnit | None:
         """Return the next block, if it is there.
@@ -312,8 +332,14 @@ class Running:
             return None
         block, self._block = self._block, None
         record = self._get(next(generator))
+        if record.first != self._rows:
+            raise DataError(
+                f"{self.label} ran again after its process had died, and gave other rows than "
+                f"before. Functions must make the same of the same rows."
+            )
+        self._rows += record.rows
         stats.add(record)
-        return BlockUnit((block,), record.rows, record.size)
+        return BlockUnit((block,), record.rows, record.size, origin=self.label)
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -400,7 +426,7 @@ class StageFeed(Feed):
     def _window(self) -> int:
         """The calls that may have begun and are not read to their end."""
         slots = self._setting.slots(self._compute, self._stats.heap)
-        return self._bounded(_AHEAD * slots)
+        return self._bounded(min(_AHEAD * slots, self._setting.tasks_at_most(self._compute)))
 
     def _bounded(self, window: int) -> int:
         """Return a window that what the calls make fits into."""
@@ -476,7 +502,9 @@ class PoolFeed(StageFeed):
             self._grow()
         actor = min(self._load, key=self._load.__getitem__)
         self._load[actor] += 1
-        run = actor.run.options(num_returns="streaming")
+        run = actor.run.options(
+            num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
+        )
         return Running(run.remote(where, units, counts, *refs), where.label, actor)
 
     def _finish(self, call: Running) -> None:
@@ -509,6 +537,8 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         return UnionFeed([functools.partial(_feed, each, setting, wish) for each in node.inputs])
     if isinstance(node, Limit):
         (below,) = node.inputs
+        if isinstance(below, Union) and count_of(below) is None:
+            below = _read_by_tasks(below)  # blocks tell their rows, of which so many are wanted
         if isinstance(below, Read) and below.source.count() is None:
             head = HeadFeed(_feed(below, setting, wish), node.rows)
             return LimitFeed(_run(Stage((below,), ()), head, setting), node.rows)
@@ -595,6 +625,7 @@ def execute(
         seed=seed,
         share=share,
         resources={} if local else cluster_resources(),
+        pooled=_pooled(root),
         stats=stats or ExecutionStats(),
     )
     if context.print_on_execution_start:
@@ -635,6 +666,14 @@ def _drained(feed: Feed, stats: ExecutionStats) -> Iterator[ReadUnit]:
     finally:
         stats.ended = time.perf_counter()
         feed.close()
+
+
+def _pooled(node: PlanNode) -> float:
+    """Return the CPUs that pools hold at least, at one time."""
+    own: float = 0
+    if isinstance(node, Stage) and node.compute.pool is not None:
+        own = node.compute.pool[0] * node.compute.options.get("num_cpus", 0)
+    return own + max(map(_pooled, node.inputs), default=0)  # a union runs one after another
 
 
 def _is_small(root: PlanNode, context: DataContext) -> bool:

@@ -345,13 +345,15 @@ class BlockUnit(ReadUnit):
     rows: int | None
     size: int
     start: int = 0
+    origin: str = ""
 
     @property
     def label(self) -> str:
         """The rows of the block."""
+        block = f"a block of {self.origin}" if self.origin else "a block"
         if self.rows is None:
-            return "a block"
-        return f"rows {self.start} to {self.start + self.rows - 1} of a block"
+            return block
+        return f"rows {self.start} to {self.start + self.rows - 1} of {block}"
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows."""
@@ -366,7 +368,7 @@ class BlockUnit(ReadUnit):
             return UnitPart(self, start, stop)
         rows = max(0, min(stop, self.rows) - start)
         size = self.size * rows // max(self.rows, 1)
-        return BlockUnit(self.refs, rows, size, self.start + start)
+        return BlockUnit(self.refs, rows, size, self.start + start, self.origin)
 
 
 @dataclasses.dataclass(frozen=True)

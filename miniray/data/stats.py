@@ -12,6 +12,7 @@ class Record:
     """What a task tells of a block that it has made.
 
     Attributes:
+        first: How many rows the task has given before it.
         rows: Its rows.
         size: Its bytes.
         wall: Seconds that it took to make.
@@ -19,6 +20,7 @@ class Record:
         heap: Most bytes that the process has held so far.
     """
 
+    first: int
     rows: int
     size: int
     wall: float

@@ -87,13 +87,15 @@ def yield_blocks(
     each = iter(values)
     own = [[next(each) for _ in range(count)] for count in counts]
     tables = work.tables(where, units, own)
+    first = 0
     while True:
         wall, cpu = time.perf_counter(), time.process_time()
         table = next(tables, None)
         if table is None:
             return
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        record = Record(table.num_rows, table.nbytes, wall, cpu, _heap())
+        record = Record(first, table.num_rows, table.nbytes, wall, cpu, _heap())
+        first += record.rows
         yield table
         del table  # in the store now
         yield record

@@ -78,6 +78,26 @@ def test_a_worker_that_dies_while_its_blocks_are_read(tmp_path: Path) -> None:
         context.target_max_block_size = before
 
 
+def test_a_unit_that_gives_other_rows_when_it_runs_again_is_an_error(tmp_path: Path) -> None:
+    marker = str(tmp_path / "died")
+
+    def changing(batch: Any) -> Any:
+        again = os.path.exists(marker)
+        for n in batch["id"]:
+            if n == 15 and not again:
+                Path(marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield {"id": np.full(3 * 2**16 if again else 2**17, n)}
+
+    context = data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, 2**20
+    try:
+        with pytest.raises(data.DataError, match="gave other rows than before"):
+            data.range(160).map_batches(changing).count()  # units of 20 rows
+    finally:
+        context.target_max_block_size = before
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("map"), st.integers(1, 5)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,6 +51,27 @@ def test_as_much_is_in_flight_of_four_times_the_data(tmp_path: Path, rows: int) 
         most = max(most, os.path.getsize(marker) - read)
     assert read == rows
     # Two calls in the window, each with two blocks unread and rows of one in the making.
+    assert most < 40
+
+
+def test_a_pool_whose_blocks_are_larger_than_expected_pauses(tmp_path: Path) -> None:
+    marker = str(tmp_path / "made")
+
+    class Larger:
+        def __init__(self) -> None:
+            self.function = large(marker)
+
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return self.function(row)
+
+    most = read = 0
+    for row in data.range(200).map(lambda row: row).map(Larger, concurrency=1).iter_rows():
+        assert row["id"] == read
+        read += 1
+        if read == 1:
+            time.sleep(0.5)  # a slow reader
+        most = max(most, os.path.getsize(marker) - read)
+    assert read == 200
     assert most < 40
 
 

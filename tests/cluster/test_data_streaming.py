@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,6 +95,30 @@ def test_a_flat_map_and_a_generator_give_any_number_of_rows() -> None:
     assert [row["id"] for row in rows] == list(range(100))
 
 
+def test_as_many_tasks_run_at_once_as_are_allowed(tmp_path: Path) -> None:
+    def alone(batch: dict[str, Any]) -> dict[str, Any]:
+        with open(tmp_path / "running", "x"):  # fails beside another one
+            time.sleep(0.05)
+        (tmp_path / "running").unlink()
+        return batch
+
+    assert miniray.data.range(400).map_batches(alone, concurrency=1).count() == 400
+
+
+def test_pools_that_leave_no_cpu_together_are_refused() -> None:
+    class Same:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    one = {"num_cpus": 1, "concurrency": 1}
+    dataset = miniray.data.range(10).map_batches(Same, **one)
+    assert dataset.count() == 10
+    told = "beside other pools that hold 1, leaves none of the cluster's 2 CPUs"
+    with pytest.raises(miniray.data.DataError, match=told):
+        dataset.map_batches(Same, **one).take_all()
+    assert dataset.union(dataset).count() == 20  # one after another
+
+
 def test_a_limit_stops_the_tasks() -> None:
     @miniray.remote(num_cpus=0)
     class Counter:
@@ -136,6 +161,14 @@ def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
     assert "in fails" in told
     assert "/miniray/data/" not in told
     assert told.count("File ") == 1
+
+    class Fails:
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return fails(row)
+
+    read = miniray.data.read_parquet(folder).map(lambda row: row)
+    with pytest.raises(miniray.data.DataError, match=r"Map\(Fails\) failed on row .*1\.parquet"):
+        read.map(Fails, concurrency=1).take_all()
 
 
 @pytest.mark.parametrize(

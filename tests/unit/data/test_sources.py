@@ -104,6 +104,13 @@ def test_files_whose_columns_differ_are_read_together_or_named(tmp_path: Path) -
         data.read_parquet(str(tmp_path)).take(9)
 
 
+def test_a_filter_by_a_column_that_a_file_lacks_leaves_out_its_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2], "b": [5, 6]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"a": [3]}), tmp_path / "1.parquet")
+    dataset = data.read_parquet(str(tmp_path)).filter(expr="b > 5").select_columns("a")
+    assert values(dataset) == [2]
+
+
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"no parquet here")
     with pytest.raises(data.DataError, match=r"bad\.parquet is not a Parquet file"):
@@ -191,6 +198,15 @@ def test_unions_and_limits_of_limits() -> None:
     assert dataset.count() == 10
     assert [row["id"] for row in dataset.take_all()] == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1]
     assert data.range(100).limit(7).limit(20).count() == 7
+
+
+def test_a_limit_holds_over_files_together_whose_rows_nobody_knows(tmp_path: Path) -> None:
+    for number in range(3):
+        text = "".join(f"{n}\n" for n in range(10 * number, 10 * number + 10))
+        (tmp_path / f"{number}.csv").write_text("a\n" + text)
+    one, two, three = (data.read_csv(str(tmp_path / f"{number}.csv")) for number in range(3))
+    assert values(one.union(two).limit(7)) == list(range(7))
+    assert values(one.union(two, three.limit(3)).limit(22)) == list(range(22))
 
 
 def test_splits_are_ranges_of_rows(folder: str) -> None:
