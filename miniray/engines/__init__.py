@@ -64,7 +64,9 @@ def start_ray(options: Any) -> tuple[Runtime, dict[str, Any]]:
     """
     try:
         import ray  # noqa: F401
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise  # it is installed, but something else is not
         raise ImportError(
             "The engine 'ray' needs Ray, in the version of the cluster: "
             "pip install 'miniray[ray]' 'ray==VERSION'."

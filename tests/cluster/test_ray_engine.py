@@ -76,3 +76,9 @@ def test_an_actor_finds_itself_and_others_by_name() -> None:
     assert miniray.get(found.twice.remote(2)) == 4
     with pytest.raises(TypeError, match="takes"):  # it knows the signatures
         found.twice.remote()
+
+
+def test_a_dataset_is_read_to_its_end() -> None:
+    pytest.importorskip("pyarrow")
+    for _ in range(5):
+        assert miniray.data.range(100).map(lambda row: row).materialize().count() == 100

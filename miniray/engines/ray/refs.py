@@ -54,7 +54,8 @@ class RayGenerator(ObjectRefGenerator[Any]):
         return RayRef(self.held.completed())
 
     def next_ready(self) -> bool:
-        return bool(self.held.next_ready())
+        # Ray says yes at the end, too, if that has come since it asked for the item.
+        return bool(self.held.next_ready() and not self.held.is_finished())
 
     def is_finished(self) -> bool:
         return bool(self.held.is_finished())

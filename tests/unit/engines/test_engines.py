@@ -83,3 +83,14 @@ def test_the_error_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(ImportError, match=r"pip install 'miniray\[ray\]'"):
         connect(check_init({"engine": "ray"}, {}))
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_ray_that_can_not_be_loaded_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray.py").write_text("import absent_of_ray\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    with pytest.raises(ImportError, match="No module named 'absent_of_ray'"):
+        engines.start_ray(None)
