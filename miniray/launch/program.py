@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Reads until this process ends or says that it has no need of it any more; the former kills the
-#: group. As a program of its own, since nothing else outlives this process when it is killed.
-_GUARD = 'read -r _ || kill -s KILL -- "-$1"'
+#: Reads the group that it guards, then until this process ends, and kills the group. As a program
+#: of its own, since nothing else outlives this process when it is killed.
+_GUARD = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
 #: What shells answer for a program that is not there.
 _NOT_FOUND = 127
 
@@ -40,18 +40,21 @@ class Program:
     def __init__(
         self, command: Sequence[str], variables: Mapping[str, str], *, stdin: bool = True
     ) -> None:
-        self._own_group = not (stdin and sys.stdin is not None and sys.stdin.isatty())
+        self._guard: subprocess.Popen[bytes] | None = None
+        if not (stdin and sys.stdin is not None and sys.stdin.isatty()):
+            self._guard = _start_guard()
         try:
             self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **variables},
                 stdin=None if stdin else subprocess.DEVNULL,
-                start_new_session=self._own_group,
+                start_new_session=self._guard is not None,
+                # It names itself before it is the program, which so never runs without a guard.
+                preexec_fn=self._name_group if self._guard is not None else None,  # noqa: PLW1509
             )
         except OSError as error:
+            self._end_guard()
             raise ProgramError(f"{command[0]} cannot be started: {error.strerror}.") from None
-        # Not guarded for the milliseconds until this has started.
-        self._guard = self._watch() if self._own_group else None
 
     @property
     def pid(self) -> int:
@@ -61,7 +64,7 @@ class Program:
     def send(self, number: int) -> None:
         """Send a signal to the program and its children."""
         with contextlib.suppress(ProcessLookupError):
-            if self._own_group:
+            if self._guard is not None:
                 os.killpg(self.pid, number)
             else:
                 os.kill(self.pid, number)
@@ -71,14 +74,30 @@ class Program:
         code = self._process.wait()
         if self._guard is not None:
             self.send(signal.SIGKILL)
-            self._guard.communicate(b"\n")
+            self._end_guard()
         return code if code >= 0 else 128 - code
 
-    def _watch(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "miniray-guard", str(self.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    def _name_group(self) -> None:
+        """Tell the guard which group it guards, in the process that becomes the program.
+
+        Other threads of this process may hold locks that nobody releases there: nothing but a
+        system call is safe.
+        """
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        os.write(self._guard.stdin.fileno(), b"%d\n" % os.getpid())
+
+    def _end_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "miniray-guard"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
