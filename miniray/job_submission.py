@@ -225,23 +225,14 @@ class JobSubmissionClient:
             >>> client.submit_job(entrypoint="python train.py")  # doctest: +SKIP
             'job-6f1c04d2a9b83e57'
         """
-        if job_id is not None and submission_id is not None:
-            raise ValueError("Give submission_id alone; job_id is its earlier name.")
-        resources = dict(check.resources("entrypoint_resources", entrypoint_resources or {}))
-        for name, resource, value in (
-            ("entrypoint_num_cpus", "CPU", entrypoint_num_cpus),
-            ("entrypoint_num_gpus", "GPU", entrypoint_num_gpus),
-            ("entrypoint_memory", "memory", entrypoint_memory),
-        ):
-            if value is not None:
-                resources[resource] = check.amount(name, value, resource)
-        wanted = submission_id if submission_id is not None else job_id
         return self._jobs.submit(
             _command(entrypoint),
-            submission_id=None if wanted is None else check.text("submission_id", wanted),
+            submission_id=_wanted_id(submission_id, job_id),
             runtime_env=runtime_env,
             metadata={**self._metadata, **_strings("metadata", metadata)},
-            resources=resources,
+            resources=_resources(
+                entrypoint_resources, entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory
+            ),
             label_selector=check.label_selector(
                 "entrypoint_label_selector", entrypoint_label_selector or {}
             ),
@@ -337,6 +328,32 @@ def _command(entrypoint: str | Sequence[str]) -> list[str]:
     if not words or not all(isinstance(word, str) for word in words):
         raise check.wrong_type("entrypoint", entrypoint, "a command, as text or as list of texts")
     return words
+
+
+def _wanted_id(submission_id: str | None, job_id: str | None) -> str | None:
+    """Return the id that the user has chosen, under either name."""
+    if job_id is not None and submission_id is not None:
+        raise ValueError("Give submission_id alone; job_id is its earlier name.")
+    wanted = submission_id if submission_id is not None else job_id
+    return None if wanted is None else check.text("submission_id", wanted)
+
+
+def _resources(
+    custom: Mapping[str, float] | None,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    memory: int | None,
+) -> dict[str, float]:
+    """Return what the command holds, by the names of resources."""
+    found = dict(check.resources("entrypoint_resources", custom or {}))
+    for name, resource, value in (
+        ("entrypoint_num_cpus", "CPU", num_cpus),
+        ("entrypoint_num_gpus", "GPU", num_gpus),
+        ("entrypoint_memory", "memory", memory),
+    ):
+        if value is not None:
+            found[resource] = check.amount(name, value, resource)
+    return found
 
 
 def _strings(name: str, given: Mapping[str, str] | None) -> dict[str, str]:

@@ -140,7 +140,7 @@ class SubmittedJobs:
         job = self.get(name)
         if job.is_over:
             return False
-        job.stop_grace = grace
+        job.asked_to_stop(grace)
         if not job.node:
             self._grants.withdraw(job.lease)
             self._end(job, STOPPED, "It was stopped before it began.")
@@ -212,7 +212,7 @@ class SubmittedJobs:
         """Note that the command of a job runs."""
         job = self._by_lease.get(lease)
         if job is not None and job.state == PENDING:
-            job.state, job.pid, job.started = RUNNING, pid, time.time()
+            job.began(pid)
             self._keeper.submitted_job(job)
             self._limit_time(job)
 
@@ -225,7 +225,7 @@ class SubmittedJobs:
 
     def _expire(self, job: SubmittedJob, lease: int) -> None:
         if job.lease == lease and job.state == RUNNING and job.stop_grace is None:
-            job.expired, job.stop_grace = True, _GRACE
+            job.asked_to_stop(_GRACE, expired=True)
             self._keeper.submitted_job(job)
             self._stop_command(job)
 
@@ -234,7 +234,7 @@ class SubmittedJobs:
         job = self._by_lease.get(lease)
         if job is None:
             return
-        job.exit_code = how.code
+        job.ended_with(how.code)
         if job.expired:
             self._end(job, FAILED, f"It was ended after {job.spec.max_time:g} s (max_time).")
         elif job.stop_grace is not None:
@@ -242,14 +242,11 @@ class SubmittedJobs:
         elif how.code == 0:
             self._end(job, SUCCEEDED, "")
         else:
-            job.error_type = "JOB_ENTRYPOINT_COMMAND_ERROR"
-            sentence = f"Its command {describe_exit(how.code)}."
-            text = f"{sentence} {how.detail}".strip()
-            if job.failures < job.spec.max_retries:
-                job.failures += 1
+            text = f"Its command {describe_exit(how.code)}. {how.detail}".strip()
+            if job.may_run_again(lost=False):
                 self._try_again(job, text)
             else:
-                self._end(job, FAILED, text)
+                self._end(job, FAILED, text, "JOB_ENTRYPOINT_COMMAND_ERROR")
 
     def start_failed(self, lease: int, error: BaseException) -> bool:
         """End a job whose command could not be started; False if the lease is of no job."""
@@ -257,10 +254,8 @@ class SubmittedJobs:
         if job is None:
             return False
         environment = isinstance(error, RuntimeEnvSetupError)
-        job.error_type = (
-            "RUNTIME_ENV_SETUP_FAILURE" if environment else "JOB_ENTRYPOINT_COMMAND_START_ERROR"
-        )
-        self._end(job, FAILED, f"Its command could not be started: {error}")
+        kind = "RUNTIME_ENV_SETUP_FAILURE" if environment else "JOB_ENTRYPOINT_COMMAND_START_ERROR"
+        self._end(job, FAILED, f"Its command could not be started: {error}", kind)
         return True
 
     def lease_over(self, lease: int) -> None:
@@ -277,8 +272,7 @@ class SubmittedJobs:
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: SubmittedJob, number: int, allocation: Allocation) -> None:
         """Have the node's daemon start the command, once it is kept where that runs."""
-        token.node = allocation.node_id
-        token.log_start = self._log(token).size
+        token.placed(allocation.node_id, self._log(token).size)
         self._by_lease[number] = token
         self._keeper.submitted_job(token)
         self._keeper.when_written(lambda: self._start(token, number, allocation))
@@ -311,8 +305,7 @@ class SubmittedJobs:
             gone = {node.name: node.reason for node in self._nodes.lost()}
             why = gone.get(token.node, "")
             text = f"Node {token.node} was lost{f': {why}' if why else ''}."
-            if token.losses < token.spec.max_retries and token.stop_grace is None:
-                token.losses += 1
+            if token.may_run_again(lost=True):
                 self._try_again(token, text)
             else:
                 self._end(token, FAILED, text)
@@ -330,7 +323,7 @@ class SubmittedJobs:
     def _submit(self, job: SubmittedJob, demand: Demand) -> None:
         if job.is_over:
             return  # it was stopped meanwhile
-        job.lease = self._grants.reserve_number()
+        job.requested(self._grants.reserve_number())
         self._grants.submit(job.lease, self, job, demand, None)
 
     # --- restarts of the head ------------------------------------------------------------
@@ -361,7 +354,7 @@ class SubmittedJobs:
             else:
                 # How one ended is reported first, so the order to start this one was lost.
                 del self._by_lease[number]
-                job.node, job.state = "", PENDING
+                job.waits_again()
                 self._submit(job, job.demand())
 
     def node_never_came(self, name: str) -> None:
@@ -388,13 +381,13 @@ class SubmittedJobs:
         self._by_lease.pop(job.lease, None)
         log = self._log(job)
         log.write(log.size, f"[miniray: {why} The job starts again.]\n".encode())
-        job.state, job.node, job.lease = PENDING, "", 0
+        job.waits_again()
         self._keeper.submitted_job(job)
         self._keeper.when_written(lambda: self._submit(job, job.demand()))
         self._tell_followers(job)
 
-    def _end(self, job: SubmittedJob, state: str, message: str) -> None:
-        job.state, job.message, job.ended = state, message, time.time()
+    def _end(self, job: SubmittedJob, state: str, message: str, error_type: str = "") -> None:
+        job.is_final(state, message, error_type)
         self._by_lease.pop(job.lease, None)
         self._keeper.submitted_job(job)
         self._tell_followers(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from typing import TYPE_CHECKING
 
 from miniray.head.scheduling.demands import Demand
@@ -74,6 +75,50 @@ class SubmittedJob:
     def is_over(self) -> bool:
         """Whether its state is final."""
         return self.state not in (PENDING, RUNNING)
+
+    def requested(self, lease: int) -> None:
+        """Note the number of the request for its lease."""
+        self.lease = lease
+
+    def placed(self, node: str, log_start: int) -> None:
+        """Note the node of its lease, and where in the log the output begins."""
+        self.node, self.log_start = node, log_start
+
+    def began(self, pid: int) -> None:
+        """Note that its command runs."""
+        self.state, self.pid, self.started = RUNNING, pid, time.time()
+
+    def asked_to_stop(self, grace: float, *, expired: bool = False) -> None:
+        """Note that its command has so many seconds to end, which a user wants or its limit."""
+        self.stop_grace = grace
+        self.expired = self.expired or expired
+
+    def waits_again(self) -> None:
+        """Note that it has no lease any more, and is to have another one."""
+        self.state, self.node, self.lease = PENDING, "", 0
+
+    def may_run_again(self, *, lost: bool) -> bool:
+        """Count a failure of its command, or a loss of its node, and return whether it runs again.
+
+        A job that was asked to stop does not, and one that runs no more counts nothing.
+        """
+        done = self.losses if lost else self.failures
+        if self.stop_grace is not None or done >= self.spec.max_retries:
+            return False
+        if lost:
+            self.losses += 1
+        else:
+            self.failures += 1
+        return True
+
+    def ended_with(self, code: int | None) -> None:
+        """Note how its command ended."""
+        self.exit_code = code
+
+    def is_final(self, state: str, message: str, error_type: str = "") -> None:
+        """Enter the state in which it stays."""
+        self.state, self.message, self.ended = state, message, time.time()
+        self.error_type = error_type
 
     def demand(self) -> Demand:
         """Return what its command needs; ValueError if that is malformed."""
