@@ -259,7 +259,7 @@ def _remove_old(base: Path, before: float) -> None:
             if folder.lstat().st_mtime > before:
                 continue
             files = list(folder.iterdir())
-            if all(re.fullmatch(r"join|end|n[0-9]+", path.name) for path in files):
+            if files and all(re.fullmatch(r"join|end|n[0-9]+", path.name) for path in files):
                 for path in files:
                     path.unlink()
                 folder.rmdir()

@@ -69,10 +69,11 @@ def test_what_a_killed_run_left_is_removed_a_day_later_and_nothing_else(tmp_path
     SharedFolder(tmp_path, "new", 0).publish(DOOR)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/data").touch()
-    for name in ("old", "mine"):
+    (tmp_path / "empty").mkdir()
+    for name in ("old", "mine", "empty"):
         os.utime(tmp_path / name, (0, 0))
     SharedFolder(tmp_path, "r1", 0)
-    assert {path.name for path in tmp_path.iterdir()} == {"new", "mine", "r1"}
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "mine", "empty", "r1"}
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
