@@ -351,6 +351,8 @@ class SubmittedJobs:
                     self._stop_command(job)
                 elif job.state == RUNNING:
                     self._limit_time(job)
+            elif job.stop_grace is not None:
+                self._end(job, STOPPED, "It was stopped before it began.")
             else:
                 # How one ended is reported first, so the order to start this one was lost.
                 del self._by_lease[number]

@@ -124,6 +124,26 @@ def test_a_command_whose_start_was_lost_with_the_head_is_started_by_the_next_one
     asyncio.run(run())
 
 
+def test_a_job_that_was_stopped_and_whose_start_was_lost_is_not_started_by_the_next_head(
+    heads: OneFile,
+) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            await submit(daemon)
+            await started(daemon)
+            assert daemon.ask(NODE, "stop_job", "a", 30.0)
+            await settled(cluster)
+        async with heads.head() as cluster:
+            daemon = cluster.node(node_id=NODE)
+            await settled(cluster)
+            assert daemon.take("start_lease") == []
+            assert state(daemon) == "STOPPED"
+            assert daemon.ask(NODE, "available_resources")["CPU"] == 4
+
+    asyncio.run(run())
+
+
 def test_an_end_that_the_head_had_not_kept_is_reported_again(heads: OneFile) -> None:
     async def run() -> None:
         async with heads.head() as cluster:
