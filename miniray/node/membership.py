@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from miniray.calls.actor_client import DEAD
 from miniray.common.host_port import DaemonAddress
 from miniray.node.reports import actor_report, attached, blocked_report, hello
-from miniray.node.workers.worker import NodeLease
+from miniray.node.workers.worker import NodeLease, started_report
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,7 +108,12 @@ class Membership:
             for lease in self.pool.leases.values()
             if lease.blocked and lease.worker is not None
         ]
-        return [*living, *processes, *waiting]
+        running = [
+            started_report(lease, lease.worker)
+            for lease in self.pool.leases.values()
+            if lease.command is not None and lease.worker is not None and lease.worker.ready
+        ]
+        return [*living, *processes, *waiting, *running]
 
     # --- messages of the head --------------------------------------------------------
     def on_message(self, message: head_pb2.ToNode) -> None:

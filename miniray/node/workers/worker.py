@@ -11,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from miniray._proto import head_pb2
 from miniray.accelerators import assigned_environment, needs_fresh_interpreter
 from miniray.common.specs import GrantedLease
 from miniray.exceptions import ITS_LOG
@@ -20,7 +21,6 @@ from miniray.node.workers.template import WORKER_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray._proto import head_pb2
     from miniray.accelerators import NodeAccelerators
     from miniray.node.base.template_client import TemplateClient
     from miniray.node.workers.commands import CommandOutput
@@ -119,6 +119,18 @@ class Worker:
     def job_id(self) -> bytes:
         job_id: bytes = self.pool_key[0]
         return job_id
+
+
+def started_report(lease: NodeLease, worker: Worker) -> head_pb2.FromNode:
+    """Report that the worker of a lease runs."""
+    return head_pb2.FromNode(
+        lease_started=head_pb2.LeaseStarted(
+            lease=lease.number,
+            process_id=worker.process_id,
+            pid=worker.pid,
+            calls_left=worker.calls_left,
+        )
+    )
 
 
 def pool_key(lease: NodeLease) -> tuple[Any, ...]:

@@ -31,7 +31,14 @@ from miniray.node.workers.commands import CommandOutput
 from miniray.node.workers.idle_workers import IdleWorkers, surplus
 from miniray.node.workers.outputs import OutputPipe
 from miniray.node.workers.templates import Templates
-from miniray.node.workers.worker import Worker, interpreter, pool_key, preload, process_spec
+from miniray.node.workers.worker import (
+    Worker,
+    interpreter,
+    pool_key,
+    preload,
+    process_spec,
+    started_report,
+)
 from miniray.node.workers.worker_ends import DeviceKeptError, WorkerEnds, quarantine_of
 from miniray.system.log_file import log_name
 from miniray.worker import worker_file
@@ -200,13 +207,7 @@ class WorkerPool:
         self._head.send(head_pb2.FromNode(lease_ended=head_pb2.LeaseEnded(lease=lease.number)))
 
     def _lease_started(self, lease: NodeLease, worker: Worker) -> None:
-        started = head_pb2.LeaseStarted(
-            lease=lease.number,
-            process_id=worker.process_id,
-            pid=worker.pid,
-            calls_left=worker.calls_left,
-        )
-        self._head.send(head_pb2.FromNode(lease_started=started))
+        self._head.send(started_report(lease, worker))
 
     def _lease_failed(self, lease: NodeLease, error: BaseException, tries: int = 0) -> None:
         """Report that a lease is over; ``tries`` such failures in a row are final."""

@@ -1,0 +1,58 @@
+"""What a node tells a head that it comes back to."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from miniray._proto import head_pb2
+from miniray.common.specs import Allocation, CommandSpec, JobSpec
+from miniray.node.membership import Membership
+from miniray.node.workers.worker import NodeLease, Worker
+
+
+class NextHead:
+    """Welcomes a node, and keeps what that tells it first."""
+
+    def __init__(self) -> None:
+        self.news: list[head_pb2.FromNode] = []
+
+    async def rejoin(self, _member: Any, _timeout: float, news: Any) -> head_pb2.Welcome:
+        self.news = news()
+        return head_pb2.Welcome()
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Take what it asks of every head."""
+
+
+def command(number: int, *, ready: bool) -> NodeLease:
+    """The lease of a command, which runs or is being started."""
+    lease = NodeLease(
+        number=number,
+        epoch=1,
+        owner=b"",
+        job_id=b"job",
+        job=JobSpec(),
+        spec=CommandSpec(name="a", command=["true"], resources={}),
+        allocation=Allocation("node"),
+    )
+    lease.worker = Worker(b"worker", (b"job",), pid=77, lease=lease, ready=ready)
+    return lease
+
+
+def test_the_next_head_is_told_which_commands_have_started() -> None:
+    leases = {number: command(number, ready=number == 1) for number in (1, 2)}
+    head = NextHead()
+    parts: dict[str, Any] = {
+        "config": None,
+        "head": head,
+        "clients": SimpleNamespace(clients={}),
+        "pool": SimpleNamespace(leases=leases, jobs=set),
+        "relay": None,
+        "adopted": SimpleNamespace(actors=list),
+        "events": SimpleNamespace(jobs=set),
+    }
+    asyncio.run(Membership(**parts).rejoin(1.0))
+    started = [message.lease_started for message in head.news]
+    assert [(each.lease, each.pid) for each in started] == [(1, 77)]
