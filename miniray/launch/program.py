@@ -69,6 +69,11 @@ class Program:
             else:
                 os.kill(self.pid, number)
 
+    def pass_on(self, number: int) -> None:
+        """Send a signal that this process got, unless a terminal has sent it to both."""
+        if self._guard is not None or number != signal.SIGINT:
+            self.send(number)
+
     def finish(self) -> int:
         """Wait for its end, kill what it has left in its group, and return the exit code."""
         code = self._process.wait()

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 #: The label by which the first host knows which hosts have joined.
 RANK_LABEL = "rank"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts have to reach it
+#: After which a program has the grace to end; after Ctrl-C, as long as it likes.
+_DEADLY = (signal.SIGTERM, signal.SIGHUP)
 #: Seconds between two looks at which hosts have joined, and at whether all still live.
 _BETWEEN_LOOKS, _BETWEEN_CHECKS = 0.1, 1.0
 
@@ -229,8 +231,8 @@ class FirstHost:
         )
         while not ended:
             for number in self._events.wait(self._next_look()):
-                program.send(number)
-                if number != signal.SIGINT and number in _DEADLY:
+                program.pass_on(number)
+                if number in _DEADLY:
                     self._limit()
             if self._until is not None and time.monotonic() >= self._until:
                 program.send(signal.SIGKILL)
@@ -321,7 +323,7 @@ class OtherHost:
         until: float | None = None
         while not ended:
             for number in self._events.wait(until):
-                if until is None and number in _DEADLY and number != signal.SIGINT:
+                if until is None and number in _DEADLY:
                     until = time.monotonic() + self._options.grace
             if until is not None and time.monotonic() >= until and not ended:
                 self._tell(f"The run did not end within {self._options.grace:g} s: this node does.")
@@ -330,9 +332,6 @@ class OtherHost:
         if node.process.wait() != 0:
             raise BootError(f"The node of this host has failed. {_logs(node)}")
         return 0
-
-
-_DEADLY = (signal.SIGTERM, signal.SIGHUP)
 
 
 def describe_missing(

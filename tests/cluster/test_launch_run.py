@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -36,6 +39,45 @@ def test_all_hosts_become_one_cluster_and_the_first_ends_with_the_programs_code(
 def test_on_a_laptop_the_same_command_is_a_cluster_of_this_machine(command: CommandLine) -> None:
     done = command.run("run", "--", PYTHON, "-c", SHOW_RANKS, "3")
     assert (done.returncode, done.stdout, done.stderr) == (3, "['0']\n", "")
+    command.leaves_nothing()
+
+
+#: Says how often Ctrl-C has reached it, when a signal has come the same way after the first time.
+COUNTS_INTERRUPTS = """
+import os, signal, sys
+seen = []
+def interrupted(*_):
+    seen.append(1)
+    if len(seen) == 1:
+        os.kill(os.getppid(), signal.SIGUSR1)
+def end(*_):
+    print("interrupts:", len(seen))
+    sys.exit(3)
+signal.signal(signal.SIGINT, interrupted)
+signal.signal(signal.SIGUSR1, end)
+print("ready")
+while True:
+    signal.pause()
+"""
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_program_once(command: CommandLine) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        program = ("miniray", "run", "--", PYTHON, "-u", "-c", COUNTS_INTERRUPTS)
+        os.execvpe(program[0], program, command.environment)
+    try:
+        shown = b""
+        while b"ready" not in shown:
+            shown += os.read(terminal, 4096)
+        os.write(terminal, b"\x03")
+        with contextlib.suppress(OSError):  # once nobody has the terminal any more
+            while data := os.read(terminal, 4096):
+                shown += data
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    assert b"interrupts: 1\r\n" in shown
     command.leaves_nothing()
 
 
