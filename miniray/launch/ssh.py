@@ -182,18 +182,22 @@ class _Session:
         self._events.when_readable(descriptor, read)
 
     def _output(self, host: _Host, data: bytes) -> None:
-        if host is self._first and self._published:
-            _print(data)
-            return
-        *lines, host.output = (host.output + data).split(b"\n")
-        if host is self._first and lines:
-            self._published = True
-            for other in self._hosts[1:]:
-                other.send(json.loads(lines[0]))
-            _print(b"\n".join([*lines[1:], host.output]))
-            return
-        for line in lines:
-            self._first.send(json.loads(line))
+        host.output += data
+        first = host is self._first
+        while not (first and self._published) and b"\n" in host.output:
+            line, _, host.output = host.output.partition(b"\n")
+            message = _message(line)
+            if message is None:
+                self._tell(f"{host.name}: {line.decode('utf-8', 'replace')}")
+            elif first:
+                self._published = True
+                for other in self._hosts[1:]:
+                    other.send(message)
+            else:
+                self._first.send(message)
+        if first and self._published:
+            _print(host.output)
+            host.output = b""
 
     def _errors(self, host: _Host, data: bytes) -> None:
         *lines, host.errors = (host.errors + data).split(b"\n")
@@ -215,6 +219,15 @@ class _Session:
         if host is not self._first and code != 0:
             why = f"ssh ended with exit code {code}: {host.last_error}".rstrip(": ")
             self._first.send({"rank": host.index, "host": host.name, "failure": why})
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """Return what a run says in a line; None: the host's shell has printed it as it began."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _print(data: bytes) -> None:

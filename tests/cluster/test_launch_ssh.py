@@ -28,6 +28,7 @@ host=$2; shift 2
 case $host in unknown*)
     echo "ssh: Could not resolve hostname $host" >&2; exit 255
 esac
+case $host in loud*) echo "Welcome to $host."; esac
 export MINIRAY_MACHINE_ID=$host
 exec sh -c "$*"
 """
@@ -73,6 +74,19 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(hosts: Comman
     assert "host 1 (unknown1) cannot join: ssh ended with exit code 255" in output
     assert "Could not resolve hostname unknown1" in output
     hosts.leaves_nothing()
+
+
+def test_what_a_hosts_shell_prints_as_it_begins_is_shown(hosts: CommandLine) -> None:
+    run = hosts.popen(
+        "miniray", "ssh", "loud1", "loud2", "--", sys.executable, "-c", SHOW_RANKS, "0"
+    )
+    code, output = end_of(run)
+    assert code == 0
+    assert sorted(output.splitlines()) == [
+        "['0', '1']",
+        "loud1: Welcome to loud1.",
+        "loud2: Welcome to loud2.",
+    ]
 
 
 def test_hosts_without_that_python_are_told(hosts: CommandLine) -> None:
