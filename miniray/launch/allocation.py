@@ -59,7 +59,13 @@ def find_allocation(environ: Mapping[str, str]) -> HostAllocation:
     Raises:
         AllocationError: A scheduler's variables are incomplete, or need another command.
     """
-    return next(filter(None, (read(environ) for read in _LAUNCHERS)), ALONE)
+    found = next(filter(None, (read(environ) for read in _LAUNCHERS)), ALONE)
+    size = environ.get(SIZE_VARIABLE, "1")
+    if found is ALONE and size != "1":
+        raise AllocationError(
+            f"Nothing tells which of {size} hosts this is: give --index, or {RANK_VARIABLE}."
+        )
+    return found
 
 
 def by_hand(environ: Mapping[str, str]) -> HostAllocation | None:
