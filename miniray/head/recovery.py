@@ -73,8 +73,9 @@ class HeadRecovery:
             cluster.kv.restore(namespace, key, value)
         for record in saved.jobs:
             self._restore_job(read_job(record))
-        for record in saved.submitted_jobs:
-            cluster.submissions.restore(read_submitted_job(record))
+        submitted = [read_submitted_job(record) for record in saved.submitted_jobs]
+        for job in sorted(submitted, key=lambda job: job.submitted):
+            cluster.submissions.restore(job)
         cluster.code.restored()
         for record in saved.dead_actors:
             cluster.actors.restore_dead(*read_dead_actor(record))

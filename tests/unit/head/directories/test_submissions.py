@@ -45,7 +45,7 @@ def heads(tmp_path: Path) -> OneFile:
 
 
 async def submit(daemon: FakeDaemon, **changes: Any) -> None:
-    """Submit the job "a" by a client of this node; return when it is answered."""
+    """Submit a job, "a" if no other name is given, and return when that is answered."""
     spec = CommandSpec(**{"name": "a", "command": ["true"], "resources": {"CPU": 1.0}} | changes)
     daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=JOB_ID))
     number = daemon.begin(CLIENT, "submit_job", JOB_ID, spec.to_wire())
@@ -81,6 +81,23 @@ def test_a_job_that_waits_for_a_node_is_started_once_when_it_joins(heads: OneFil
             await started(there)
             await settled(cluster)
             assert cluster.head.cluster.grants.waiting == {}
+
+    asyncio.run(run())
+
+
+def test_the_next_head_lists_and_starts_jobs_in_the_order_of_their_submission(
+    heads: OneFile,
+) -> None:
+    async def run() -> None:
+        async with heads.head() as cluster:
+            daemon = cluster.node({"CPU": 1})
+            for name in "cab":
+                await submit(daemon, name=name, resources={"there": 1.0})
+        async with heads.head() as cluster:
+            daemon = cluster.node({"CPU": 1, "there": 1}, node_id=NODE)
+            assert (await started(daemon)).command.name == "c"
+            listed = daemon.ask(NODE, "job_infos")
+            assert [each["submission_id"] for each in listed] == ["c", "a", "b"]
 
     asyncio.run(run())
 
