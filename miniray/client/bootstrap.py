@@ -45,8 +45,11 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         FileNotFoundError: the working directory of this process was removed.
     """
     choose(options.engine)
-    if options.engine == "ray":
-        return start_ray(options)
+    return start_ray(options) if options.engine == "ray" else _attach(options)
+
+
+def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
+    """Do as ``connect`` with a cluster of miniray."""
     cwd = _working_directory()  # before anything is started in vain
     raise_limit(ENOUGH)
     take_token()  # needed or not: children and workers would inherit it
