@@ -143,6 +143,19 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(fit: Any, tmp_path: Path) -> No
     assert sorted(n for part in before + after for n in part) == list(range(100))
 
 
+def test_a_unit_that_is_left_out_is_told_as_such(fit: Any) -> None:
+    def loop(config: dict[str, str]) -> None:
+        miniray.data.DataContext.get_current().max_errored_blocks = -1
+        for _ in train.get_dataset_shard("train").iter_batches(batch_size=5):
+            pass
+
+    def fails(row: dict[str, Any]) -> dict[str, Any]:
+        raise KeyError("gone")
+
+    with pytest.raises(train.TrainingFailedError, match="In a trainer no unit may be left out"):
+        fit(loop, {"train": miniray.data.range(20).map(fails)})
+
+
 def test_a_dataset_has_the_same_order_on_a_cluster_of_any_size(monkeypatch: Any) -> None:
     from miniray.train.data import datasets
 

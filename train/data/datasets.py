@@ -15,7 +15,7 @@ from miniray.data.executor import execute, table_of
 from miniray.data.plan import Read, Stage, chain, has_user_code, optimised
 from miniray.data.sources import BlocksDatasource, ReadUnit
 from miniray.data.splits import units_of
-from miniray.data.transforms import MapBatches
+from miniray.data.transforms import DataError, MapBatches
 from miniray.train.data.position import part, size_of
 from miniray.train.data.sources import Source
 from miniray.util.placement_group import placement_group_table
@@ -193,7 +193,12 @@ class _StreamReader:
             self._held = []
         have = sum(table.num_rows for table in self._held)
         while have < stop - start:
-            table = next(self._tables)
+            table = next(self._tables, None)
+            if table is None:
+                raise DataError(
+                    f"The dataset gave {have} rows where {stop - start} were expected. In a "
+                    f"trainer no unit may be left out: leave max_errored_blocks at 0."
+                )
             if table.num_rows:
                 self._held.append(table)
                 have += table.num_rows
