@@ -184,7 +184,8 @@ class FirstHost:
         with contextlib.suppress(OSError):
             return address_for_others(4)
         usable = own_addresses_v4()
-        while len(usable) > 1 and not self._alone and time.monotonic() < until:
+        told = not self._alone and place.authority is None  # else others tell nothing
+        while len(usable) > 1 and told and time.monotonic() < until:
             reports = place.reports()
             others = [a for state in reports.values() for a in state.addresses]
             for address in filter(None, (leading_to(other, usable) for other in others)):

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
+from miniray.launch import run
+from miniray.launch.allocation import HostAllocation
 from miniray.launch.rendezvous import HostState
-from miniray.launch.run import RunOptions, describe_missing, leading_to
+from miniray.launch.run import FirstHost, RunOptions, describe_missing, leading_to
+from miniray.security.certificates import make_authority
+from miniray.system.boot_options import BootError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_an_address_that_this_host_has_too_leads_to_no_other_one() -> None:
     assert leading_to("127.0.0.1", ["10.0.0.1"]) == "127.0.0.1"
     assert leading_to("172.17.0.1", ["172.17.0.1"]) is None
     assert leading_to("no-such-host.invalid", []) is None
+
+
+def test_where_the_others_tell_nothing_the_first_host_does_not_wait_for_their_addresses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_route(_version: int) -> str:
+        raise OSError
+
+    started: list[Any] = []
+
+    def start(options: Any) -> Any:
+        started.append(options)
+        raise BootError("There is no node in this test.")
+
+    monkeypatch.setattr(run, "address_for_others", no_route)
+    monkeypatch.setattr(run, "own_addresses_v4", lambda: ["10.0.0.1", "10.1.0.1"])
+    monkeypatch.setattr(run, "start_node", start)
+    make_authority(tmp_path / "a")
+    options = RunOptions(("true",), authority=str(tmp_path / "a"))
+    allocation = HostAllocation("by hand", 0, 2, head=("10.0.0.1:7000",))
+    nothing: Any = SimpleNamespace()  # it waits for no event
+    with pytest.raises(BootError, match="no node in this test"):
+        FirstHost(options, allocation, nothing, print).run()
+    assert [each.node_ip_address for each in started] == ["10.0.0.1"]
 
 
 def test_each_missing_host_is_named_with_what_is_known_of_it() -> None:
