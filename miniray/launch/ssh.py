@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -88,7 +89,6 @@ class _Host:
         line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
         with contextlib.suppress(OSError, ValueError):  # it has ended; its exit code says why
             self.process.stdin.write(line)
-            self.process.stdin.flush()
 
     def close(self) -> None:
         """End the run on this host."""
@@ -114,11 +114,12 @@ class _Session:
     def run(self) -> int:
         """Wait for the end on all hosts."""
         deadline: float | None = None
+        # Also while this process waits to print, as a user reads what there is, page by page.
+        signal.signal(signal.SIGALRM, self._beat)
+        signal.setitimer(signal.ITIMER_REAL, BEAT, BEAT)
         while not all(host.ended for host in self._hosts):
             for number in self._events.wait(time.monotonic() + BEAT):
                 self._stop(number)
-            for host in self._hosts:
-                host.send()
             if self._first.ended and deadline is None:
                 deadline = time.monotonic() + _LAST_SECONDS
                 for host in self._hosts:
@@ -130,11 +131,17 @@ class _Session:
 
     def end(self) -> None:
         """End what still runs; the hosts see that the connection is gone."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for host in self._hosts:
             host.close()
             if host.process.poll() is None:
                 host.process.terminate()
             host.process.wait()
+
+    def _beat(self, _number: int, _frame: Any) -> None:
+        """Handle SIGALRM."""
+        for host in self._hosts:
+            host.send()
 
     def _stop(self, number: int) -> None:
         self._asked += number in ENDING
@@ -150,6 +157,7 @@ class _Session:
         name = run.hosts[index]
         process = subprocess.Popen(
             [*_SSH, "--", name, run.remote_command(index)],
+            bufsize=0,  # a line is one write, which no other one interrupts
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if index == 0 else subprocess.PIPE,

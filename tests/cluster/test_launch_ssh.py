@@ -131,6 +131,35 @@ def test_when_this_end_is_killed_nothing_is_left_on_the_hosts(
     hosts.leaves_nothing()
 
 
+#: A host whose program prints more than pipes hold, and that counts the signs of life.
+PRINTS = """#!{python}
+import os, pathlib, sys, threading
+print('{{"token": "x"}}', flush=True)
+threading.Thread(target=os.write, args=(1, b"x" * (1 << 20)), daemon=True).start()
+for _ in range(100):
+    sys.stdin.readline()
+pathlib.Path("{folder}/alive").touch()
+sys.stdin.read()
+"""
+RUNS = """
+from miniray.launch import ssh
+ssh.BEAT = 0.01
+ssh.run_over_ssh(ssh.SshRun(("a",), ("true",)), print)
+"""
+
+
+def test_hosts_hear_of_this_end_while_nobody_reads_what_it_prints(
+    hosts: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "bin/ssh").write_text(PRINTS.format(python=sys.executable, folder=tmp_path))
+    run = hosts.popen(sys.executable, "-c", RUNS)
+    try:
+        wait_for_file(tmp_path / "alive")
+    finally:
+        run.kill()
+        run.communicate(timeout=PATIENCE)
+
+
 LOOKS_FOR_SECRETS = """
 import os, pathlib, re, miniray
 miniray.init()
