@@ -149,13 +149,14 @@ class _Search:
         self._patience = patience
         self._spread = spread
         self._number = {spec: number for number, spec in enumerate(dict.fromkeys(specs.values()))}
-        self._most = total_needs(specs.values())
+        several = len(nodes) > 1  # a lone node need not be told from others
+        self._most = total_needs(specs.values()) if several else ()
         kinds: dict[Hashable, int] = {}
         self._loads = [
             _Load(
                 node,
                 owner,
-                kinds.setdefault(self._look(node), len(kinds)),
+                kinds.setdefault(self._look(node), len(kinds)) if several else 0,
                 place,
                 int(node.node_id in taken),
             )

@@ -161,7 +161,8 @@ class GroupTable:
     ) -> dict[int, ResourcePool] | None:
         """Place the missing bundles of a group and return their pools; None if there is no room."""
         group.searched = {}
-        if not may_have_room(group.kinds, nodes.values(), group):
+        usable = [node for node in nodes.values() if not node.closed]
+        if not may_have_room(group.kinds, usable, group):
             return None
         made = plan(group.state, nodes.values(), group, self._threshold)
         if made is None:

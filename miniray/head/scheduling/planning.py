@@ -62,6 +62,8 @@ def plan(
         there = by_value[value]
         taken = set(group.places(name).values())
         specs = group.missing_sets[name]
+        if not may_have_room(collections.Counter(specs.values()), there, owner):
+            return None
         planner = _Planner(specs, there, taken, owner, threshold, steps)
         return planner.place(group.strategy)
 
@@ -97,8 +99,6 @@ class _Planner:
         self._without_devices = not any(self._names & node.devices.keys() for node in self.nodes)
 
     def place(self, strategy: str) -> Placed | None:
-        if not may_have_room(collections.Counter(self.specs.values()), self.nodes, self.owner):
-            return None
         match strategy:
             case "PACK":
                 return self._on_one() or self._search(self._roomiest())
