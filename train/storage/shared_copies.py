@@ -117,10 +117,10 @@ def _leave(lock: Path, number: int) -> None:
     _delete_unused(lock, number)
     fcntl.flock(number, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open too
     os.close(number)
-    for other in lock.parent.glob("*.lock"):
-        with contextlib.suppress(FileNotFoundError), other.open("rb") as file:
-            _delete_unused(other, file.fileno())
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # another one that leaves may have deleted the folder
+        for other in lock.parent.glob("*.lock"):
+            with contextlib.suppress(FileNotFoundError), other.open("rb") as file:
+                _delete_unused(other, file.fileno())
         lock.parent.rmdir()
 
 
