@@ -54,5 +54,5 @@ class Services:
     start_node: Callable[[BootOptions], BootResult] = _start_node
     #: Takes the options of ``cluster_options``.
     connect: Callable[[str | None, str | None], CommandConnection] = _connect
-    #: The same, for submitted jobs.
+    #: Takes the options of ``cluster_options`` too; its connection is for submitted jobs.
     jobs: Callable[[str | None, str | None], JobConnection] = _jobs
