@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import functools
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,6 @@ from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import STOPPING
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
-from miniray.train.worker.controller_client import LocalCarrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,13 +83,15 @@ class ControllerThread:
         """Call a method of the controller; from any thread.
 
         Returns:
-            What becomes of it: ``ControllerLostError`` if the run has ended, or ends meanwhile.
+            What becomes of it: ``ControllerLostError`` if the run ends meanwhile.
+
+        Raises:
+            ControllerLostError: The run has ended.
         """
         outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             if self._over:
-                outcome.set_exception(self._lost())
-                return outcome
+                raise self._lost()
             coroutine = getattr(self._controller, method)(*arguments)
             begun = asyncio.run_coroutine_threadsafe(coroutine, self._machine)
         begun.add_done_callback(lambda done: self._pass_on(done, outcome))
@@ -108,11 +111,12 @@ class ControllerThread:
             raise
 
     def _stop(self, *, at_once: bool) -> None:
-        stopping = self.call("abort", at_once)
-        _, waits = concurrent.futures.wait([stopping], TELL_AFTER)
-        if waits:
-            logger.warning(STOPPING)
-            concurrent.futures.wait([stopping])
+        with contextlib.suppress(ControllerLostError):  # it has ended already
+            stopping = self.call("abort", at_once)
+            _, waits = concurrent.futures.wait([stopping], TELL_AFTER)
+            if waits:
+                logger.warning(STOPPING)
+                concurrent.futures.wait([stopping])
         _, runs = concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
         if runs:
             logger.warning("Run %s did not end within %s s.", self._name, ABORT_TIMEOUT)
@@ -138,7 +142,8 @@ class ControllerThread:
         if self._others is not None:
             self._others.serve(self._controller)
         try:
-            outcome = await self._controller.run(LocalCarrier(self.call), [loop])
+            carrier = functools.partial(self.call, "call")
+            outcome = await self._controller.run(carrier, [loop])
         finally:
             await asyncio.wait({shown}, timeout=1)
             shown.cancel()

@@ -18,13 +18,13 @@ from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import read_outcome, write_outcome
 from miniray.train.controller.run_spec import pause_after
 from miniray.train.storage.filesystem import protocols
-from miniray.train.worker.controller_client import ActorCarrier
 
 if TYPE_CHECKING:
     from miniray.train.base.policies import RunState
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage
+    from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.worker import PackedLoop
 
 logger = logging.getLogger(__name__)
@@ -98,10 +98,9 @@ class DetachedController(TrainController):
         exit_actor()
 
     async def _live(self) -> None:
-
         own = get_runtime_context().current_actor
         try:
-            self._end = await self._run_to_end(ActorCarrier(own))
+            self._end = await self._run_to_end(own.call.remote)
         except Exception as error:
             logger.exception("Run %s ended with its controller.", self._spec.name)
             self._fail(error)
@@ -114,7 +113,7 @@ class DetachedController(TrainController):
         # A task can't end its actor, but a call can.
         await own.leave.remote()
 
-    async def _run_to_end(self, carrier: ActorCarrier) -> RunOutcome:
+    async def _run_to_end(self, carrier: Carrier) -> RunOutcome:
         earlier = await self._blocking(self._ended_before)
         if earlier is not None:
             return earlier

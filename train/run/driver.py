@@ -18,7 +18,6 @@ from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import STOPPING
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
-from miniray.train.worker.controller_client import ActorCarrier
 from miniray.train.worker.worker import sent
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -54,7 +53,7 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     loop_ref = sent(loop, api.put)
     actor_class: Any = remote(TrainController)
     controller = actor_class.options(**controller_options(spec)).remote(spec)
-    run = controller.run.remote(ActorCarrier(controller), [loop_ref])
+    run = controller.run.remote(controller.call.remote, [loop_ref])
     try:
         follow(spec, controller, run)
         outcome: RunOutcome = api.get(run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import queue
 import signal
@@ -25,7 +26,6 @@ from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.run.local_group import FAILURE_TIMEOUT, LocalGroup, OtherRanks
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
-from miniray.train.worker.controller_client import LocalCarrier
 from miniray.train.worker.local_link import LinkClient, LinkServer
 from miniray.train.worker.session import RankSession
 from miniray.train.worker.worker import TrainWorker, WorkerOutcome
@@ -174,7 +174,7 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
         if setup is not None:
             storage = setup.storage
             if storage.run_facts().get("token") == setup.token:
-                outcome = worker.run_once(loop, setup, LocalCarrier(link.ask))
+                outcome = worker.run_once(loop, setup, functools.partial(link.ask, "call"))
             else:
                 worker.error = _not_shared(storage)
                 outcome = WorkerOutcome(failure=WorkerFailure.of(worker.error))

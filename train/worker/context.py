@@ -17,8 +17,7 @@ from miniray.train.storage.checkpoint import (
     ReportedCheckpoint,
     member,
 )
-from miniray.train.storage.manifests import check_folder_name
-from miniray.train.worker.session import CheckpointReport, RankSession, check_deletable
+from miniray.train.worker.session import CheckpointReport, RankSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -172,9 +171,8 @@ def report(
     those that come with a checkpoint once it is complete, others also if the run fails.
 
     A report whose upload has raised can be repeated with the same metrics. A rank that goes on
-    instead, or repeats it with ``checkpoint=None``, has made it without its files: no checkpoint
-    is kept of this report, and those that follow are matched as before. What raises before an
-    upload has begun counts as not made.
+    instead, or repeats it with ``checkpoint=None``, has made it without its files, and no
+    checkpoint is kept of it. What raises before an upload has begun counts as not made.
 
     Args:
         metrics: Numbers, strings, lists and dictionaries by name.
@@ -205,32 +203,16 @@ def report(
     session = current_session("report")
     refuse_validation("report", validation)
     mode = member(CheckpointUploadMode, "report(checkpoint_upload_mode", checkpoint_upload_mode)
-    if checkpoint is None:
-        session.report(metrics, None)
-        return
-    if not isinstance(checkpoint, Checkpoint):
-        raise TypeError(
-            f"report() got the checkpoint {checkpoint!r}. "
-            f"Pass miniray.train.Checkpoint.from_directory(path)."
+    given = None
+    if checkpoint is not None:
+        delete = delete_local_checkpoint_after_upload
+        if delete is None:
+            delete = mode.default_delete_local_checkpoint_after_upload()
+        given = CheckpointReport(
+            checkpoint, checkpoint_dir_name, mode, delete, checkpoint_upload_fn
         )
-    if checkpoint_dir_name is not None:
-        check_folder_name("report(checkpoint_dir_name", checkpoint_dir_name)
-    if checkpoint_upload_fn is not None and not callable(checkpoint_upload_fn):
-        raise TypeError(
-            f"report(checkpoint_upload_fn={checkpoint_upload_fn!r}) must be a function of a "
-            f"checkpoint and the name of its folder."
-        )
-    delete = delete_local_checkpoint_after_upload
-    if delete is None:
-        delete = mode.default_delete_local_checkpoint_after_upload()
-    if mode is CheckpointUploadMode.NO_UPLOAD:
-        delete = False  # the local files are the checkpoint
-    if delete:
-        check_deletable(session.storage, checkpoint)
-    session.report(
-        metrics,
-        CheckpointReport(checkpoint, checkpoint_dir_name, mode, delete, checkpoint_upload_fn),
-    )
+        given.check(session.storage)
+    session.report(metrics, given)
 
 
 def refuse_validation(where: str, validation: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a rank can ask of the attempt in which it runs, and the carriers that bring its calls there.
+"""What a rank can ask of the attempt in which it runs.
 
 The calls are the same wherever the controller runs: in an actor, in a thread of this process, or in
 the process of rank 0. What they do is in ``controller/attempt.py``.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from miniray import api
 
 if TYPE_CHECKING:
-    import concurrent.futures
     from collections.abc import Callable
 
     from miniray.common.object_ref import ObjectRef
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     #: Waits for the result of a call; raises if the controller is gone.
     Result: TypeAlias = Callable[[], T]
+    #: Begins a call of ``TrainController.call``: ``remote`` of that method, or what does the same
+    #: for a controller that is no actor. Calls of one rank begin in order, from any thread. Raises
+    #: MinirayError if it is known already that the controller is gone.
+    Carrier: TypeAlias = Callable[..., ObjectRef[Any] | Future[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,47 +82,18 @@ class _RankCalls:
     def __getattr__(self, name: str) -> Callable[..., Result[Any]]:
         if name.startswith("_"):  # looked up by pickle
             raise AttributeError(name)
-        return functools.partial(self.carrier.call, name, self.attempt, self.rank)
+        return functools.partial(self._begin, name)
+
+    def _begin(self, method: str, *arguments: Any) -> Result[Any]:
+        return functools.partial(_wait, self.carrier(method, self.attempt, self.rank, *arguments))
 
 
-class Carrier(Protocol):
-    """Brings calls to a controller; thread-safe."""
-
-    def call(self, method: str, attempt: int, rank: int, *arguments: Any) -> Result[Any]:
-        """Begin a call of ``TrainController.call``; those of one rank begin in order.
-
-        Raises:
-            MinirayError: It is known already that the controller is gone.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorCarrier:
-    """Brings calls to a controller that is an actor."""
-
-    handle: Any
-
-    def call(self, *arguments: Any) -> Result[Any]:
-        return functools.partial(_wait, self.handle.call.remote(*arguments))
-
-
-def _wait(ref: ObjectRef[Any]) -> Any:
-    """Return the value of a ref, when it is there."""
+def _wait(begun: ObjectRef[Any] | Future[Any]) -> Any:
+    """Wait for the result of a call."""
+    if isinstance(begun, Future):
+        return begun.result()
     if threading.current_thread() is threading.main_thread():
-        return api.get(ref)
+        return api.get(begun)
     # get() would read this process's messages while it waits, to answer sooner: that is for the
     # train loop to do.
-    return ref.future().result()
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalCarrier:
-    """Brings calls to a controller in a thread of this process, or of that of rank 0."""
-
-    begin: Callable[..., concurrent.futures.Future[Any]]
-
-    def call(self, *arguments: Any) -> Result[Any]:
-        future = self.begin("call", *arguments)
-        if future.done() and (error := future.exception()) is not None:
-            raise error  # at once only when the controller is gone
-        return future.result
+    return begun.future().result()

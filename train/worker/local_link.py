@@ -214,15 +214,18 @@ class LinkClient:
         return cls(connected)
 
     def ask(self, kind: str, *arguments: Any) -> concurrent.futures.Future[Any]:
-        """Ask rank 0 for something; the answer comes, or ``ControllerLostError`` if it is gone."""
+        """Ask rank 0 for something.
+
+        Raises:
+            ControllerLostError: It is gone. The future raises this if it is lost meanwhile.
+        """
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._sending:
             number = next(self._numbers)
             request = _framed((number, kind, arguments))
             with self._lock:
                 if self._closed:
-                    future.set_exception(_lost())
-                    return future
+                    raise _lost()
                 self._waiting[number] = future
             try:
                 self._socket.sendall(request)

@@ -23,7 +23,7 @@ from miniray.train.base.ranks import listed
 from miniray.train.base.reports import Report, plain_metrics
 from miniray.train.storage.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from miniray.train.storage.filesystem import is_local, protocols
-from miniray.train.storage.manifests import default_checkpoint_name
+from miniray.train.storage.manifests import check_folder_name, default_checkpoint_name
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.uploads import BackgroundUploads, UploadProcess
 
@@ -67,8 +67,25 @@ class CheckpointReport:
     checkpoint: Checkpoint
     name: str | None
     mode: CheckpointUploadMode
-    delete_local: bool
+    delete_local: bool  # not heeded with NO_UPLOAD, where the local files are the checkpoint
     upload_fn: Callable[[Checkpoint, str], Checkpoint] | None
+
+    def check(self, storage: RunStorage) -> None:
+        """Raise TypeError or ValueError if ``report()`` was given what can't be used."""
+        if not isinstance(self.checkpoint, Checkpoint):
+            raise TypeError(
+                f"report() got the checkpoint {self.checkpoint!r}. "
+                f"Pass miniray.train.Checkpoint.from_directory(path)."
+            )
+        if self.name is not None:
+            check_folder_name("report(checkpoint_dir_name", self.name)
+        if self.upload_fn is not None and not callable(self.upload_fn):
+            raise TypeError(
+                f"report(checkpoint_upload_fn={self.upload_fn!r}) must be a function of a "
+                f"checkpoint and the name of its folder."
+            )
+        if self.delete_local and self.mode is not CheckpointUploadMode.NO_UPLOAD:
+            _check_deletable(storage, self.checkpoint)
 
 
 class RankSession:
@@ -225,6 +242,7 @@ class RankSession:
         with self._sending:
             if index > self._newest[0]:
                 self._newest = (index, stored)
+        # With NO_UPLOAD it lies there by itself.
         if given.delete_local and not _lies_in(given.checkpoint, stored):
             _delete(given.checkpoint)
         return upload
@@ -263,7 +281,7 @@ class RankSession:
         return outcome.value
 
 
-def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
+def _check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
     """Raise ValueError if deleting a checkpoint after its upload would delete what must stay."""
     source = Path(checkpoint.path)
     run = Path(storage.path)

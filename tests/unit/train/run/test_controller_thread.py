@@ -74,7 +74,7 @@ def run(tmp_path):
 
 
 def test_calls_from_other_threads_reach_the_controller(run):
-    run.carrier.call("report", 1, 0, 0, Report({"n": 1}))()
+    run.carrier("report", 1, 0, 0, Report({"n": 1})).result(30)
     run.finish()
     assert run.thread.outcome().metrics == {"n": 1}
     assert run.wait()
@@ -84,7 +84,7 @@ def test_a_run_that_has_ended_takes_no_calls(run):
     run.finish()
     assert run.wait()
     with pytest.raises(ControllerLostError, match="Run run has ended"):
-        run.carrier.call("report", 1, 0, 0, Report({}))
+        run.carrier("report", 1, 0, 0, Report({}))
 
 
 def test_a_call_that_waits_when_the_run_ends_is_answered(run):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import pickle
 import shutil
 import threading
@@ -47,9 +48,10 @@ class FakeController:
         found = [CheckpointRecord("epoch", 0, {"loss": 1})]
         self.reported_checkpoints = Mock(return_value=(found, []))
 
-    def call(self, method, *args):
-        answer = getattr(self, method)(*args)
-        return lambda: answer
+    def __call__(self, method, *args):
+        answer = concurrent.futures.Future()
+        answer.set_result(getattr(self, method)(*args))
+        return answer
 
     @property
     def reports(self):
@@ -463,21 +465,19 @@ def test_a_report_during_the_upload_of_the_same_thread_is_told_so(
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_failure_of_a_loop_is_told_when_the_controller_has_its_reports(
-    broken, tmp_path, controller, caplog
+    broken, tmp_path, caplog
 ):
     """The failure may come by another connection, and ends the attempt."""
     confirmed = []
 
     def begin(method, *args):
-        def wait():
+        def result():
             if broken:
                 raise AttemptOverError
             if method == "report":
                 confirmed.append(args[2:])
 
-        return wait
-
-    controller.call = begin
+        return Mock(spec=concurrent.futures.Future, result=result)
 
     def loop():
         report({"loss": 1})
@@ -487,7 +487,7 @@ def test_the_failure_of_a_loop_is_told_when_the_controller_has_its_reports(
     worker._ranks = Ranks(1, 4, 0, 2, 1)
     setup = SessionSetup(RunStorage(tmp_path, "run"), "token", 2, 0, None)
     try:
-        outcome = worker.run(TrainLoop(loop, ()), setup, controller)
+        outcome = worker.run(TrainLoop(loop, ()), setup, begin)
     finally:
         context.set_session(None)  # a worker that fails has its session to its end
     assert outcome.failure.summary == "ValueError: spoilt"
