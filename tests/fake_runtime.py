@@ -236,6 +236,9 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
         raise NotImplementedError
 
+    def ask_nodes(self, *_: Any) -> Any:
+        raise NotImplementedError
+
     async def flush_output(self) -> None:
         raise NotImplementedError
 

@@ -154,6 +154,11 @@ class ClusterRequests(RuntimeHead):
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         return self.link.memory_report(limit, detail, seconds)
 
+    def ask_nodes(
+        self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
+    ) -> list[tuple[bytes, Any, str]]:
+        return self.link.ask_nodes(what, arguments, seconds, nodes)
+
     async def flush_output(self) -> None:
         await self.link.node_request_later("flush_output", (), lambda _: None)
 

@@ -18,6 +18,7 @@ from miniray.calls.calls import CallTable
 from miniray.calls.recovery import ValueRecovery
 from miniray.calls.task_client import TaskClient
 from miniray.client.actor_clients import ActorClients
+from miniray.client.answers import Answers
 from miniray.client.cluster_requests import ClusterRequests
 from miniray.client.job_uploads import JobUploads
 from miniray.client.object_access import FutureThreads, ObjectAccess
@@ -127,6 +128,8 @@ class ClusterRuntime(Runtime):
         self.actors = ActorClients(
             facts, link, self.peers, table, self.borrowing, self.call_table, self.uploads
         )
+        #: To questions that the daemon passes on; a process adds its own.
+        self.answers = Answers(link)
         self._make_api(Waits(loop, table, self.borrowing, self._block))
         self.on_topic = self._handlers_of_pushes()
         self.on_kind.update(self._handlers_of_messages())
@@ -164,9 +167,8 @@ class ClusterRuntime(Runtime):
 
     def _handlers_of_pushes(self) -> dict[str, Callable[..., None]]:
         """Return the handlers of pushes, from the daemon or the head; a process adds its own."""
-        reports = ObjectReports(
-            self.refs, self.call_table, self.actors, self.link, self._process.executing
-        )
+        reports = ObjectReports(self.refs, self.call_table, self.actors, self._process.executing)
+        self.answers.by_name["objects"] = reports.held
         return {
             "lease_granted": self.tasks.on_granted,
             "no_room_near": self.tasks.on_no_room,
@@ -182,7 +184,7 @@ class ClusterRuntime(Runtime):
             "node_stops": self.link.node_stops,
             "warning": lambda text: logger.warning("%s", text),  # a driver prints it
             "head_back": self._on_head_back,
-            "report_objects": reports.on_asked,
+            "asked": self.answers.on_asked,
         }
 
     def _handlers_of_messages(self) -> dict[int, Callable[[Peer, tuple[Any, ...]], None]]:

@@ -77,6 +77,15 @@ class CommandConnection:
         own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""
         return [report for report in reports if report["node"] != own]
 
+    def ask_nodes(
+        self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
+    ) -> list[tuple[bytes, Any, str]]:
+        """Ask nodes, and through them their processes, as ``NodeLink.ask_nodes`` does."""
+        with self.attached() as attachment:
+            told = attachment.link.ask_nodes(what, arguments, seconds, nodes)
+        own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""
+        return [each for each in told if each[0] != own]
+
     def ask(self, method: str, *args: Any) -> Any:
         """Ask the head.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import operator
-import threading
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.calls.call import Call
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from miniray.common.state_types import Hold, ObjectRow, ObjectsHeld, ReferenceType
     from miniray.messages.value import Value
     from miniray.objects.objects import Entry, ObjectTable
-    from miniray.wire.node_link import NodeLink
 
 
 #: Names that are listed for one reason.
@@ -98,32 +95,19 @@ class ObjectReports:
     calls: CallTable
     #: Those that it made or has called.
     actors: ActorClients
-    #: To the daemon.
-    link: NodeLink
     #: Gives the calls that run here, and the refs that they hold.
     executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]]
 
-    def on_asked(self, number: int, limit: int, detail: bool, deadline: float) -> None:
-        """Answer the daemon, in a thread: there may be millions of objects.
+    def held(self, limit: int, detail: bool) -> Callable[[], ObjectsHeld]:
+        """Return what makes the report, for a thread: there may be millions of objects.
 
         Args:
-            number: Of the question.
             limit: How many objects are told one by one: the largest.
             detail: Whether small ones, and those that are still to come, are among them.
-            deadline: When nobody waits for the answer any more, on the clock of this machine.
         """
-        if time.monotonic() > deadline:
-            return
         self.refs.drain()
-        table = self.refs.table
-        look = _Look(table, self.calls, self.actors, list(self.executing()), detail)
-
-        def answer() -> None:
-            held = look.report(limit)
-            if time.monotonic() <= deadline:
-                self.link.node_notice("objects_held", number, held)
-
-        threading.Thread(target=answer, name="miniray-memory-report", daemon=True).start()
+        look = _Look(self.refs.table, self.calls, self.actors, list(self.executing()), detail)
+        return lambda: look.report(limit)
 
 
 class _Look:

@@ -244,6 +244,12 @@ class RuntimeHead(abc.ABC):
         """Return what every node and process holds; each process has so many seconds to answer."""
 
     @abc.abstractmethod
+    def ask_nodes(
+        self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
+    ) -> list[tuple[bytes, Any, str]]:
+        """Ask nodes and their processes; returns of each its id, the answer, and why none."""
+
+    @abc.abstractmethod
     def flush_output(self) -> Coroutine[Any, Any, None]:
         """Have nodes write to files what processes of the job have printed."""
 

@@ -19,6 +19,7 @@ from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
 from miniray.node.membership import Membership
 from miniray.node.output_router import OutputRouter
+from miniray.node.relay.questions import Questions
 from miniray.node.relay.relay import RelayHub
 from miniray.node.reports import WorkerNotices, attached
 from miniray.node.shared_objects import SharedObjects
@@ -61,6 +62,7 @@ class NodeDaemon:
         self._head = HeadClient(self.node_id, self._clients, head)
         self._code = CodeRequests(self._clients, self._head)
         self._relay = RelayHub(self.node_id, node.dial, self, only_dials=node.drivers_only)
+        self._questions = Questions(self.node_id, self._clients, self._relay)
         self._environments = EnvironmentManager(node.environments_folder, node.session_dir / "jobs")
         self._pool = WorkerPool(
             node, control, template_pid, self._environments, self._clients, self._head, self
@@ -71,6 +73,7 @@ class NodeDaemon:
             node,
             self._clients,
             self._relay,
+            self._questions,
             self._names,
             self._pool.fork_helper,
             lambda actor_id: self._head.notify("subscribe_actor", actor_id),
@@ -151,6 +154,7 @@ class NodeDaemon:
         self._names.ended(process_id, work, ended.pid, code, why)
         # A process with an exit code was reaped, after its children; a driver may live on.
         self._objects.process_ended(process_id, gone=gone, may_look=code is None)
+        self._questions.ended(process_id)
         self._head.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
@@ -217,6 +221,7 @@ class NodeDaemon:
 
     def node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
+        self._questions.ended(node_id)
         self._objects.node_died(node_id)
         self._traffic.node_died(node_id)
 

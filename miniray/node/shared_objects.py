@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import ClientServer
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.base.template_client import Helper
+    from miniray.node.relay.questions import Questions
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Key
     from miniray.node.workers.process_names import ProcessNames
@@ -43,6 +44,7 @@ class SharedObjects:
         node: NodeConfig,
         clients: ClientServer,
         relay: RelayHub,
+        questions: Questions,
         names: ProcessNames,
         fork_helper: Callable[[str], Helper],
         await_death: Callable[[bytes], None],
@@ -75,9 +77,7 @@ class SharedObjects:
         StoreRequests(node_id, self._objects, clients, self.spilling, runs)
         FetchRequests(self._objects, clients, runs)
         tables = (self._objects, self._transfers, self._serving)
-        self._memory = MemoryService(
-            node_id, self._objects, self.adopted, clients, relay, names, tables
-        )
+        MemoryService(node_id, self._objects, self.adopted, clients, questions, names, tables)
 
     def _free_here(self, key: Key) -> None:
         self._objects.free_here(key)
@@ -96,7 +96,6 @@ class SharedObjects:
         else:
             self._objects.asks_no_more(process_id)
         self.adopted.process_died(process_id)
-        self._memory.ended(process_id)
 
     def process_gone(self, process_id: bytes) -> None:
         """Count off the mappings of a process that was given up before and is gone now."""
@@ -124,7 +123,6 @@ class SharedObjects:
         self.adopted.node_died(node_id)
         self._serving.node_unreachable(node_id)
         self._transfers.node_unreachable(node_id)
-        self._memory.ended(node_id)
 
     def _ask_owners(self, node_id: bytes) -> None:
         """Have owners free what a node wrote for them if the message that tells them was lost."""

@@ -266,6 +266,24 @@ class NodeLink:
             raise
         return answer.take()
 
+    def ask_nodes(
+        self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
+    ) -> list[tuple[bytes, Any, str]]:
+        """Ask nodes something that ``Questions.answers`` of theirs has (node/relay/questions.py).
+
+        Args:
+            what: The name of the question.
+            arguments: Of its handler.
+            seconds: That their processes have to answer.
+            nodes: Ids of those that are asked; None: all.
+
+        Returns:
+            Of each its id, the answer, and why there is none (empty if there is one).
+        """
+        question = (what, arguments, float(seconds), nodes)
+        told, _ = self.node_request("ask_nodes", question, seconds + _PATIENCE)
+        return [tuple(each) for each in told]
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """Ask what every node and process holds; each process has ``seconds`` to answer."""
         question = (limit, detail, seconds)

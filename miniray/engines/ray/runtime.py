@@ -137,6 +137,9 @@ class RayHead(RuntimeHead):
     def memory_report(self, limit: int, detail: bool, seconds: float) -> Any:
         refuse("util.memory")
 
+    def ask_nodes(self, what: str, arguments: Any, seconds: float, nodes: Any = None) -> Any:
+        refuse("util.state")
+
     async def flush_output(self) -> None:
         """Do nothing: Ray's workers write to their files themselves."""
 

@@ -40,11 +40,10 @@ FETCH_ENDED = "fetch ended"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
 
-#: (number, how many, whether small ones too, seconds): asks for a report of the store.
-MEMORY_ASKED = "memory asked"
-#: (number, report): the answer to that (common/state_types.py).
-MEMORY_TOLD = "memory told"
-
+#: (number, what, arguments, seconds): a question (node/relay/questions.py).
+ASKED = "asked"
+#: (number, answer, why there is none): what the receiving node had asked.
+TOLD = "told"
 
 #: (whether it is the last, whether of a notice): a piece, as body, of a message that is too large
 #: to travel whole.

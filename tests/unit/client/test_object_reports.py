@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process_doubles import NODE, Caller, packed
 
+from miniray.client.answers import Answers
 from miniray.client.object_reports import ObjectReports
 from miniray.client.ref_tracking import RefTracking
 from miniray.messages import protocol as p
@@ -33,7 +34,7 @@ class Actors:
 def await_reports() -> None:
     """They are made in threads."""
     for thread in threading.enumerate():
-        if thread.name == "miniray-memory-report":
+        if thread.name == "miniray-answer":
             thread.join(30)
 
 
@@ -45,18 +46,22 @@ class Process(Caller):
         self.actors = Actors()
         self.refs = RefTracking(self.loop, self.table, self.shared_memory, self.borrowing)
 
-    def reports(self, executing: Any = tuple) -> ObjectReports:
-        return ObjectReports(self.refs, self.calls, self.actors, self.link, executing)  # type: ignore[arg-type]
+    def answers(self, executing: Any = tuple) -> Answers:
+        reports = ObjectReports(self.refs, self.calls, self.actors, executing)  # type: ignore[arg-type]
+        answers = Answers(self.link)  # type: ignore[arg-type]
+        answers.by_name["objects"] = reports.held
+        return answers
 
     def put(self, size: int) -> Any:
         shared = (p.VALUE_SHARED, (NODE, size, NODE, size), ())
         return self.table.create_with_value(self.table.new_id(), shared, None)
 
     def report(self, limit: int = 100, *, detail: bool = False, **how: Any) -> ObjectsHeld:
-        before = len(self.link.noticed("objects_held"))
-        self.reports(**how).on_asked(1, limit, detail, time.monotonic() + 60)
+        before = len(self.link.noticed("answer"))
+        self.answers(**how).on_asked(1, "objects", (limit, detail), time.monotonic() + 60)
         await_reports()
-        [(_number, answer)] = self.link.noticed("objects_held")[before:]
+        [(_number, (answer, missing))] = self.link.noticed("answer")[before:]
+        assert not missing
         return answer  # type: ignore[no-any-return]
 
 
@@ -81,10 +86,10 @@ def test_objects_in_shared_memory_are_told_one_by_one_and_small_ones_counted(own
 def test_a_look_at_what_is_held_does_not_hold_it(own: Process, seconds: float) -> None:
     held = [own.put(300_000)]
     id = held[0].binary()
-    reports = own.reports(lambda: [("a call", [*held])])
+    answers = own.answers(lambda: [("a call", [*held])])
     gc.disable()  # a cycle may stay for as long as the process has nothing to do
     try:
-        reports.on_asked(1, 100, False, time.monotonic() + seconds)
+        answers.on_asked(1, "objects", (100, False), time.monotonic() + seconds)
         await_reports()
         held.clear()
         own.drain()
@@ -109,10 +114,10 @@ def test_a_worker_tells_what_its_running_calls_hold(own: Process) -> None:
 
 def test_a_question_that_nobody_waits_for_any_more_is_not_answered(own: Process) -> None:
     ref = own.put(200_000)
-    reports = own.reports()
-    reports.on_asked(1, 10, False, time.monotonic() - 1)
-    reports.on_asked(2, 10, False, time.monotonic() + 60)
+    answers = own.answers()
+    answers.on_asked(1, "objects", (10, False), time.monotonic() - 1)
+    answers.on_asked(2, "objects", (10, False), time.monotonic() + 60)
     await_reports()
-    [(number, answer)] = own.link.noticed("objects_held")
+    [(number, (answer, _))] = own.link.noticed("answer")
     assert number == 2
     assert [row["id"] for row in answer["objects"]] == [ref.binary()]

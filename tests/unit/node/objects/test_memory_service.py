@@ -12,6 +12,7 @@ from stores import new_store
 from miniray.node.base.clients import Client
 from miniray.node.objects.memory_service import MemoryService
 from miniray.node.relay import relayed as r
+from miniray.node.relay.questions import Questions
 from miniray.node.relay.relayed import Relayed
 
 if TYPE_CHECKING:
@@ -45,12 +46,14 @@ class Clients:
             details={},
         )
 
-    def push(self, process: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        assert topic == "report_objects"
-        self.asked.append((process, body))
+    def push(self, process: bytes, topic: str, body: tuple[Any, ...]) -> bool:
+        number, what, question, deadline = body
+        assert (topic, what) == ("asked", "objects")
+        self.asked.append((process, (number, *question, deadline)))
+        return True
 
     def answer(self, process: bytes, number: int) -> None:
-        self.notices["objects_held"](self.clients[process], number, HELD)
+        self.notices["answer"](self.clients[process], number, (HELD, ""))
 
 
 class Relay:
@@ -92,12 +95,13 @@ class Parts:
     def __init__(self) -> None:
         self.clients, self.relay, self.objects = Clients(), Relay(), Objects()
         self.names = Names()
+        self.questions = Questions(NODE, self.clients, self.relay)  # type: ignore[arg-type]
         self.service = MemoryService(
             NODE,
             self.objects,  # type: ignore[arg-type]
             Adopted(),  # type: ignore[arg-type]
             self.clients,  # type: ignore[arg-type]
-            self.relay,  # type: ignore[arg-type]
+            self.questions,
             self.names,  # type: ignore[arg-type]
             (),
         )
@@ -131,7 +135,7 @@ def test_processes_are_asked_and_commands_are_not(parts: Parts) -> None:
         parts.clients.connect(process, role)
 
     async def report() -> NodeMemory:
-        asking = asyncio.ensure_future(parts.service.report(10, True, LONG))
+        asking = asyncio.ensure_future(parts.service.report(LONG, 10, True))
         await until(lambda: parts.clients.asked)
         for process, (number, limit, detail, deadline) in parts.clients.asked:
             assert (limit, detail) == (10, True)
@@ -147,7 +151,7 @@ def test_processes_are_asked_and_commands_are_not(parts: Parts) -> None:
 
 def test_a_process_that_is_late_is_listed_without_an_answer(parts: Parts) -> None:
     parts.clients.connect(WORKER, "worker")
-    found = asyncio.run(parts.service.report(10, False, 0.01))
+    found = asyncio.run(parts.service.report(0.01, 10, False))
     assert answered(found) == {NODE: True, WORKER: False}
     [(_, (number, *_rest))] = parts.clients.asked
     parts.clients.answer(WORKER, number)  # nobody waits for it any more
@@ -157,10 +161,10 @@ def test_a_process_that_ends_is_not_waited_for(parts: Parts) -> None:
     parts.clients.connect(WORKER, "worker")
 
     async def report() -> NodeMemory:
-        asking = asyncio.ensure_future(parts.service.report(10, False, LONG))
+        asking = asyncio.ensure_future(parts.service.report(LONG, 10, False))
         await until(lambda: parts.clients.asked)
         del parts.clients.clients[WORKER]
-        parts.service.ended(WORKER)
+        parts.questions.ended(WORKER)
         return await asking
 
     assert answered(asyncio.run(report())) == {NODE: True}
@@ -173,10 +177,10 @@ def test_other_nodes_are_asked_and_those_that_cannot_answer_named(parts: Parts) 
         asking = asyncio.ensure_future(parts.cluster(LONG))
         await until(lambda: len(parts.relay.sent) == 2)
         node, message = parts.relay.sent[0]
-        assert (node, message.notice) == (FAR, r.MEMORY_ASKED)
+        assert (node, message.notice) == (FAR, r.ASKED)
         number = message.items[0]
-        told = {**await parts.service.report(10, False, LONG), "node": FAR}
-        parts.relay.notices[r.MEMORY_TOLD](FAR, Relayed(notice=r.MEMORY_TOLD, items=(number, told)))
+        told = {**await parts.service.report(LONG, 10, False), "node": FAR}
+        parts.relay.notices[r.TOLD](FAR, Relayed(notice=r.TOLD, items=(number, told, "")))
         return await asking
 
     found = asyncio.run(report())
@@ -190,7 +194,7 @@ def test_a_node_that_dies_is_not_waited_for(parts: Parts) -> None:
     async def report() -> dict[bytes, NodeMemory]:
         asking = asyncio.ensure_future(parts.cluster(LONG))
         await until(lambda: parts.relay.sent)
-        parts.service.ended(FAR)
+        parts.questions.ended(FAR)
         return await asking
 
     assert asyncio.run(report())[FAR]["reason"] == "it is gone"
@@ -198,14 +202,14 @@ def test_a_node_that_dies_is_not_waited_for(parts: Parts) -> None:
 
 def test_a_daemon_answers_another_one(parts: Parts) -> None:
     async def ask() -> Relayed:
-        asked = Relayed(notice=r.MEMORY_ASKED, items=(5, 10, False, LONG))
-        parts.relay.notices[r.MEMORY_ASKED](FAR, asked)
+        asked = Relayed(notice=r.ASKED, items=(5, "memory", (10, False), LONG))
+        parts.relay.notices[r.ASKED](FAR, asked)
         await until(lambda: parts.relay.sent)
         [(node, message)] = parts.relay.sent
         assert node == FAR
         return message
 
     told = asyncio.run(ask())
-    assert told.notice == r.MEMORY_TOLD
-    number, report = told.items
+    assert told.notice == r.TOLD
+    number, report, _ = told.items
     assert (number, report["node"]) == (5, NODE)

@@ -1,0 +1,155 @@
+"""Questions to every node, and there to its processes: nothing is sent until somebody asks.
+
+Responsible for the way of a question and its answers. Nobody is waited for longer than the question
+may take: user code may keep a process busy for minutes, and a node may be out of reach. Who is
+missing is named with the reason. What is answered belongs to the parts that know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.messages.validation import Arguments
+from miniray.node.base.question import Question
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.relay.relay import RelayHub
+
+#: Seconds that a node's answer may take beyond what its processes may.
+_ON_THE_WAY = 1.0
+_NO_WAY = "there is no way to it from the node that asked"
+_GONE = "it is gone"
+_LATE = "it did not answer in time"
+
+
+class Told(NamedTuple):
+    """What one node or process answers."""
+
+    #: Its id.
+    who: bytes
+    answer: Any
+    #: Why there is no answer; empty if there is one.
+    missing: str
+
+
+class Questions:
+    """Asks processes of this node and other nodes, and answers other nodes."""
+
+    def __init__(self, node_id: bytes, clients: ClientServer, relay: RelayHub) -> None:
+        self._node_id = node_id
+        self._clients = clients
+        self._relay = relay
+        #: What this node answers, by the name of the question: functions or coroutine functions
+        #: that get the seconds that its processes may take, and the question's arguments.
+        self.answers: dict[str, Callable[..., Any]] = {}
+        self._numbers = itertools.count(1).__next__
+        self._open: dict[int, Question] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        clients.requests["ask_nodes"] = self._for_client
+        clients.notices["answer"] = lambda client, number, told: self._answered(
+            number, client.process_id, told
+        )
+        relay.notices[r.ASKED] = self._asked
+        relay.notices[r.TOLD] = lambda node, message: self._answered(
+            message.items[0], node, message.items[1:]
+        )
+
+    def _answered(self, number: int, who: bytes, told: Any) -> None:
+        question = self._open.get(number)
+        if question is not None:  # else it came too late
+            question.answered(who, told)
+
+    def ended(self, who: bytes) -> None:
+        """Expect no answer from a process of this node, or another node, that is gone."""
+        for question in self._open.values():
+            question.ended(who)
+
+    # --- asking --------------------------------------------------------------------
+    async def ask_processes(
+        self, clients: Iterable[Client], what: str, arguments: Sequence[Any], seconds: float
+    ) -> list[Told]:
+        """Ask processes of this node; each answers in its I/O thread (``client/answers.py``)."""
+        ids = [client.process_id for client in clients]
+        number, question = self._begin(ids)
+        body = (number, what, tuple(arguments), time.monotonic() + seconds)
+        for id in ids:
+            if not self._clients.push(id, "asked", body):
+                question.ended(id)
+        return await self._end(number, question, ids, seconds)
+
+    async def ask_nodes(
+        self,
+        what: str,
+        arguments: Sequence[Any],
+        seconds: float,
+        nodes: Iterable[bytes] | None = None,
+    ) -> list[Told]:
+        """Ask nodes, this one first, or only some; their processes have ``seconds`` to answer."""
+        wanted = [self._node_id, *self._relay.nodes()] if nodes is None else list(nodes)
+        others = [node for node in wanted if node != self._node_id]
+        number, question = self._begin(others)
+        asked = Relayed(notice=r.ASKED, items=(number, what, tuple(arguments), seconds))
+        unreachable = {node for node in others if not self._relay.send(node, asked)}
+        for node in unreachable:
+            question.ended(node)
+        own = []
+        if self._node_id in wanted:
+            own = [Told(self._node_id, *await self._answer(what, arguments, seconds))]
+        told = await self._end(number, question, others, _ON_THE_WAY + seconds)
+        return own + [
+            each._replace(missing=_NO_WAY) if each.who in unreachable else each for each in told
+        ]
+
+    def _begin(self, whom: Sequence[bytes]) -> tuple[int, Question]:
+        number = self._numbers()
+        question = self._open[number] = Question(whom)
+        return number, question
+
+    async def _end(
+        self, number: int, question: Question, whom: Sequence[bytes], seconds: float
+    ) -> list[Told]:
+        try:
+            await question.wait(seconds)
+        finally:
+            del self._open[number]
+        late = {who: _GONE if who in question.gone else _LATE for who in whom}
+        return [Told(who, *question.answers.get(who, (None, late[who]))) for who in whom]
+
+    # --- answering -----------------------------------------------------------------
+    async def _for_client(
+        self, _client: Client, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any
+    ) -> tuple[list[tuple[bytes, Any, str]], int]:
+        """Ask for a command or a driver; ``nodes`` are ids, or None for all."""
+        return [tuple(each) for each in await self.ask_nodes(what, arguments, seconds, nodes)], -1
+
+    def _asked(self, node: bytes, message: Relayed) -> None:
+        """Answer another daemon."""
+        task = asyncio.get_running_loop().create_task(self._tell(node, *message.items))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(
+        self, node: bytes, number: int, what: str, arguments: Sequence[Any], seconds: float
+    ) -> None:
+        told = await self._answer(what, arguments, seconds)
+        self._relay.send(node, Relayed(notice=r.TOLD, items=(number, *told)))
+
+    async def _answer(self, what: str, arguments: Sequence[Any], seconds: float) -> tuple[Any, str]:
+        """Return what this node answers, and why it cannot."""
+        handler = self.answers.get(what)
+        if handler is None:
+            return None, f"a node has no answer to {what!r}; it has {sorted(self.answers)}"
+        try:
+            answer = handler(seconds, *Arguments(handler, 1).check(tuple(arguments)))
+            return (await answer if inspect.isawaitable(answer) else answer), ""
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            return None, f"{type(error).__name__}: {error}"
