@@ -103,8 +103,10 @@ class EpochOrder:
             key = derive_key(seed, _BLOCKS, epoch)
             self._blocks = Permutation(len(sizes), key).take(self._blocks)
         self._ends = np.cumsum(np.asarray(sizes, dtype=np.int64)[self._blocks])
-        self._inner: tuple[int, Permutation] | None = None
-        self._ready: tuple[int, Any] | None = None  # a place in it, and the numbers from there
+        self._block = -1  # the one whose rows were permuted last
+        self._inner: Permutation | None = None
+        self._ready: Any = ()  # numbers of its rows, from this place on
+        self._place = 0
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
         """Blocks of these positions, in order, each with the numbers of its rows.
@@ -125,13 +127,11 @@ class EpochOrder:
     def _rows(self, block: int, size: int, start: int, stop: int) -> Any:
         if self._seed is None:
             return range(start, stop)
-        if self._inner is None or self._inner[0] != block:
+        if self._inner is None or self._block != block:
             key = derive_key(self._seed, _ROWS, self._epoch, block)
-            self._inner = block, Permutation(size, key)
-            self._ready = None
-        ready = self._ready
-        if ready is None or start < ready[0] or stop > ready[0] + len(ready[1]):
+            self._block, self._inner = block, Permutation(size, key)
+            self._place, self._ready = 0, self._ready[:0]
+        if start < self._place or stop > self._place + len(self._ready):
             upto = min(size, max(stop, start + _TOGETHER))
-            ready = start, self._inner[1].take(np.arange(start, upto))
-            self._ready = ready
-        return ready[1][start - ready[0] : stop - ready[0]]
+            self._place, self._ready = start, self._inner.take(np.arange(start, upto))
+        return self._ready[start - self._place : stop - self._place]

@@ -24,7 +24,8 @@ class PartReader:
         self.source = source
         self._order = order
         self._ranges = ranges
-        self._open: tuple[int, Rows] | None = None
+        self._number = -1  # of the block that is open
+        self._rows: Rows | None = None
 
     def read(self, start: int, stop: int) -> Any:
         """Return the rows from one place of the part up to, without, another."""
@@ -36,10 +37,10 @@ class PartReader:
         return self.source.combine(pieces)
 
     def _block(self, block: int) -> Rows:
-        if self._open is None or self._open[0] != block:
-            self._open = None  # not both in memory
-            self._open = block, self.source.open_block(block)
-        return self._open[1]
+        if self._rows is None or self._number != block:
+            self._rows = None  # not both in memory
+            self._number, self._rows = block, self.source.open_block(block)
+        return self._rows
 
 
 class LocalShuffle:
@@ -55,7 +56,8 @@ class LocalShuffle:
         self._reader = reader
         self._window = window
         self._key = derive_key(seed, epoch)
-        self._open: tuple[int, Any, Permutation] | None = None
+        self._number = -1  # of the window that is loaded
+        self._loaded: tuple[Any, Permutation] | None = None
 
     def read(self, start: int, stop: int) -> Any:
         """Return the rows from one place of the mixed part up to, without, another."""
@@ -70,12 +72,12 @@ class LocalShuffle:
         return self._reader.source.combine(pieces)
 
     def _load(self, number: int, base: int) -> tuple[Any, Permutation]:
-        if self._open is None or self._open[0] != number:
-            self._open = None
+        if self._loaded is None or self._number != number:
+            self._loaded = None
             stop = min(base + self._window, self._reader.size)
             order = Permutation(stop - base, derive_key(self._key, number))
-            self._open = number, self._reader.read(base, stop), order
-        return self._open[1], self._open[2]
+            self._number, self._loaded = number, (self._reader.read(base, stop), order)
+        return self._loaded
 
 
 def _pick(rows: Any, order: Permutation, start: int, stop: int) -> Any:

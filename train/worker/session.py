@@ -109,18 +109,15 @@ class RankSession:
         self._reported = 0
         #: A report whose upload has failed, until the rank repeats it or goes on.
         self._failed: Report | None = None
-        self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
+        #: The newest checkpoint: where the attempt began, or what this rank has uploaded since.
+        self.checkpoint = setup.checkpoint
+        self._checkpoint_index = -1  # of its report
         self._uploads = BackgroundUploads()
         self._upload_process = UploadProcess(setup.storage)
         self._sending = threading.Lock()
         self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
         self._collective_lock = threading.Lock()
         self._collectives = 0
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint: where the attempt began, or what this rank has uploaded since."""
-        return self._newest[1]
 
     def report(self, metrics: Mapping[str, Any], given: CheckpointReport | None) -> None:
         """Upload the checkpoint if there is one, or have it uploaded, then send the report."""
@@ -240,8 +237,8 @@ class RankSession:
             upload = where.upload(given.checkpoint, folder)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
-            if index > self._newest[0]:
-                self._newest = (index, stored)
+            if index > self._checkpoint_index:
+                self._checkpoint_index, self.checkpoint = index, stored
         # With NO_UPLOAD it lies there by itself.
         if given.delete_local and not _lies_in(given.checkpoint, stored):
             _delete(given.checkpoint)
