@@ -22,8 +22,7 @@ from miniray.actor_classes import (
 from miniray.common import runtime as _runtime
 from miniray.common.specs import MethodOptions
 from miniray.system.option_checks import suggestion
-from miniray.values.call_signature import CallSignature, UnpicklableArgumentError
-from miniray.values.exports import Export
+from miniray.values.call_signature import CallSignature, Export, UnpicklableArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping

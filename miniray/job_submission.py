@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.client.job_connection import JobConnection
+from miniray.client.command_connection import JobConnection
 from miniray.system import option_checks as check
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from miniray.cli.services import Services
-    from miniray.client.job_connection import JobConnection
+    from miniray.client.command_connection import JobConnection
 
 #: Characters of a command that a listing shows.
 _MAX_COMMAND = 60

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from miniray.cli.debug import debug
-from miniray.cli.drain import drain
 from miniray.cli.engines import engines
 from miniray.cli.job import job
 from miniray.cli.manifests import k8s, slurm
@@ -22,7 +21,7 @@ from miniray.cli.services import Services
 from miniray.cli.ssh import ssh
 from miniray.cli.start import start
 from miniray.cli.status import status
-from miniray.cli.stop import stop
+from miniray.cli.stop import drain, stop
 from miniray.cli.token import token
 from miniray.common.config import config
 from miniray.common.names import printable

@@ -15,8 +15,7 @@ from miniray.cli.parsing import join_token
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.client.command_connection import CommandConnection
-    from miniray.client.job_connection import JobConnection
+    from miniray.client.command_connection import CommandConnection, JobConnection
     from miniray.system.boot_options import BootOptions, BootResult
 
 
@@ -37,8 +36,7 @@ def _connect(address: str | None, token_file: str | None) -> CommandConnection:
 
 
 def _jobs(address: str | None, token_file: str | None) -> JobConnection:
-    from miniray.client.command_connection import connect_for_cli
-    from miniray.client.job_connection import JobConnection
+    from miniray.client.command_connection import JobConnection, connect_for_cli
 
     try:
         token = join_token(None, token_file) if token_file is not None else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli import ending
+from miniray.cli import stop
 from miniray.cli.node_options import boot_arguments, node_options
 from miniray.cli.parsing import join_token
 from miniray.cli.tables import describe_amounts
@@ -97,7 +97,7 @@ def start(
         if block:
             given["parent_pid"] = os.getpid()
         options = BootOptions(port=port, token=token, **boot_arguments(given))
-        with ending.stop_requests() as requests:
+        with stop.stop_requests() as requests:
             result = services.start_node(options)
             requests.collect()
             authority = given["authority"]
@@ -181,7 +181,7 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _stay(result: BootResult, requests: ending.StopRequests) -> None:
+def _stay(result: BootResult, requests: stop.StopRequests) -> None:
     """Wait for the node's end; end it when that is requested.
 
     Raises:
@@ -195,13 +195,13 @@ def _stay(result: BootResult, requests: ending.StopRequests) -> None:
         process = ProcessId.of(boot)
     except ProcessLookupError:
         raise failure from None
-    if not ending.wait_for_end(process, requests.descriptor):
+    if not stop.wait_for_end(process, requests.descriptor):
         if not _ended_on_purpose(boot):
             raise failure
         click.echo("The node has ended: it, or its cluster, was stopped.")
         return
     records = [record for record in find_clusters() if process in record.processes.values()]
-    ending.end_nodes(records)
+    stop.end_nodes(records)
     click.echo("The node has ended.")
 
 

@@ -34,8 +34,7 @@ from miniray.messages.value import error_value
 from miniray.objects.borrowing import Borrowing
 from miniray.objects.objects import ObjectTable
 from miniray.objects.shared_memory import SharedMemory
-from miniray.objects.unclaimed import UnclaimedResults
-from miniray.objects.unseen_errors import UnseenErrors
+from miniray.objects.unseen_results import UnclaimedResults, UnseenErrors
 from miniray.objects.waiting import ValueFetches, Waits
 from miniray.wire.peers import Peer, PeerTable
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
 from miniray.common.runtime import Exported
-from miniray.messages.code_pieces import split
+from miniray.messages.protocol import split
 from miniray.values.serialization import dumps_code
 
 if TYPE_CHECKING:

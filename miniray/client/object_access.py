@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from miniray.messages.value import Value
     from miniray.objects.objects import Block, Entry, Mapping
     from miniray.objects.shared_memory import SharedMemory
-    from miniray.objects.unseen_errors import UnseenErrors
+    from miniray.objects.unseen_results import UnseenErrors
     from miniray.objects.waiting import ValueFetches, Waits
     from miniray.values.serialization import Serialized
 

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
-from miniray.head.directories.actor import DEAD
+from miniray.head.directories.actor_table import DEAD
 from miniray.head.storage import (
     Saved,
     Storage,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from miniray.head.directories.actor import Actor
+    from miniray.head.directories.actor_table import Actor
     from miniray.head.directories.jobs import Job, Key
     from miniray.head.directories.placement_groups import PlacementGroupEntry
     from miniray.head.directories.submitted_job import SubmittedJob

@@ -24,7 +24,7 @@ from miniray.common.state_types import (
     Why,
 )
 from miniray.exceptions import DeathCause
-from miniray.head.directories.actor import ORDINARY
+from miniray.head.directories.actor_table import ORDINARY
 from miniray.head.directories.out_of_service import why_quarantined
 from miniray.version import VERSION
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.head.cluster import ClusterDirectories
-    from miniray.head.directories.actor import Actor
+    from miniray.head.directories.actor_table import Actor
     from miniray.head.directories.grants import Request
     from miniray.head.directories.nodes import ClusterNode
     from miniray.head.directories.submitted_job import SubmittedJob

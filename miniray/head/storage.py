@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.common.specs import ActorSpec, Allocation, CommandSpec, JobSpec, field_names
-from miniray.head.directories.actor import Actor, DeadActor, remembered
+from miniray.head.directories.actor_table import Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
 from miniray.head.directories.submitted_job import SubmittedJob

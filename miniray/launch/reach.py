@@ -71,8 +71,7 @@ def first_to_answer(door: HeadOffer) -> str:
     Raises:
         NotReachedError: None did.
     """
-    from miniray.security.certificates import make_credentials
-    from miniray.security.tls import meet_head
+    from miniray.security.certificates import make_credentials, meet_head
 
     places = list(dict.fromkeys(full_address(address) for address in door.addresses))
     credentials = make_credentials(door.token.members_key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.messages import code_pieces
+from miniray.messages import protocol
 from miniray.node.process_setup import trim
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CodeRequests:
             raise RuntimeEnvSetupError(
                 f"The package {uri} is not known to the cluster: the job that brought it is over."
             )
-        names = code_pieces.pieces(name, part)
+        names = protocol.pieces(name, part)
         if not names:
-            return code_pieces.whole(part)
+            return protocol.whole(part)
         return b"".join([await self._head.ask("get_code", each) for each in names])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from miniray.common.config import config
 from miniray.common.host_port import parse_address
 from miniray.common.process_state import python_command
-from miniray.node.lifetime import reap, when_exits
+from miniray.node.process_setup import reap, when_exits
 from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:

@@ -22,11 +22,15 @@ from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.base.node_config import MoverConfig, NodeConfig
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
-from miniray.node.lifetime import end_children, reap, stop_on_signals, when_exits
+from miniray.node.process_setup import end_children, reap, stop_on_signals, when_exits
 from miniray.node.store.spill_files import spill_folder
 from miniray.security import channels
-from miniray.security.certificates import load_authority, make_credentials, save_head_identity
-from miniray.security.tls import meet_head
+from miniray.security.certificates import (
+    load_authority,
+    make_credentials,
+    meet_head,
+    save_head_identity,
+)
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
 from miniray.system.boot_options import (
     BootError,

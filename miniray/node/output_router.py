@@ -1,8 +1,8 @@
 """The way of worker output to the driver of its job, on any node.
 
 Responsible for routing, for leaving lines out if the driver does not read, and for bringing all
-output up to a moment to a driver that leaves. ``outputs.py`` reads and splits it. Lines that are
-left out, and those of a driver that is gone, are in the log files only.
+output up to a moment to a driver that leaves. ``workers/worker.py`` reads and splits it. Lines that
+are left out, and those of a driver that is gone, are in the log files only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.node.base.question import Question
+from miniray.node.base.tasks import Question
 from miniray.node.relay.relayed import Relayed
 
 if TYPE_CHECKING:

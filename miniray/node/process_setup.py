@@ -1,9 +1,20 @@
-"""Settings of the C library and of gRPC's core, for daemons and heads."""
+"""Processes of a node and of a head: settings of the C library and of gRPC, signals, their end."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
+import logging
 import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+from miniray.common.process_state import children_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 # Parameters of glibc's mallopt(3).
 _M_TRIM_THRESHOLD = -1
@@ -56,3 +67,70 @@ def set_up_core() -> None:
     # failure of this cluster's own connections is an exception where they are used.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_EXPERIMENTS", ",".join(f"-{name}" for name in _OFF))
+
+
+logger = logging.getLogger(__name__)
+
+
+def stop_on_signals(stop: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, f"signal {signal.Signals(number).name}")
+
+
+def when_exits(pid: int, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call back once when a process ends; return a function that cancels this."""
+    loop = asyncio.get_running_loop()
+    try:
+        fds = [os.pidfd_open(pid)]
+    except ProcessLookupError:
+        callback()
+        return lambda: None
+
+    def cancel() -> None:
+        while fds:
+            fd = fds.pop()
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    def ended() -> None:
+        cancel()
+        callback()
+
+    loop.add_reader(fds[0], ended)
+    return cancel
+
+
+def end_children(spare: Collection[int], timeout: float) -> None:
+    """Kill the children of this process, and theirs as they fall to it, if it is a subreaper.
+
+    Children in ``spare`` stay. One that takes longer than ``timeout`` seconds is left, and logged.
+    """
+    left: set[int] = set()
+    while True:
+        found = set(children_of(os.getpid())) - left - set(spare)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            if not reap(pid, timeout):
+                logger.error("process %d does not end even when killed", pid)
+                left.add(pid)
+
+
+def reap(pid: int, timeout: float | None) -> bool:
+    """Wait for the end of a child; return False after ``timeout`` seconds, None: never."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended, _, _ = select.select([fd], [], [], timeout)
+    finally:
+        os.close(fd)
+    if ended:
+        with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
+            os.waitpid(pid, 0)
+    return bool(ended)

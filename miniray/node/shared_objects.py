@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from miniray.node.objects.adopted_service import AdoptedService
 from miniray.node.objects.memory_service import MemoryService
-from miniray.node.objects.objects import NodeObjects
-from miniray.node.objects.store_requests import FetchRequests, StoreRequests
+from miniray.node.objects.objects import FetchRequests, NodeObjects, StoreRequests
 from miniray.node.store.adopted import AdoptedObjects
 from miniray.node.store.memory_report import describe_holders
 from miniray.node.store.segments import Copies, SegmentStore

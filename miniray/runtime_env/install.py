@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env import archive
+from miniray.runtime_env import packages
 from miniray.runtime_env.cache import FolderCache, JobFolders, uninterrupted
 from miniray.runtime_env.pip import build_venv, venv_key, venv_python
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
@@ -185,7 +185,7 @@ class EnvironmentManager:
                 "mrpkg://<sha256>.zip or .whl."
             )
         digest, suffix = address.groups()
-        unpack = archive.unpack_wheel if suffix == ".whl" else archive.unpack
+        unpack = packages.unpack_wheel if suffix == ".whl" else packages.unpack
 
         async def build(folder: Path, _lock: int) -> None:
             content = await self._archive(uri, digest, fetch_blob)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
 from miniray.common.names import user_frame
-from miniray.values.parts import parts_of
+from miniray.values.picklers import parts_of
 from miniray.values.serialization import pickled
 
 if TYPE_CHECKING:
     from types import CodeType
 
-    from miniray.values.parts import Part
+    from miniray.values.picklers import Part
 
 #: More than any call carries.
 _TOLD = sys.maxsize

@@ -21,11 +21,9 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from miniray.messages.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
-from miniray.values.call_signature import UnpicklableArgumentError
-from miniray.values.exports import reference_to
+from miniray.values.call_signature import UnpicklableArgumentError, reference_to
 from miniray.values.mapped import bytes_of
-from miniray.values.parts import parts_of
-from miniray.values.picklers import pickler, pickler_for, thread
+from miniray.values.picklers import parts_of, pickler, pickler_for, thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,18 +18,25 @@ from miniray.client.handover import await_others
 from miniray.common.config import config
 from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
-from miniray.messages import code_pieces
+from miniray.messages import protocol
 from miniray.messages import protocol as p
 from miniray.messages.errors import ActorExit
 from miniray.wire.gates import Gate
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
-from miniray.worker.built_in import BUILT_IN, method_of
 from miniray.worker.interruption import Interruption
 from miniray.worker.leases import Leases, Recall
 from miniray.worker.replies import Replies, Streams
 from miniray.worker.results import Results, items_of
-from miniray.worker.work import NOT_ERRORS, Work, WorkQueue, raise_as_error, unknown_group
+from miniray.worker.work import (
+    BUILT_IN,
+    NOT_ERRORS,
+    Work,
+    WorkQueue,
+    method_of,
+    raise_as_error,
+    unknown_group,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -338,8 +345,8 @@ class Executor:
     def load_code(self, key: bytes) -> Any:
         """Load a function or class by its key."""
         part = self._code(key)
-        names = code_pieces.pieces(key, part)
-        blob = b"".join(map(self._code, names)) if names else code_pieces.whole(part)
+        names = protocol.pieces(key, part)
+        blob = b"".join(map(self._code, names)) if names else protocol.whole(part)
         try:
             return pickle.loads(blob)
         except NOT_ERRORS as error:  # of a module that it imports

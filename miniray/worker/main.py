@@ -33,10 +33,9 @@ from miniray.messages.errors import ActorExit
 from miniray.objects.ignored_signals import finish
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
-from miniray.worker import stdio, worker_file
+from miniray.worker import stdio
 from miniray.worker.actor_modes import executor_of
 from miniray.worker.arguments import load_for_constructor
-from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
 from miniray.worker.interruption import (
     CANCEL_SIGNAL,
@@ -44,7 +43,7 @@ from miniray.worker.interruption import (
     exit_code,
     kill_descendants,
 )
-from miniray.worker.work import carried
+from miniray.worker.work import SHUTDOWN, carried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -312,7 +311,7 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
 def main() -> NoReturn:
     """Be the worker that the descriptor in the first argument describes, in a new interpreter."""
     fd = int(sys.argv[1])
-    run_worker(worker_file.read_spec(fd) | {"file": fd})
+    run_worker(stdio.read_spec(fd) | {"file": fd})
 
 
 def _prepare_process(spec: dict[str, Any]) -> None:

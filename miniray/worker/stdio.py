@@ -2,9 +2,10 @@
 
 That is the name of what runs, whoever writes: Python, C code, a child process, or
 faulthandler in a crash. When it changes and a stream's pipe is empty, the new name is
-put into memory that the daemon looks at when it reads (``worker/worker_file.py``), which
-costs no wake-up. If something is in the pipe, a mark behind that says so, which
-``common/log_lines.py`` understands. Reads nothing, and knows nothing of where the output goes.
+put into memory that the daemon looks at when it reads (the first page of the worker's file, whose
+other pages hold its spec), which costs no wake-up. If something is in the pipe, a mark behind that
+says so, which ``common/log_lines.py`` understands. Reads nothing, and knows nothing of where the
+output goes.
 
 There is no lock in here: a signal handler may print while a print is under way, a
 fork may happen in any thread, and at interpreter exit a thread that holds a lock
@@ -14,19 +15,87 @@ never runs again. A write of one line is one ``write(2)``, which the kernel keep
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import io
+import marshal
+import mmap
 import os
 import select
+import struct
 import sys
-from typing import TYPE_CHECKING, TextIO
+import termios
+from typing import TYPE_CHECKING, Any, TextIO
 
 from miniray.common.log_lines import clean_name, mark
 from miniray.common.names import short_name
-from miniray.worker import worker_file
+from miniray.values.mapped import map_memory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+_PAGE = mmap.PAGESIZE
+#: How often the name has changed, and how many bytes the name has.
+_HEAD = struct.Struct("<QH")
+#: Each stream has two places for its name, and a byte that says which of them is good.
+_FIRST, _PLACE = 16, 1000
+#: Bytes of a name.
+MAX_NAME = _PLACE - _HEAD.size
+
+
+def make(spec: dict[str, Any]) -> int:
+    """Make the file of a worker, and write what it is to be."""
+    fd = os.memfd_create("miniray-worker", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(bytes(_PAGE) + marshal.dumps(spec))
+    return fd
+
+
+def read_spec(fd: int) -> dict[str, Any]:
+    """Read what this worker is to be."""
+    spec: dict[str, Any] = marshal.loads(os.pread(fd, os.fstat(fd).st_size - _PAGE, _PAGE))
+    return spec
+
+
+def has_unread(pipe: int) -> bool:
+    """Return whether something is in a pipe; either end will do."""
+    return fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0") != b"\0\0\0\0"
+
+
+class NamePage:
+    """The first page, which stays when the descriptor is closed.
+
+    Args:
+        fd: The file.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._bytes = memoryview(map_memory(fd, _PAGE, shared=True)).cast("B")
+
+    def write(self, stream: int, number: int, name: bytes) -> None:
+        """Name what is written to a stream from now on.
+
+        Args:
+            stream: 0 for stdout, 1 for stderr.
+            number: How often the name has changed.
+            name: The name, of at most ``MAX_NAME`` bytes.
+        """
+        page = self._bytes
+        place = 1 - page[stream]
+        at = _FIRST + (2 * stream + place) * _PLACE
+        page[at : at + _HEAD.size + len(name)] = _HEAD.pack(number, len(name)) + name
+        page[stream] = place  # a reader that looks before sees the name before
+
+    def read(self, stream: int) -> tuple[int, str]:
+        """Return the number and the name that were written last."""
+        while True:
+            place = self._bytes[stream]
+            at = _FIRST + (2 * stream + place) * _PLACE
+            number, size = _HEAD.unpack_from(self._bytes, at)
+            name = bytes(self._bytes[at + _HEAD.size :][:size])
+            if self._bytes[stream] == place:
+                return number, name.decode(errors="replace")
+
 
 #: _IOLBF of <stdio.h>.
 _LINE_BUFFERED = 1
@@ -39,11 +108,11 @@ class _Names:
     """Tells the daemon under which name the streams are written to.
 
     Args:
-        file: The worker's file (``worker/worker_file.py``).
+        file: The worker's file.
     """
 
     def __init__(self, file: int) -> None:
-        self._page = worker_file.NamePage(file)
+        self._page = NamePage(file)
         # User code may put other files in the place of descriptors 1 and 2.
         self._pipes = (os.dup(1), os.dup(2))
         self._number = 0
@@ -53,7 +122,7 @@ class _Names:
         self._number += 1
         encoded = _encoded(name)
         for stream, pipe in enumerate(self._pipes):
-            if worker_file.has_unread(pipe):
+            if has_unread(pipe):
                 _write_all(pipe, mark(self._number, encoded))
             else:
                 self._page.write(stream, self._number, encoded)
@@ -108,7 +177,7 @@ def install(file: int) -> None:
     passed on when it ends, and anything at a flush; a line of C code's as well.
 
     Args:
-        file: The worker's file (``worker/worker_file.py``).
+        file: The worker's file.
     """
     global _fork_hook_registered, _names
     _names = _Names(file)
@@ -137,7 +206,7 @@ def flush_c() -> None:
 @functools.lru_cache(maxsize=256)
 def _encoded(name: str) -> bytes:
     """Encode a name for the daemon."""
-    return clean_name(short_name(name)).encode(errors="replace")[: worker_file.MAX_NAME]
+    return clean_name(short_name(name)).encode(errors="replace")[:MAX_NAME]
 
 
 def _forget_names() -> None:

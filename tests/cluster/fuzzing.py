@@ -70,7 +70,7 @@ _TEXTS = (
 def names_of_requests() -> tuple[list[str], list[str]]:
     """What the head, and what the daemon, can be asked: names in quotes in their sources."""
     root = Path(miniray.__file__).parent
-    head = (root / "head" / "requests.py").read_text()
+    head = (root / "head" / "head.py").read_text()
     node = "".join(path.read_text() for path in (root / "node").rglob("*.py"))
     asked = _KEY.findall(head)
     told = re.findall(r'clients\.(?:requests|quick|notices)\["(\w+)"\]', node)

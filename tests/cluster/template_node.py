@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.template_client import TemplateClient
 from miniray.node.workers.template import WORKER_VARIABLE
-from miniray.worker import worker_file
+from miniray.worker import stdio
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -87,7 +87,7 @@ class Node:
         read, write = os.pipe2(os.O_CLOEXEC)
         self.outputs.append(read)
         pid = await self.client.fork(
-            worker_file.make(worker_spec(code, **spec)), write, os.open(os.devnull, os.O_WRONLY)
+            stdio.make(worker_spec(code, **spec)), write, os.open(os.devnull, os.O_WRONLY)
         )
         return pid, read
 

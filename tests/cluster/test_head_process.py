@@ -24,8 +24,7 @@ from cluster_helpers import wait_until
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.messages import plain
 from miniray.security import channels
-from miniray.security.certificates import make_credentials
-from miniray.security.tls import meet_head
+from miniray.security.certificates import make_credentials, meet_head
 from miniray.security.token import JoinToken
 from miniray.version import VERSION
 

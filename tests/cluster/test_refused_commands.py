@@ -17,8 +17,7 @@ import pytest
 from cluster_helpers import is_alive, wait_until
 from command_helpers import CommandLine, Started, command_line, one_line
 
-from miniray.security.certificates import make_credentials
-from miniray.security.tls import server_context
+from miniray.security.certificates import make_credentials, server_context
 from miniray.security.token import JoinToken, parse_token
 from miniray.version import VERSION
 

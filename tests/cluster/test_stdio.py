@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from miniray.node.workers.outputs import OutputPipe
-from miniray.worker import worker_file
+from miniray.node.workers.worker import OutputPipe
+from miniray.worker import stdio
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -36,8 +36,8 @@ def run(code, *options):
 
 
 async def _run(code, options, folder):
-    file = worker_file.make({})
-    names = worker_file.NamePage(file)
+    file = stdio.make({})
+    names = stdio.NamePage(file)
     lines = [], []
     out, err = (OutputPipe(partial(names.read, stream), lines[stream].extend) for stream in (0, 1))
     out.begin(folder / "out")
@@ -132,7 +132,7 @@ def test_an_unfinished_line_belongs_to_the_name_before():
 
 
 def test_a_line_is_passed_on_at_once_and_as_one_write():
-    file = worker_file.make({})
+    file = stdio.make({})
     with subprocess.Popen(
         [sys.executable, "-c", program("print('a', 'b', 3); sys.stdin.read()", file)],
         stdin=subprocess.PIPE,

@@ -22,7 +22,7 @@ from miniray.node.base.control_socket import control_pair
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers import template as template_module
 from miniray.node.workers.template import Template
-from miniray.worker import worker_file
+from miniray.worker import stdio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,8 +94,8 @@ async def test_a_worker_may_be_a_new_interpreter(node: Node) -> None:
     script = node.cleanup / "python"
     script.write_text(
         f"#!{sys.executable}\nimport os, sys\n"
-        "from miniray.worker import worker_file\n"
-        "spec = worker_file.read_spec(int(sys.argv[3]))\n"
+        "from miniray.worker import stdio\n"
+        "spec = stdio.read_spec(int(sys.argv[3]))\n"
         "print(spec['code'], len(spec['blob']), os.environ['MINE'])\n"
     )
     script.chmod(0o700)
@@ -292,9 +292,7 @@ async def test_a_template_can_have_another_with_more_modules(node: Node) -> None
     read, write = os.pipe2(os.O_CLOEXEC)
     node.outputs.append(read)
     code = "import sys; print('colorsys' in sys.modules)"
-    pid = await other.fork(
-        worker_file.make(worker_spec(code)), write, os.open(os.devnull, os.O_WRONLY)
-    )
+    pid = await other.fork(stdio.make(worker_spec(code)), write, os.open(os.devnull, os.O_WRONLY))
     await until(lambda: pid in exits)
     assert os.read(read, 100) == b"True\n"
     assert other.pid not in (0, node.process.pid)
@@ -331,9 +329,7 @@ async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> No
     )
     read, write = os.pipe2(os.O_CLOEXEC)
     node.outputs.append(read)
-    pid = await other.fork(
-        worker_file.make(worker_spec(SLEEP)), write, os.open(os.devnull, os.O_WRONLY)
-    )
+    pid = await other.fork(stdio.make(worker_spec(SLEEP)), write, os.open(os.devnull, os.O_WRONLY))
     assert await node.line(read) == "sleeping"
     os.kill(other.pid, signal.SIGKILL)
     await until(lambda: gone)

@@ -11,7 +11,7 @@ from template_node import SLEEP, Node, alive, until, with_node, worker_spec
 
 from miniray.node.workers.templates import Templates
 from miniray.node.workers.worker import Worker
-from miniray.worker import worker_file
+from miniray.worker import stdio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ class Pool:
         template = self.templates.get(QUICK, SLOW)
         worker = Worker(os.urandom(8), (), template=template)
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        worker.pid = await template.fork(worker_file.make(worker_spec(code)), write, nowhere)
+        worker.pid = await template.fork(stdio.make(worker_spec(code)), write, nowhere)
         self.workers[worker.pid] = worker
         return worker, await self.node.line(read)
 

@@ -11,7 +11,7 @@ from running_cluster import running_cluster
 from watched_output import watch
 
 import miniray
-from miniray.client import driver_output
+from miniray.client import bootstrap
 from miniray.client.cluster_requests import TO_HEAR_WHY
 from miniray.common.ids import short_id
 from miniray.util.placement_group import placement_group, remove_placement_group
@@ -210,7 +210,7 @@ def test_the_driver_is_warned_once_of_what_waits_long(
 def test_what_still_waits_is_said_again_now_and_then(
     held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_output, "_FIRST", 0.2)
+    monkeypatch.setattr(bootstrap, "_FIRST", 0.2)
     stderr = watch(monkeypatch, "stderr")
     held(num_cpus=4)
     refs = [wanted.options(num_cpus=4).remote() for _ in range(3)]

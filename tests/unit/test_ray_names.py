@@ -140,7 +140,7 @@ def test_every_error_is_listed() -> None:
 
 
 def test_every_method_that_is_in_every_actor_is_listed() -> None:
-    from miniray.worker.built_in import BUILT_IN, SHUTDOWN
+    from miniray.worker.work import BUILT_IN, SHUTDOWN
 
     assert names_of("method:") == {*BUILT_IN, *SHUTDOWN}
 

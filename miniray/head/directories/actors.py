@@ -17,16 +17,18 @@ from miniray._proto import head_pb2
 from miniray.common.ids import owner_of
 from miniray.common.specs import ActorSpec, BundleAffinity, GrantedLease, JobSpec
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
-from miniray.head.directories.actor import (
+from miniray.head.directories.actor_table import (
     ALIVE,
     DEAD,
     NEVER_MADE,
     ORDINARY,
     REQUESTED,
+    UNKNOWN,
     Actor,
+    ActorSubscribers,
+    ActorTable,
     DeadActor,
 )
-from miniray.head.directories.actor_table import UNKNOWN, ActorSubscribers, ActorTable
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import RequestSummary
 from miniray.head.scheduling.demands import Demand

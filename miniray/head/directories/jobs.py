@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.names import format_bytes
 from miniray.common.specs import JobSpec, field_names
 from miniray.exceptions import CodeStoreFullError
-from miniray.messages import code_pieces, plain
+from miniray.messages import plain, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,7 +214,7 @@ class JobCode:
         part = self._kv.get(_CODE, name)
         if part is None:
             return False
-        for each in (name, *code_pieces.pieces(name, part)):
+        for each in (name, *protocol.pieces(name, part)):
             self._use(job_id, each)
         return True
 

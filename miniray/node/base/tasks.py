@@ -1,4 +1,4 @@
-"""Tasks of one gRPC stream, which end together, and waits that can be cancelled."""
+"""Tasks of one gRPC stream, which end together; cancellable waits; questions to several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
 
 _Result = TypeVar("_Result")
 
@@ -74,3 +74,35 @@ async def ended(work: asyncio.Future[Any]) -> None:
         work.exception()  # its result may not be read
     if cancelled:
         raise asyncio.CancelledError
+
+
+class Question:
+    """A question to several; it is over when each has answered or is gone."""
+
+    def __init__(self, whom: Iterable[bytes]) -> None:
+        self._missing = set(whom)
+        self._over = asyncio.Event()
+        self.answers: dict[bytes, Any] = {}
+        #: Those that ended before they answered.
+        self.gone: set[bytes] = set()
+        self._check()
+
+    def answered(self, who: bytes, answer: Any) -> None:
+        if who in self._missing:
+            self.answers[who] = answer
+            self._missing.discard(who)
+            self._check()
+
+    def ended(self, who: bytes) -> None:
+        """Expect no answer from one that is gone."""
+        if who in self._missing:
+            self.gone.add(who)
+            self._missing.discard(who)
+            self._check()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        await set_within(self._over, seconds)
+
+    def _check(self) -> None:
+        if not self._missing:
+            self._over.set()

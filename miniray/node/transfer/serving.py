@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
-    from miniray.node.transfer.arriving import Arriving
     from miniray.node.transfer.directory import Directory
     from miniray.node.transfer.mover_client import MoverClient, Offer
+    from miniray.node.transfer.requests import Arriving
 
 logger = logging.getLogger(__name__)
 

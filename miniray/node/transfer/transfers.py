@@ -19,11 +19,16 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.spill_files import DiskPlace
-from miniray.node.transfer.arriving import Arriving, BrokenTransferError
 from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
 from miniray.node.transfer.moving import write_all
-from miniray.node.transfer.requests import ValueAnswer, ValueRequests, piece_size
+from miniray.node.transfer.requests import (
+    Arriving,
+    BrokenTransferError,
+    ValueAnswer,
+    ValueRequests,
+    piece_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.common.process_state import children_of, may_hang_readers, python_command, variable_of
 from miniray.node.base import control_socket
-from miniray.worker import worker_file
+from miniray.worker import stdio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +178,7 @@ class Template:
         try:
             if len(fds) != _WORKER_FDS:  # the kernel drops what finds no room here
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            spec = worker_file.read_spec(fds[2])
+            spec = stdio.read_spec(fds[2])
             pid = os.fork()
         except OSError as error:
             self._send(("refused", token, f"{error.strerror}"))

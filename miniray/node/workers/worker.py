@@ -1,31 +1,256 @@
-"""A worker process and a lease as their daemon knows them, and the spec of a new process.
+"""Workers and leases as their daemon knows them, the spec of a new process, and what workers print.
 
-State and its description only; ``workers.py`` acts on them.
+A submitted job's command is a worker too: a child of the template with a lease, an environment and
+devices. It speaks to no daemon; the drivers in it do. ``workers.py`` acts on all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.accelerators import assigned_environment, needs_fresh_interpreter
+from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE, JOB_ID_VARIABLE
+from miniray.common.log_lines import LineSplitter, LogLine, bar_row
 from miniray.common.specs import GrantedLease
-from miniray.exceptions import ITS_LOG
-from miniray.node.workers.commands import command_variables
+from miniray.exceptions import ITS_LOG, JobError
 from miniray.node.workers.template import WORKER_VARIABLE
+from miniray.system.log_file import LogFile
+from miniray.worker.stdio import has_unread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from miniray.accelerators import NodeAccelerators
+    from miniray.common.specs import CommandSpec
+    from miniray.node.base.head_client import HeadClient
     from miniray.node.base.template_client import TemplateClient
-    from miniray.node.workers.commands import CommandOutput
-    from miniray.node.workers.outputs import OutputPipe
     from miniray.runtime_env.install import WorkerEnvironment
+
+_READ_SIZE = 64 * 1024
+#: Seconds of silence after which an unfinished line is shown.
+_SETTLE_AFTER = 0.2
+
+
+class OutputPipe:
+    """One stream of one worker.
+
+    ``running`` returns the number and the name under which the worker writes now; ``on_lines`` gets
+    the lines that a read completed.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], tuple[int, str]],
+        on_lines: Callable[[list[LogLine]], None],
+    ) -> None:
+        #: The file of its lines, from ``begin`` on.
+        self.log: LogFile | None = None
+        self._running = running
+        self._on_lines = on_lines
+        self._splitter = LineSplitter()
+        self._loop = asyncio.get_running_loop()
+        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._closed = False
+        self._settling: asyncio.TimerHandle | None = None
+
+    def named(self) -> tuple[int, str]:
+        """The number and the name under which the worker writes; ``(0, "")`` before the first."""
+        return max(self._running(), self._splitter.named)
+
+    def begin(self, path: Path) -> None:
+        self.log = LogFile(path)
+        self._loop.add_reader(self._read, self._on_readable)
+
+    def _on_readable(self) -> None:
+        """Read what is there; the pipe itself says where the name changes within it."""
+        running = self._running()
+        try:
+            data = os.read(self._read, _READ_SIZE)
+        except BlockingIOError:
+            return
+        if data:
+            self._take(data, running)
+        else:
+            self.close()
+
+    def _take(self, data: bytes, running: tuple[int, str]) -> None:
+        self._pass_on(self._splitter.feed(data, *running))
+        if self._splitter.unsettled and self._settling is None:
+            self._settling = self._loop.call_later(_SETTLE_AFTER, self._settle)
+
+    def _settle(self) -> None:
+        """Show the last state of a progress bar although no output follows it."""
+        self._settling = None
+        if not self._closed:
+            self._pass_on(self._splitter.settle())
+
+    def _pass_on(self, lines: list[LogLine]) -> None:
+        if not lines or self.log is None:
+            return
+        finished = "".join(f"{line.text}\n" for line in lines if bar_row(line.text) is None)
+        if finished:
+            self.log.write(finished)
+        self._on_lines(lines)
+
+    def flush(self) -> None:
+        """Pass on what was written up to now, with an unfinished line as if it were finished."""
+        if self._closed:
+            return
+        if has_unread(self._read):
+            self._on_readable()  # one read takes all that a pipe holds
+        if not self._closed:
+            self._pass_on(self._splitter.close())
+
+    def drain(self) -> None:
+        """Read the rest of the pipe of a worker that has ended."""
+        while not self._closed:
+            try:
+                data = os.read(self._read, _READ_SIZE)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self._take(data, self._running())
+        self.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._read)
+        os.close(self._read)
+        self._pass_on(self._splitter.close())
+
+
+logger = logging.getLogger(__name__)
+
+#: Bytes that a command has in flight to the head; then its pipe fills, and its ``print`` waits.
+_PIECE = 64 * 1024
+#: Seconds until output is sent again that the head could not write.
+_AGAIN_AFTER = 1.0
+
+
+def command_variables(
+    command: CommandSpec, environment: WorkerEnvironment | None, address: str
+) -> dict[str, str]:
+    """Return the variables by which a command finds its tools, and its drivers their cluster.
+
+    Args:
+        command: Of a submitted job.
+        environment: Its runtime environment, whose variables go before these.
+        address: Of the cluster.
+    """
+    own = environment.env_vars if environment is not None else {}
+    paths = environment.sys_path if environment is not None else ()
+    config = {
+        "metadata": {**command.metadata, "job_submission_id": command.name},
+        "runtime_env": json.loads(command.runtime_env or "{}"),
+    }
+    tools = os.path.dirname(sys.executable)  # `python` is the one that runs the node
+    path = own.get("PATH", f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    variables = {"PYTHONUNBUFFERED": "1", **own, "PATH": path}
+    if paths:
+        further = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        variables["PYTHONPATH"] = os.pathsep.join([*paths, *([further] if further else [])])
+    return {
+        **variables,
+        ADDRESS_VARIABLE: address,
+        JOB_ID_VARIABLE: command.name,
+        JOB_CONFIG_VARIABLE: json.dumps(config),
+    }
+
+
+class CommandOutput:
+    """What one command prints, both streams in one, on its way to the head, which keeps it.
+
+    One piece is in flight at a time. A head that starts again is sent the piece again, with the
+    same offset, so that each byte is kept once.
+
+    Args:
+        lease: Of the command.
+        head: The way to the head.
+    """
+
+    def __init__(self, lease: int, head: HeadClient) -> None:
+        self._lease = lease
+        self._head = head
+        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._offset = 0
+        #: The command is gone, with all that it had started.
+        self._over = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to read, as the command runs."""
+        self._sending = asyncio.get_running_loop().create_task(self._send_all())
+
+    async def finish(self) -> None:
+        """Wait until the head has all that a command that is gone has printed."""
+        self._over.set()
+        if self._sending is not None:
+            await self._sending
+
+    async def _send_all(self) -> None:
+        wanted = True
+        try:
+            while data := await self._next():
+                if wanted:
+                    wanted = await self._send(data)
+                self._offset += len(data)
+        finally:
+            self.close()
+
+    async def _send(self, data: bytes) -> bool:
+        """Have the head keep a piece; return whether it takes more."""
+        while True:
+            try:
+                await self._head.ask("job_output", self._lease, self._offset, data)
+                return True
+            except JobError:
+                return False  # the job is given up
+            except Exception as error:  # noqa: BLE001 - as of a full disk
+                logger.warning("the output of a job could not be kept: %s", error)
+            await asyncio.sleep(_AGAIN_AFTER)
+
+    async def _next(self) -> bytes:
+        """Return what the command has printed since; nothing if no more will come."""
+        loop = asyncio.get_running_loop()
+        while True:
+            over = self._over.is_set()
+            try:
+                return os.read(self._read, _PIECE)
+            except BlockingIOError:
+                if over:  # what still holds the pipe is no part of the job
+                    return b""
+            readable: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(self._read, _set, readable)
+            ended = loop.create_task(self._over.wait())
+            try:
+                await asyncio.wait((readable, ended), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                loop.remove_reader(self._read)
+                ended.cancel()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._read >= 0:
+            os.close(self._read)
+            self._read = -1
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -27,11 +27,10 @@ from miniray.exceptions import (
 )
 from miniray.messages.errors import encode_error
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
-from miniray.node.workers.commands import CommandOutput
-from miniray.node.workers.idle_workers import IdleWorkers, surplus
-from miniray.node.workers.outputs import OutputPipe
-from miniray.node.workers.templates import Templates
+from miniray.node.workers.templates import IdleWorkers, Templates, surplus
 from miniray.node.workers.worker import (
+    CommandOutput,
+    OutputPipe,
     Worker,
     interpreter,
     pool_key,
@@ -41,7 +40,7 @@ from miniray.node.workers.worker import (
 )
 from miniray.node.workers.worker_ends import DeviceKeptError, WorkerEnds, quarantine_of
 from miniray.system.log_file import log_name
-from miniray.worker import worker_file
+from miniray.worker import stdio
 
 if TYPE_CHECKING:
     import socket
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import NodeLease
     from miniray.runtime_env.install import EnvironmentManager
-    from miniray.worker.worker_file import NamePage
+    from miniray.worker.stdio import NamePage
 
 logger = logging.getLogger(__name__)
 
@@ -257,11 +256,11 @@ class WorkerPool:
         require_room(self._descriptors_to_start(), "another worker")
         python = interpreter(lease, worker, self._accelerators)
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
-        file = worker_file.make(spec)
+        file = stdio.make(spec)
         if lease.command is not None:
             await self._fork_command(lease, worker, file)
             return
-        names = worker_file.NamePage(file)
+        names = stdio.NamePage(file)
         stdout = self._pipe(worker, names, is_stderr=False)
         stderr = self._pipe(worker, names, is_stderr=True)
         self.workers[worker.process_id] = worker

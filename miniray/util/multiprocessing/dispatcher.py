@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from miniray import api
 from miniray.common.runtime import current_runtime
 from miniray.exceptions import ActorError, TaskCancelledError
-from miniray.util.multiprocessing.worker import TOGETHER, Failed
+from miniray.util.multiprocessing.results import TOGETHER, Failed
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.common.object_ref import ObjectRef
-    from miniray.util.multiprocessing.worker import Outcome, Work
+    from miniray.util.multiprocessing.results import Outcome, Work
 
 logger = logging.getLogger(__name__)
 

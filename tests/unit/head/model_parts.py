@@ -13,7 +13,7 @@ from head_harness import FakeTimers, granted, report
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.head import storage as records
-from miniray.head.directories.actor import DEAD
+from miniray.head.directories.actor_table import DEAD
 from miniray.head.storage import Saved
 from miniray.messages import plain
 from miniray.node.base.head_client import Unconfirmed

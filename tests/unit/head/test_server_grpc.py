@@ -16,7 +16,7 @@ import pytest
 from miniray._proto import common_pb2, head_pb2, head_pb2_grpc
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
-from miniray.head.server import HeadServicer
+from miniray.head.main import HeadServicer
 from miniray.head.storage import Storage
 from miniray.messages import plain
 from miniray.security import channels

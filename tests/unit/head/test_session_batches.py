@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from miniray._proto import head_pb2
-from miniray.head.server import SessionOutbox
+from miniray.head.main import SessionOutbox
 
 
 class Stream:

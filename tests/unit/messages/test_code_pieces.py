@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.messages.code_pieces import pieces, split, whole
+from miniray.messages.protocol import pieces, split, whole
 
 
 @pytest.mark.parametrize("size", [0, 9, 10, 11, 20, 21])

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env import archive, packages
+from miniray.runtime_env import packages
 from miniray.runtime_env import scan as scan_module
 from miniray.runtime_env.scan import IgnoreRules, scan
 
@@ -110,7 +110,7 @@ def test_links_are_followed_but_not_in_circles_nor_into_nothing(tmp_path):
     (code / "gone").symlink_to(tmp_path / "nowhere")
     members = scan(code)
     assert names(members) == ["a.py", "shared/", "shared/s.py"]
-    with zipfile.ZipFile(io.BytesIO(archive.pack(members))) as packed:
+    with zipfile.ZipFile(io.BytesIO(packages.pack(members))) as packed:
         assert packed.read("shared/s.py") == b"S = 1"
 
 
@@ -126,9 +126,9 @@ def test_what_has_too_many_files_is_refused_where_it_is_packed_and_unpacked(tmp_
     monkeypatch.setattr(scan_module, "MAX_PACKAGE_ENTRIES", 5)
     with pytest.raises(RuntimeEnvSetupError, match=r"more than 5 files .* many \(6\)"):
         scan(tmp_path)
-    monkeypatch.setattr(archive, "MAX_PACKAGE_ENTRIES", 1)
+    monkeypatch.setattr(packages, "MAX_PACKAGE_ENTRIES", 1)
     with pytest.raises(RuntimeEnvSetupError, match="has 2 entries; a package may hold 1"):
-        archive.unpack(zip_of(a="", b=""), tmp_path, "The package")
+        packages.unpack(zip_of(a="", b=""), tmp_path, "The package")
 
 
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(tmp_path):
@@ -152,7 +152,7 @@ def test_the_same_files_give_the_same_bytes_whenever_they_were_written(tmp_path)
     one = write(tmp_path / "one", {"b.py": "B", "a.py": "A"})
     two = write(tmp_path / "two", {"a.py": "A", "b.py": "B"})
     os.utime(two / "a.py", (1, 1))
-    assert archive.pack(scan(one)) == archive.pack(scan(two))
+    assert packages.pack(scan(one)) == packages.pack(scan(two))
 
 
 def test_unpacking_gives_back_contents_folders_and_the_right_to_execute(tmp_path):
@@ -161,7 +161,7 @@ def test_unpacking_gives_back_contents_folders_and_the_right_to_execute(tmp_path
     (code / "empty").mkdir()
     target = tmp_path / "target"
     target.mkdir()
-    archive.unpack(archive.pack(scan(code)), target, "it")
+    packages.unpack(packages.pack(scan(code)), target, "it")
     assert (target / "deep/er/x.txt").read_text() == "x"
     assert (target / "empty").is_dir()
     assert os.access(target / "run.sh", os.X_OK)
@@ -173,7 +173,7 @@ def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path, name):
     target = tmp_path / "target"
     target.mkdir()
     with pytest.raises(RuntimeEnvSetupError, match="leads out"):
-        archive.unpack(zip_of(**{"ok": "", name: "evil"}), target, "The package")
+        packages.unpack(zip_of(**{"ok": "", name: "evil"}), target, "The package")
     assert list(target.iterdir()) == []
     assert not (tmp_path / "evil").exists()
 
@@ -185,27 +185,27 @@ def test_an_archive_with_a_symbolic_link_is_refused(tmp_path):
         info.external_attr = (stat.S_IFLNK | 0o777) << 16
         made.writestr(info, "/etc/passwd")
     with pytest.raises(RuntimeEnvSetupError, match="symbolic link"):
-        archive.unpack(buffer.getvalue(), tmp_path, "The package")
+        packages.unpack(buffer.getvalue(), tmp_path, "The package")
 
 
 def test_an_archive_that_would_unpack_to_too_much_is_refused_before_it_is(tmp_path):
     with pytest.raises(RuntimeEnvSetupError, match="when unpacked"):
-        archive.unpack(zip_of(a="x" * 1000), tmp_path, "The package", limit=999)
+        packages.unpack(zip_of(a="x" * 1000), tmp_path, "The package", limit=999)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_archive_is_refused(tmp_path):
     with pytest.raises(RuntimeEnvSetupError, match="not a zip archive"):
-        archive.check(b"nonsense", "The package")
+        packages.check(b"nonsense", "The package")
     content = bytearray(zip_of(a="hello world"))
     content[content.index(b"hello")] ^= 0xFF
     with pytest.raises(RuntimeEnvSetupError, match="can't be unpacked"):
-        archive.unpack(bytes(content), tmp_path, "The package")
+        packages.unpack(bytes(content), tmp_path, "The package")
 
 
 def test_a_wheel_is_unpacked_with_the_modules_of_its_data_folder(tmp_path):
     wheel = zip_of(**{"top.py": "", "x-1.data/purelib/pkg/inner.py": "", "x-1.data/scripts/s": ""})
-    archive.unpack_wheel(wheel, tmp_path, "The wheel")
+    packages.unpack_wheel(wheel, tmp_path, "The wheel")
     assert (tmp_path / "top.py").exists()
     assert (tmp_path / "pkg/inner.py").exists()
 
@@ -236,7 +236,7 @@ def test_an_unchanged_folder_is_neither_read_nor_uploaded_again(tmp_path, monkey
     code = write(tmp_path / "code", {"main.py": "one"})
     blobs = Blobs()
     first = packages.upload({"working_dir": str(code)}, blobs.put, blobs.has)
-    monkeypatch.setattr(archive, "pack", lambda members: pytest.fail("packed again"))
+    monkeypatch.setattr(packages, "pack", lambda members: pytest.fail("packed again"))
     assert packages.upload({"working_dir": str(code)}, blobs.put, blobs.has) == first
     assert blobs.puts == 1
 

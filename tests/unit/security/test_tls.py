@@ -16,9 +16,9 @@ from miniray.security.certificates import (
     Identity,
     make_credentials,
     make_head_identity,
+    meet_head,
     members_authority,
 )
-from miniray.security.tls import meet_head
 from miniray.security.token import JoinToken
 
 if TYPE_CHECKING:

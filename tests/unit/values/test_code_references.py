@@ -11,7 +11,7 @@ import pytest
 from process_doubles import Interrupted
 
 import miniray
-from miniray.values.exports import reference_to
+from miniray.values.call_signature import reference_to
 from miniray.values.serialization import dumps_code
 
 LOCK = threading.Lock()

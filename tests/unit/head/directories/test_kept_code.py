@@ -8,7 +8,7 @@ import pytest
 
 from miniray.exceptions import CodeStoreFullError
 from miniray.head.directories.jobs import JobCode, JobDirectory, KeyValues
-from miniray.messages.code_pieces import split
+from miniray.messages.protocol import split
 
 ONE, TWO = b"job  one", b"job  two"
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.node.base.question import Question
-from miniray.node.base.tasks import ended, set_within, within
+from miniray.node.base.tasks import Question, ended, set_within, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

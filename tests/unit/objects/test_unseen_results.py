@@ -11,7 +11,7 @@ from process_doubles import Caller, packed
 from miniray.common.object_ref import hooks
 from miniray.exceptions import ActorDiedError, DeathCause, TaskCancelledError, TaskError
 from miniray.messages.value import error_value
-from miniray.objects.unseen_errors import MOST_WAITING, WINDOW, UnseenErrors
+from miniray.objects.unseen_results import MOST_WAITING, WINDOW, UnseenErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def test_they_can_be_hidden(
     from miniray.common import config
 
     hidden = config.Config(ignore_unhandled_errors=True)
-    monkeypatch.setattr("miniray.objects.unseen_errors.config", lambda: hidden)
+    monkeypatch.setattr("miniray.objects.unseen_results.config", lambda: hidden)
     told.drop(failure())
     told.run()
     assert not caplog.messages

@@ -1,7 +1,8 @@
-"""Errors of tasks and methods that nobody has asked for: whose results they are tells them.
+"""Results that nobody saw: errors that were never asked for, and values of killed workers.
 
-Which those are is known to the object table. Here it is decided which of them are worth a
-message, and that a thousand failures of one kind are not a thousand messages.
+Errors: the object table knows which were not seen; here it is decided which are worth a message,
+and that a thousand failures of one kind are not a thousand messages. Values: a worker writes a
+large result and then tells its owner; if it is killed between the two, nobody else knows of it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from miniray.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from miniray.messages.value import load_error
+from miniray.messages.protocol import VALUE_SHARED
+from miniray.messages.value import load_error, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from miniray.messages.value import Value
+    from miniray.objects.objects import ObjectTable
+    from miniray.objects.shared_memory import SharedMemory
+    from miniray.wire.peers import Peer, PeerTable
 
 logger = logging.getLogger(__name__)
 
@@ -112,3 +117,44 @@ def _kind_of(error: BaseException) -> _Kind | None:
     if isinstance(error, ActorDiedError) and error.cause is DeathCause.CREATION_FAILED:
         return f"a call of {error.class_name or 'an actor'}", type(error)
     return None
+
+
+class UnclaimedResults:
+    """Frees them, when a daemon has listed what was written.
+
+    Used in the I/O thread only.
+    """
+
+    def __init__(self, table: ObjectTable, shared_memory: SharedMemory, peers: PeerTable) -> None:
+        self._table = table
+        self._shared_memory = shared_memory
+        self._peers = peers
+        #: Lists that came before everything that their writer sent was read.
+        self._early: dict[bytes, tuple[bytes, Sequence[int]]] = {}
+
+    def on_list(self, writer: bytes, node_id: bytes, segments: Sequence[int]) -> None:
+        """Free what is unknown here of what a daemon has for this process.
+
+        Args:
+            writer: The process that was killed; empty if messages of the node were lost.
+            node_id: Where it was written.
+            segments: Their numbers there.
+        """
+        peer = self._peers.known(writer)
+        if peer is not None and peer.direct and not peer.lost:
+            self._early[writer] = (node_id, segments)
+        else:
+            self._free(node_id, segments)
+
+    def peer_lost(self, peer: Peer) -> None:
+        """Use the list of a process all of whose messages are read."""
+        early = self._early.pop(peer.process_id, None)
+        if early is not None:
+            self._free(*early)
+
+    def _free(self, node_id: bytes, segments: Sequence[int]) -> None:
+        values = (entry.value for entry in self._table.snapshot())
+        known = {segment for node, segment, _ in map(place_of, values) if node == node_id}
+        for number in set(segments) - known:
+            location = (node_id, number, self._table.node_id, 0)
+            self._shared_memory.free((VALUE_SHARED, location, ()))
