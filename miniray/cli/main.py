@@ -19,6 +19,7 @@ from miniray.cli.memory import memory
 from miniray.cli.run import run
 from miniray.cli.services import Services
 from miniray.cli.ssh import ssh
+from miniray.cli.stack import stack
 from miniray.cli.start import start
 from miniray.cli.status import status
 from miniray.cli.stop import drain, stop
@@ -125,6 +126,7 @@ main.add_command(memory)
 main.add_command(run)
 main.add_command(slurm)
 main.add_command(ssh)
+main.add_command(stack)
 main.add_command(start)
 main.add_command(stop)
 main.add_command(status)

@@ -54,6 +54,13 @@ def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> 
     return wait(timeout)
 
 
+def _probe(what: str, *args: Any) -> Any:
+    """Answer what this process does: its stacks, a profile."""
+    from miniray.profiling import inside
+
+    return inside.probe(what, *args)
+
+
 def _no_actor() -> None:
     raise RuntimeError("There is no actor in this process.")
 
@@ -167,7 +174,7 @@ class ClusterRuntime(Runtime):
     def _handlers_of_pushes(self) -> dict[str, Callable[..., None]]:
         """Return the handlers of pushes, from the daemon or the head; a process adds its own."""
         reports = ObjectReports(self.refs, self.call_table, self.actors, self._process.executing)
-        self.answers.by_name["objects"] = reports.held
+        self.answers.by_name.update(objects=reports.held, probe=_probe)
         return {
             "lease_granted": self.tasks.on_granted,
             "no_room_near": self.tasks.on_no_room,

@@ -19,6 +19,7 @@ from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
 from miniray.node.membership import Membership
 from miniray.node.output_router import OutputRouter
+from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relay import RelayHub
 from miniray.node.reports import WorkerNotices, attached
@@ -68,6 +69,7 @@ class NodeDaemon:
             node, control, template_pid, self._environments, self._clients, self._head, self
         )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
+        Probes(self._clients, self._questions, self._names)
         self._memory_kills = MemoryKills()
         self._objects = SharedObjects(
             node,

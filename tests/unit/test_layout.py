@@ -27,6 +27,7 @@ LAYERS = """
     miniray.calls
     miniray.logs
     miniray.engines
+    miniray.profiling
     miniray.client miniray.job_config
     miniray
     miniray.worker

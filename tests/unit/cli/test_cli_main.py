@@ -33,7 +33,7 @@ def test_the_help_has_whole_sentences_of_all_commands(miniray: Callable[..., Res
 
 def test_what_was_probably_meant_is_told_in_a_sentence(miniray: Callable[..., Result]) -> None:
     line = one_line(miniray("stat"))
-    assert "No such command 'stat'. Did you mean one of: 'start', 'status'? See '" in line
+    assert "No such command 'stat'. Did you mean one of: 'stack', 'start', 'status'? See '" in line
     assert "'--force'? See '" in one_line(miniray("stop", "--frob"))
     for command in ("list", "summary"):
         line = one_line(miniray(command, "actors"))

@@ -1,0 +1,155 @@
+"""The stacks of this process: of its threads, and of the coroutines of its event loops.
+
+Needs no rights, and shows what no debugger from outside sees: which call a coroutine belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import CodeType, FrameType
+
+
+class Stack(TypedDict):
+    """What one thread or coroutine does."""
+
+    #: Its name; "MainThread" is where tasks and methods of plain actors run.
+    who: str
+    #: The outermost frame first, as "function (file:line)"; empty: it waits for work.
+    stack: list[str]
+
+
+#: What stands for an empty stack.
+WAITS = "waits for work"
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARY = str(Path(os.__file__).parent) + os.sep
+#: Modules of Python through which threads and event loops reach what they run.
+_RUNNERS = tuple(
+    _LIBRARY + name
+    for name in (
+        "asyncio" + os.sep,
+        "concurrent" + os.sep,
+        "contextlib.py",
+        "multiprocessing" + os.sep,
+        "runpy.py",
+        "selectors.py",
+        "socketserver.py",
+        "threading.py",
+    )
+)
+_BOOT = str(Path(_PACKAGE, "node", "boot.py"))
+#: Python's own frames around what was run: ``<frozen runpy>``.
+_FROZEN = "<frozen "
+
+
+def stacks() -> list[Stack]:
+    """Return the stacks of all threads that run user code, the main thread first, then coroutines.
+
+    Of miniray's own frames only the one remains that user code has called. The thread that asks is
+    one of them: a main thread that waits serves the sockets meanwhile.
+    """
+    frames = sys._current_frames()
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: list[Stack] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    for ident, frame in sorted(frames.items(), key=lambda item: item[0] != main):
+        outward = list(_outward(frame))
+        loops += [loop for each in outward if (loop := _loop_of(each)) is not None]
+        stack = trimmed((each.f_code, each.f_lineno) for each in reversed(outward))
+        if stack or ident == main:
+            found.append({"who": names.get(ident, str(ident)), "stack": stack})
+    return [*found, *(stack for loop in loops for stack in _coroutines(loop))]
+
+
+def as_text(found: Iterable[Stack]) -> str:
+    """Return stacks as text for a person, each under its name."""
+    lines = []
+    for each in found:
+        lines += [f"{each['who']}:", *(f"  {frame}" for frame in each["stack"] or [WAITS]), ""]
+    return "\n".join(lines)
+
+
+def trimmed(frames: Iterable[tuple[CodeType, int]]) -> list[str]:
+    """Name frames, the outermost first, without those around user code and below miniray's API."""
+    known = list(frames)
+    ours = [_is_ours(code.co_filename) for code, _ in known]
+    started = len(known) > 1 and known[1][0].co_filename == _BOOT  # by `python -c`
+    theirs = (index for index, own in enumerate(ours) if not own and index >= started)
+    begin = next(theirs, len(known))
+    end = len(known)
+    while end > begin and ours[end - 1]:
+        end -= 1
+    # The function of miniray that user code waits in says what it waits for.
+    return [frame_name(code, line) for code, line in known[begin : end + (end > begin)]]
+
+
+def frame_name(code: CodeType, line: int) -> str:
+    """Return a frame as ``function (file:line)``."""
+    return f"{getattr(code, 'co_qualname', code.co_name)} ({short_path(code.co_filename)}:{line})"
+
+
+def short_path(path: str) -> str:
+    """Return a file's path from the folder on ``sys.path`` that it was imported from."""
+    known = _SHORT.get(path)
+    if known is None:
+        folders = [each for each in sys.path if each and path.startswith(each.rstrip("/") + "/")]
+        longest = max((len(each.rstrip("/")) for each in folders), default=-1)
+        known = _SHORT[path] = path[longest + 1 :]
+    return known
+
+
+_SHORT: dict[str, str] = {}
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith((_PACKAGE, _FROZEN, *_RUNNERS))
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _loop_of(frame: FrameType) -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that a frame runs."""
+    if frame.f_code.co_name != "run_forever":
+        return None
+    loop = frame.f_locals.get("self")
+    return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
+
+
+def _coroutines(loop: asyncio.AbstractEventLoop) -> Iterator[Stack]:
+    """Yield what the waiting tasks of an event loop wait in, as their calls are named."""
+    for task in asyncio.all_tasks(loop):
+        frames: list[tuple[CodeType, int]] = []
+        name = task.get_name()
+        for frame in _awaiting(task.get_coro()):
+            path = frame.f_code.co_filename
+            work = frame.f_locals.get("work") if path.startswith(_PACKAGE) else None
+            name = getattr(work, "name", name)
+            frames.append((frame.f_code, frame.f_lineno))
+        stack = trimmed(frames)
+        if stack:
+            yield {"who": f"{name} (coroutine)", "stack": stack}
+
+
+def _awaiting(waiting: Any) -> Iterator[FrameType]:
+    """Yield the frames of a coroutine and of what it awaits."""
+    while waiting is not None:
+        for prefix in ("cr", "gi", "ag"):
+            frame = getattr(waiting, f"{prefix}_frame", None)
+            if frame is not None:
+                yield frame
+                waiting = getattr(waiting, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
+                break
+        else:
+            return

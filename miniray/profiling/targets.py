@@ -1,0 +1,90 @@
+"""Which processes are meant: by the id, name or class of an actor, a pid, or a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+#: Hex digits that may stand for an actor's id, at least.
+_SHORTEST_ID = 6
+#: Names of the placement groups of runs: ``train-NAME-1a2b3c4d``.
+_RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
+
+
+class Cluster(Protocol):
+    """What a command or the page asks of a cluster."""
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """Return one of the head's listings."""
+
+    def ask_nodes(
+        self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
+    ) -> list[tuple[bytes, Any, str]]:
+        """Return (node id, answer or None, why there is none) of each node that is asked."""
+
+
+class TargetError(ValueError):
+    """Nothing that lives is meant, or too much."""
+
+
+@dataclasses.dataclass(slots=True)
+class Targets:
+    """Processes, by node."""
+
+    #: Ids of nodes, and the pids there; no node: on all.
+    pids: dict[str, list[int]]
+    #: The run that they are the ranks of; empty: none.
+    run: str = ""
+
+
+def find(cluster: Cluster, of: str) -> Targets:
+    """Return the processes that are meant.
+
+    Args:
+        cluster: To look in.
+        of: A pid, ``NODE:PID``, the id (or its first digits), name or class of actors, or the name
+            of a training run.
+
+    Raises:
+        TargetError: Nothing that lives is called so.
+    """
+    node, _, pid = of.rpartition(":")
+    if pid.isdigit() and len(pid) < _SHORTEST_ID + 2:
+        nodes = [each["node_id"] for each in cluster.listing("node_states")] if node else [""]
+        meant = [each for each in nodes if each.startswith(node)]
+        if not meant:
+            raise TargetError(f"No node has an id that begins with {node}.")
+        return Targets({each: [int(pid)] for each in meant})
+    actors = cluster.listing("actors")
+    is_id = len(of) >= _SHORTEST_ID
+    chosen = (
+        [each for each in actors if is_id and each["actor_id"].startswith(of)]
+        or [each for each in actors if each["name"] == of]
+        or [each for each in actors if each["class_name"] == of]
+    )
+    if chosen:
+        return Targets(_living(of, chosen))
+    groups = {
+        group["placement_group_id"]
+        for group in cluster.listing("placement_groups")
+        if group["name"].startswith(_RUN_PREFIX)
+        and group["name"][len(_RUN_PREFIX) : -_RUN_SUFFIX] == of
+    }
+    ranks = [each for each in actors if each.get("placement_group_id") in groups]
+    if ranks:
+        return Targets(_living(of, ranks), of)
+    raise TargetError(
+        f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of an "
+        "actor, or the name of a training run. `miniray status` shows what runs."
+    )
+
+
+def _living(of: str, actors: list[dict[str, Any]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for actor in actors:
+        if actor["pid"] and actor["state"] != "DEAD":
+            found.setdefault(actor["node_id"], []).append(actor["pid"])
+    if not found:
+        states = ", ".join(sorted({actor["state"] for actor in actors}))
+        raise TargetError(f"{of} has no process now: it is {states}.")
+    return found
