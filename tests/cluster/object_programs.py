@@ -41,12 +41,12 @@ def is_right(value: dict[str, Any]) -> bool:
     )
 
 
-def read(ref: Any) -> int:
-    """The label of a value; -1 if its owner was killed."""
+def read(ref: Any) -> int | str:
+    """The label of a value; what the error says if its owner was killed."""
     try:
         value = miniray.get(ref, timeout=30)
-    except OwnerDiedError:
-        return -1
+    except OwnerDiedError as error:
+        return str(error)
     assert is_right(value)
     return int(value["label"])
 
@@ -134,7 +134,7 @@ class Actor:
         self.refs.pop(slot, None)
         self.views.pop(slot, None)
 
-    def read(self, slot: int) -> int:
+    def read(self, slot: int) -> int | str:
         return read(self.refs[slot])
 
     def views_are_right(self) -> bool:

@@ -298,15 +298,15 @@ class Programs(RuleBasedStateMachine):
             miniray.get(self.actor(name).view.remote(slot, there))
             holder.views[there] = label
 
-    def _check_read(self, process: str, label: int, found: int) -> None:
+    def _check_read(self, process: str, label: int, found: int | str) -> None:
         item, known = self.model.items[label], self.model.holders[process].known
         if not item.lost:
-            assert found == label
+            assert found == label, (item, self.workers)
             known.add(label)
         elif label in known:  # it may have it in its memory, or mapped
-            assert found in (-1, label)
+            assert found == label or isinstance(found, str)
         else:
-            assert found == -1, "the value of an owner that was killed can be read"
+            assert isinstance(found, str), "the value of an owner that was killed can be read"
 
     # --- refs and values go ------------------------------------------------------------------
     # Preconditions look at refs only: which values are lost, and so have no views, depends on
