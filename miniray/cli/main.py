@@ -1,18 +1,18 @@
 """The `miniray` command: its subcommands, and how failures are shown.
 
-Each failure is one line on stderr and a non-zero exit code. What the commands do is in
-modules of their own.
+Each failure is one line on stderr and a non-zero exit code. What larger commands do is in modules
+of their own.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
 
 from miniray.cli.debug import debug
-from miniray.cli.engines import engines
 from miniray.cli.job import job
 from miniray.cli.manifests import k8s, slurm
 from miniray.cli.memory import memory
@@ -23,10 +23,36 @@ from miniray.cli.stack import stack
 from miniray.cli.start import start
 from miniray.cli.status import status
 from miniray.cli.stop import drain, stop
-from miniray.cli.token import token
 from miniray.common.config import config
 from miniray.common.names import printable
+from miniray.engines.capabilities import table
 from miniray.version import VERSION
+
+
+@click.group()
+def token() -> None:
+    """Make a token before its cluster starts."""
+
+
+@token.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Make a token, and the certificate that it is for, in a new FOLDER.
+
+    The head gets the folder, by `miniray start --head --authority FOLDER` or `miniray run
+    --authority FOLDER`; other machines only need its file `token`. For Kubernetes it becomes a
+    Secret: `kubectl create secret generic NAME --from-file FOLDER`.
+    """
+    from miniray.security.certificates import make_authority
+
+    make_authority(folder)
+    click.echo(f"The token and its certificate are in {folder}. Who can read them can join.")
+
+
+@click.command()
+def engines() -> None:
+    """Show what differs when Ray is the engine."""
+    click.echo(table())
 
 
 def describe(error: BaseException) -> str:

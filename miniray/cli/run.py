@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from miniray.cli.node_options import boot_arguments, node_options
+from miniray.cli.parsing import boot_arguments, node_options
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.cli import stop
-from miniray.cli.node_options import boot_arguments, node_options
-from miniray.cli.parsing import join_token
+from miniray.cli.parsing import boot_arguments, join_token, node_options
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.security.token import TOKEN_VARIABLE, parse_token

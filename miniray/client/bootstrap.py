@@ -26,7 +26,7 @@ from miniray.client.handover import leave_to_actors
 from miniray.common.config import config
 from miniray.common.ids import new_id
 from miniray.common.names import printable, short_name
-from miniray.common.process_limits import ENOUGH, raise_limit
+from miniray.common.process_state import ENOUGH, raise_limit
 from miniray.engines import choose, start_ray
 from miniray.exceptions import NodeDiedError
 from miniray.logs.log_printer import LogBatch

@@ -74,7 +74,7 @@ class Spec:
 
     @classmethod
     def from_wire(cls: type[_T], data: Sequence[Any]) -> _T:
-        """Undo ``to_wire``; ``messages/validation.py`` checks the types of the fields.
+        """Undo ``to_wire``; ``messages/plain.py`` checks the types of the fields.
 
         Raises:
             ValueError, TypeError, KeyError: The data is of no spec of this class.

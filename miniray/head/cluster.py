@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.head.directories.actors import ActorRegistry
-from miniray.head.directories.clients import ClientDirectory, ProcessEnds, ProcessExit
+from miniray.head.directories.clients import (
+    ClientDirectory,
+    PendingNotices,
+    ProcessEnds,
+    ProcessExit,
+)
 from miniray.head.directories.contention import Departures, Revocations
 from miniray.head.directories.grants import GrantTable
 from miniray.head.directories.jobs import JobCode, JobDirectory, KeyValues
 from miniray.head.directories.leases import TaskLeases
 from miniray.head.directories.nodes import ClusterNode, NodeDirectory
 from miniray.head.directories.out_of_service import Drains, Quarantines
-from miniray.head.directories.pending_notices import PendingNotices
 from miniray.head.directories.placement_groups import PlacementGroups
 from miniray.head.directories.submissions import SubmittedJobs
 from miniray.head.scheduling.scheduler import ClusterScheduler

@@ -20,7 +20,7 @@ from miniray.head.recovery import HeadRecovery
 from miniray.head.state import ClusterState
 from miniray.messages import plain
 from miniray.messages.errors import rebuild_error
-from miniray.messages.validation import Arguments
+from miniray.messages.plain import Arguments
 from miniray.version import VERSION
 
 if TYPE_CHECKING:

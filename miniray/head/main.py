@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.head.directories.nodes import ClusterNode
-    from miniray.head.sqlite_storage import SqliteStorage
+    from miniray.head.storage import SqliteStorage
 
     SessionContext = grpc.aio.ServicerContext[head_pb2.FromNode, head_pb2.ToNode]
 
@@ -240,7 +240,7 @@ def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStora
     """Return where state is kept; None for an embedded cluster, which ends with its head."""
     if options.tcp_host is None:
         return None
-    from miniray.head.sqlite_storage import SqliteStorage
+    from miniray.head.storage import SqliteStorage
 
     return SqliteStorage(options.session_dir / "head.db", warn)
 

@@ -23,7 +23,7 @@ from miniray.head.storage import (
     read_job,
     read_submitted_job,
 )
-from miniray.messages import plain, validation
+from miniray.messages import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -193,6 +193,6 @@ class HeadRecovery:
 def _held(node: ClusterNode, report: head_pb2.RunningLease) -> Allocation:
     """Return what a reported lease holds; ValueError if that is malformed."""
     told = plain.loads(report.allocation)
-    if not validation.check_of(_HELD)(told):
+    if not plain.check_of(_HELD)(told):
         raise ValueError(f"node {node.name} reports that lease {report.lease} holds {told!r:.80}")
     return Allocation(*told)._replace(node_id=node.name)

@@ -1,17 +1,21 @@
-"""What of the head's state survives it: when it is kept, and in which form.
-
-The database is in ``sqlite_storage.py``.
-"""
+"""What of the head's state survives it: when it is kept, in which form, and the database."""
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
 import dataclasses
+import logging
 import marshal
+import sqlite3
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray.common.config import config
 from miniray.common.specs import ActorSpec, Allocation, CommandSpec, JobSpec, field_names
-from miniray.head.directories.actor_table import Actor, DeadActor, remembered
+from miniray.head.directories.actor_table import DEAD, Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
 from miniray.head.directories.submitted_job import SubmittedJob
@@ -164,3 +168,254 @@ def read_submitted_job(record: bytes) -> SubmittedJob:
     """Decode a submitted job."""
     fields = marshal.loads(record)
     return SubmittedJob(**{**fields, "spec": CommandSpec.from_wire(fields["spec"])})
+
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS cluster (
+    id TEXT NOT NULL, epoch INTEGER NOT NULL, started REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS things (
+    kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS key_values (
+    namespace TEXT NOT NULL, key NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, key)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ended (
+    kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
+"""
+_ACTOR, _GROUP, _JOB, _SUBMITTED = "actor", "placement_group", "job", "submitted_job"
+_THING, _VALUE = "thing", "value"
+_REPLACE = {
+    _THING: "REPLACE INTO things VALUES (?, ?, ?)",
+    _VALUE: "REPLACE INTO key_values VALUES (?, ?, ?)",
+}
+_DELETE = {
+    _THING: "DELETE FROM things WHERE kind = ? AND key = ?",
+    _VALUE: "DELETE FROM key_values WHERE namespace = ? AND key = ?",
+}
+#: Seconds until a disk that took nothing is tried again, at first and at most.
+_RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
+#: What has changed: table, kind or namespace, key.
+_What = tuple[str, str, "bytes | str"]
+#: Ended things of each kind that the next head is told of.
+_REMEMBERED = 10_000
+
+
+class _Change(NamedTuple):
+    #: None: it is removed.
+    record: bytes | None
+    #: What is to be remembered of one that has ended.
+    ended: bytes | None = None
+
+
+class SqliteStorage(Storage):
+    """A database file, made if there is none; sqlite3.Error if it is no such database.
+
+    ``warn`` is called with what users should know: that nothing can be written.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], object] | None = None) -> None:
+        self._path = path
+        self.job_logs = path.parent / "logs" / "jobs"
+        self._warn = warn
+        # Made here, then used by the writing thread only.
+        self._database = sqlite3.connect(path, check_same_thread=False)
+        path.chmod(0o600)
+        self._database.executescript(
+            # What is deleted, as the code of a job, is given back to the disk, and not written
+            # over with zeros before, for which everything else would wait.
+            "PRAGMA auto_vacuum = FULL; PRAGMA secure_delete = OFF;"
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA
+        )
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="storage")
+        #: What changed since the last write, and is not being written.
+        self._changes: dict[_What, _Change] = {}
+        self._in_trouble = False
+        #: What is to be done when the changes up to now are written.
+        self._waiting: list[Callable[[], object]] = []
+        self._closing = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self, cluster_id: str) -> Saved:
+        """Count this start of the head, and read what was kept; an older cluster keeps its id."""
+        database = self._database
+        row = database.execute("SELECT id, epoch, started FROM cluster").fetchone()
+        if row is None:
+            row = (cluster_id, 0, time.time())
+            database.execute("INSERT INTO cluster VALUES (?, ?, ?)", row)
+        cluster_id, starts, started = row
+        database.execute("UPDATE cluster SET epoch = ?", (starts + 1,))
+        database.commit()
+        kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: [], _SUBMITTED: []}
+        for kind, record in database.execute("SELECT kind, record FROM things"):
+            kept[kind].append(record)
+        values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
+        return Saved(
+            cluster_id=cluster_id,
+            epoch=starts + 1,
+            started=started,
+            actors=kept[_ACTOR],
+            groups=kept[_GROUP],
+            jobs=kept[_JOB],
+            submitted_jobs=kept[_SUBMITTED],
+            values=values,
+            dead_actors=[record for _, record in self._read_ended(_ACTOR)],
+            removed_groups=[key for key, _ in self._read_ended(_GROUP)],
+        )
+
+    def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:
+        """Return (key, record) of what ended lately, the latest last."""
+        rows = self._database.execute(
+            "SELECT key, record FROM ended WHERE kind = ? ORDER BY at DESC LIMIT ?",
+            (kind, _REMEMBERED),
+        ).fetchall()
+        return rows[::-1]
+
+    # --- hearing of changes ----------------------------------------------------------
+    def actor(self, actor: Actor) -> None:
+        if actor.state == DEAD:
+            self._end(_ACTOR, actor.id, dead_actor_record(actor))
+        else:
+            self._change(_ACTOR, actor.id, actor_record(actor))
+
+    def placement_group(self, group: PlacementGroupEntry) -> None:
+        if group.removed or group.state is None:
+            self._end(_GROUP, group.id, b"")
+        else:
+            self._change(_GROUP, group.id, group_record(group))
+
+    def job(self, job: Job) -> None:
+        self._change(_JOB, job.id, job_record(job))
+
+    def job_forgotten(self, job_id: bytes) -> None:
+        self._change(_JOB, job_id, None)
+
+    def submitted_job(self, job: SubmittedJob) -> None:
+        self._change(_SUBMITTED, job.name.encode(), submitted_job_record(job))
+
+    def submitted_job_forgotten(self, name: str) -> None:
+        self._change(_SUBMITTED, name.encode(), None)
+
+    def when_written(self, then: Callable[[], object]) -> None:
+        if self._writing is None or self._writing.done():
+            then()
+        else:
+            self._waiting.append(then)
+
+    def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
+        self._note((_VALUE, namespace, key), _Change(value))
+
+    def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
+        self._note((_THING, kind, key), _Change(record))
+
+    def _end(self, kind: str, key: bytes, record: bytes) -> None:
+        self._note((_THING, kind, key), _Change(None, record))
+
+    def _note(self, what: _What, change: _Change) -> None:
+        self._changes[what] = change
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_all())
+
+    # --- writing -----------------------------------------------------------------
+    async def _write_all(self) -> None:
+        """Write until nothing is left; meanwhile keep only the latest of each thing.
+
+        So what waits takes no more than the head's own state, and a key for all that has ended.
+        """
+        pause = _RETRY_AFTER
+        while self._changes or self._waiting:
+            changes, self._changes = self._changes, {}
+            waiting, self._waiting = self._waiting, []
+            trouble = await self._write(changes)
+            if trouble is not None and not isinstance(trouble, sqlite3.OperationalError):
+                trouble = await self._write_each(changes)
+            elif trouble is None:
+                changes = {}
+            self._changes = {**changes, **self._changes}
+            self._tell(trouble)
+            for then in waiting:
+                _call(then)
+            if trouble is not None:
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
+                pause = min(2 * pause, _RETRY_AT_MOST_AFTER)
+
+    async def _write_each(self, changes: dict[_What, _Change]) -> Exception | None:
+        """Write one by one, and drop those that can never be written."""
+        for what, change in list(changes.items()):
+            trouble = await self._write({what: change})
+            if isinstance(trouble, sqlite3.OperationalError):
+                return trouble
+            if trouble is not None:
+                logger.error(
+                    "the %s %s %.80r cannot be kept, and a restart of the head will miss it: %s",
+                    *what,
+                    trouble,
+                )
+            del changes[what]
+        return None
+
+    async def _write(self, changes: dict[_What, _Change]) -> Exception | None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, self._transact, changes)
+        except Exception as error:  # noqa: BLE001 - told by those who asked
+            return error
+        return None
+
+    def _tell(self, trouble: Exception | None) -> None:
+        """Warn once that the disk takes nothing, and log once that it does again."""
+        if trouble is not None and not self._in_trouble:
+            text = (
+                f"The head cannot write its state to {self._path} ({trouble}). The cluster goes on "
+                f"and the head tries again; what changes meanwhile is lost if the head dies."
+            )
+            logger.error(text)
+            if self._warn is not None:
+                self._warn(text)
+        elif trouble is None and self._in_trouble:
+            logger.warning("all changes are written to %s again", self._path)
+        self._in_trouble = trouble is not None
+
+    def _transact(self, changes: dict[_What, _Change]) -> None:
+        now = time.time()
+        rows: dict[str, list[tuple[Any, ...]]] = collections.defaultdict(list)
+        for (table, kind, key), (record, ended) in changes.items():
+            if record is None:
+                rows[_DELETE[table]].append((kind, key))
+            else:
+                rows[_REPLACE[table]].append((kind, key, record))
+            if ended is not None:
+                rows["REPLACE INTO ended VALUES (?, ?, ?, ?)"].append((kind, key, ended, now))
+                # Daemons that come back later than this have stopped.
+                rows["DELETE FROM ended WHERE at < ?"] = [(now - 2 * config().head_grace,)]
+        with self._database as database:
+            for statement, values in rows.items():
+                database.executemany(statement, values)
+        if _DELETE[_VALUE] in rows:  # it may have been the code of a job, which is large
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    async def close(self) -> None:
+        """Write what is left, then close the file."""
+        self._closing.set()
+        if self._writing is not None:
+            await self._writing
+        if self._changes:
+            logger.error("%d changes were never written to %s", len(self._changes), self._path)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._database.close)
+        self._writer.shutdown()
+
+
+def _call(then: Callable[[], object]) -> None:
+    """Do what had to wait; its failure keeps nothing else from being written."""
+    try:
+        then()
+    except Exception:
+        logger.exception("what was to follow a change of the head's state failed")

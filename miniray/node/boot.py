@@ -82,7 +82,7 @@ def _run(
     control: socket.socket,
     template_pid: int,
 ) -> int:
-    from miniray.common.process_limits import raise_limit
+    from miniray.common.process_state import raise_limit
     from miniray.node.workers.template import set_subreaper
     from miniray.system.log_file import log_to
 

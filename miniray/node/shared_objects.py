@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.node.objects.adopted_service import AdoptedService
-from miniray.node.objects.memory_service import MemoryService
+from miniray.node.objects.memory_service import MemoryService, describe_holders
 from miniray.node.objects.objects import FetchRequests, NodeObjects, StoreRequests
 from miniray.node.store.adopted import AdoptedObjects
-from miniray.node.store.memory_report import describe_holders
 from miniray.node.store.segments import Copies, SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling

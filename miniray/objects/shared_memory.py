@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
 from miniray.common.object_ref import hooks
-from miniray.common.process_limits import is_lack_of_memory
+from miniray.common.process_state import is_lack_of_memory
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages.protocol import VALUE_SHARED
 from miniray.messages.value import location_of

@@ -21,8 +21,12 @@ from miniray.util.placement_group import (
 if TYPE_CHECKING:
     from miniray.api import list_named_actors
     from miniray.util.actor_pool import ActorPool
-    from miniray.util.check_serialize import inspect_serializability
-    from miniray.util.helpers import as_completed, get_node_ip_address, map_unordered
+    from miniray.util.helpers import (
+        as_completed,
+        get_node_ip_address,
+        inspect_serializability,
+        map_unordered,
+    )
     from miniray.util.serialization import deregister_serializer, register_serializer
 
 _HOMES = {
@@ -30,7 +34,7 @@ _HOMES = {
     "as_completed": "miniray.util.helpers",
     "deregister_serializer": "miniray.util.serialization",
     "get_node_ip_address": "miniray.util.helpers",
-    "inspect_serializability": "miniray.util.check_serialize",
+    "inspect_serializability": "miniray.util.helpers",
     "list_named_actors": "miniray.api",
     "map_unordered": "miniray.util.helpers",
     "register_serializer": "miniray.util.serialization",

@@ -13,7 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.process_limits import OUT_OF_DESCRIPTORS, limit
+from miniray.common.process_state import OUT_OF_DESCRIPTORS, limit
 from miniray.messages import protocol as p
 from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.gates import Gate

@@ -24,7 +24,7 @@ from miniray.client import forks
 from miniray.client.attach import Attachment, Introduction
 from miniray.client.cluster_runtime import ProcessHooks
 from miniray.client.handover import await_others, hand_over
-from miniray.common import process_limits
+from miniray.common import process_state
 from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
@@ -108,7 +108,7 @@ class WorkerProcess:
         """Note what the lease says about this process."""
         facts = self._attachment.facts
         facts.begin_lease(self.lease)
-        process_limits.limit_threads(facts.assigned_resources.get("CPU", 0))
+        process_state.limit_threads(facts.assigned_resources.get("CPU", 0))
 
     def _on_lease(self, granted: tuple[Any, ...]) -> None:
         """Run tasks of another lease: this worker was idle."""

@@ -13,7 +13,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from miniray.common import process_limits
+from miniray.common import process_state
 from miniray.common.amounts import ACCELERATORS
 from miniray.train.config.checks import check_text, is_amount
 from miniray.train.torch import environment
@@ -112,7 +112,7 @@ class TorchBackend(Backend):
         )
         # This works only before CUDA is first used; a worker's process is new.
         os.environ.update(environment.shared_visibility(member, os.environ, rocm=rocm))
-        if not process_limits.threads_given():
+        if not process_state.threads_given():
             cores = len(os.sched_getaffinity(0))
             cpus = member.resources.get("CPU", 0)
             torch.set_num_threads(

@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
     from miniray.common.specs import Allocation
-    from miniray.head.directories.clients import ClientDirectory
+    from miniray.head.directories.clients import ClientDirectory, PendingNotices
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import ClusterNode, NodeDirectory
-    from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
 
 logger = logging.getLogger(__name__)

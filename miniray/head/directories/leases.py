@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.common.specs import Allocation
-    from miniray.head.directories.clients import AttachedProcess, ClientDirectory, ProcessEnds
+    from miniray.head.directories.clients import (
+        AttachedProcess,
+        ClientDirectory,
+        PendingNotices,
+        ProcessEnds,
+    )
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import NodeDirectory
-    from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason, Severity
 
 

@@ -17,10 +17,9 @@ from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.head.directories.clients import ClientDirectory, ProcessExit
+    from miniray.head.directories.clients import ClientDirectory, PendingNotices, ProcessExit
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
-    from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
 
 #: Removed groups that are remembered.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from miniray.common.process_limits import OUT_OF_DESCRIPTORS, is_lack_of_memory
+from miniray.common.process_state import OUT_OF_DESCRIPTORS, is_lack_of_memory
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed

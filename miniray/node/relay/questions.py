@@ -13,7 +13,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.messages.validation import Arguments
+from miniray.messages.plain import Arguments
 from miniray.node.base.tasks import Question
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed

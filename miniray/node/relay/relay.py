@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from miniray._proto import node_pb2
 from miniray.common.config import config
 from miniray.node.base.tasks import BROKEN, first_of, set_within
-from miniray.node.relay.relay_box import Inbox, Outbox
-from miniray.node.relay.relayed import Relayed, refusal
+from miniray.node.relay.relayed import Inbox, Outbox, Relayed, refusal
 from miniray.security.channels import one_line
 
 if TYPE_CHECKING:

@@ -1,18 +1,25 @@
 """Messages that daemons send each other: for processes of two nodes, and notices of their own.
 
 Many travel as one marshalled list inside a gRPC message: a protobuf message for each costs several
-times as much as all the rest of the relay.
+times as much as all the rest of the relay. None is lost or doubled when a stream breaks: messages
+are numbered, the sender keeps those that are not acknowledged and sends them again over the next
+stream, and the receiver drops those that it has had. ``relay.py`` has the streams.
 """
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import itertools
 import logging
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray._proto import node_pb2
 from miniray.messages import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -124,3 +131,179 @@ def _message(fields: Any) -> Relayed:
         logger.error("a message from another node cannot be read: %.200r", fields)
         return Relayed()
     return message
+
+
+#: Bytes in one gRPC message, without those of its last part, and of one value.
+_BATCH_BYTES = 1 << 20
+#: Received bytes that are acknowledged at once: their sender keeps them until then.
+_MUCH = 4 << 20
+#: Stands for a message that was given up, with its size.
+_GIVEN_UP = (32, Relayed())
+#: A larger message travels in pieces of this size: gRPC refuses messages above a limit, and those
+#: behind it would never arrive.
+_PIECE_BYTES = 8 << 20
+
+
+def _is_kept(message: Relayed) -> bool:
+    """Return whether a message stays when a node is given up."""
+    if message.notice == PIECE:
+        return bool(message.items[1])
+    return bool(message.notice) and not message.bodies
+
+
+class Outbox:
+    """Messages for one other node: those that wait, and those that it may not have received."""
+
+    def __init__(self) -> None:
+        #: Names this numbering; there is a new one after the node was given up and came back.
+        self.id = int.from_bytes(os.urandom(8), "big") | 1
+        #: (size, message).
+        self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
+        #: Bytes of values that wait: they are sent behind other messages, one with each batch.
+        self._values: collections.deque[tuple[int, Relayed]] = collections.deque()
+        self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
+        #: Bytes that wait, without those of values.
+        self.waiting = 0
+        #: Number of the oldest message that is not acknowledged.
+        self._oldest = 1
+        self._filled = asyncio.Event()
+        #: How many streams it was written to.
+        self._stream = 0
+
+    def put(self, message: Relayed) -> None:
+        size = size_of(message)
+        if message.notice == ANSWER and message.bodies:
+            self._values.append((size, message))
+        elif size <= _PIECE_BYTES:
+            self._waiting.append((size, message))
+            self.waiting += size
+        else:
+            self._waiting.extend((size_of(each), each) for each in split(message, _PIECE_BYTES))
+            self._count()
+        self._filled.set()
+
+    def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
+        if batch.received_of != self.id:
+            return  # it is about an earlier numbering
+        number = batch.received
+        while self._sent and self._oldest <= number:
+            self._sent.popleft()
+            self._oldest += 1
+
+    def rewind(self) -> None:
+        """Queue the messages again that a broken stream may have lost."""
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._count()
+
+    def _count(self) -> None:
+        self.waiting = sum(size for size, _ in self._waiting)
+
+    def give_up(self) -> None:
+        """Drop the messages of processes; empty ones in their place show the receiver the gap.
+
+        Notices of this daemon stay: they are few and small, and would not be repeated.
+        """
+        self._values.clear()
+        for box in (self._sent, self._waiting):
+            kept = [each if _is_kept(each[1]) else _GIVEN_UP for each in box]
+            box.clear()
+            box.extend(kept)
+        self._count()
+        self.put(Relayed())
+
+    def take(self) -> node_pb2.RelayBatch:
+        first = self._oldest + len(self._sent)
+        batch: list[Relayed] = []
+        size = 0
+        while self._waiting and size < _BATCH_BYTES:
+            each = self._waiting.popleft()
+            self.waiting -= each[0]
+            size += each[0]
+            batch.append(each[1])
+            self._sent.append(each)
+        room = max(1, _BATCH_BYTES - size)  # for one at least: messages may always wait
+        while self._values and room > 0:
+            each = self._values.popleft()
+            room -= each[0]
+            batch.append(each[1])
+            self._sent.append(each)
+        return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
+
+    async def drain_to(
+        self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox
+    ) -> None:
+        """Write batches, which acknowledge the inbox, until another stream takes over."""
+        self._stream += 1
+        own = self._stream
+        self.rewind()
+        self._filled.set()  # a task that wrote to the last stream ends
+        while True:
+            while not (self._waiting or self._values) and self._stream == own:
+                self._filled.clear()
+                await self._filled.wait()
+            if self._stream != own:
+                return
+            batch = self.take()
+            if inbox.arrived.is_set():
+                inbox.acknowledge(batch)
+            await write(batch)
+
+
+class Inbox:
+    """Messages from one other node."""
+
+    def __init__(self) -> None:
+        #: The highest number that was received; lower ones are repetitions.
+        self.received = 0
+        #: Set when messages are not acknowledged.
+        self.arrived = asyncio.Event()
+        #: Set when these are so large that they are to be acknowledged at once.
+        self.much = asyncio.Event()
+        self._size = 0
+        #: How often messages were missing, because their sender gave them up.
+        self.gaps = 0
+        self._in_gap = False
+        self._outbox = 0
+        #: The pieces of a message that is not complete.
+        self._pieces: list[bytes] = []
+
+    def acknowledge(self, batch: node_pb2.RelayBatch | None = None) -> node_pb2.RelayBatch:
+        if batch is None:
+            batch = node_pb2.RelayBatch()
+        batch.received, batch.received_of = self.received, self._outbox
+        self._size = 0
+        self.arrived.clear()
+        self.much.clear()
+        return batch
+
+    def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
+        """Return the messages of a batch that were not received before, in order."""
+        if batch.outbox != self._outbox:
+            self._outbox, self.received = batch.outbox, 0
+            self._in_gap = False
+            self._pieces.clear()
+        messages = unpack(batch.messages)
+        known = max(0, self.received + 1 - batch.first)
+        self.received = max(self.received, batch.first + len(messages) - 1)
+        self.arrived.set()
+        self._size += len(batch.messages)
+        if self._size >= _MUCH:
+            self.much.set()
+        return list(self._whole(itertools.islice(messages, known, None)))
+
+    def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
+        for message in messages:
+            was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
+            if self._in_gap:
+                if was_in_gap:
+                    continue
+                self.gaps += 1
+                self._pieces.clear()
+            if message.notice != PIECE:
+                yield message
+                continue
+            self._pieces += message.bodies
+            if message.items[0]:
+                yield from unpack(b"".join(self._pieces))
+                self._pieces.clear()

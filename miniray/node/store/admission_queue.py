@@ -15,7 +15,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.common.config import config
-from miniray.common.process_limits import OUT_OF_DESCRIPTORS
+from miniray.common.process_state import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:

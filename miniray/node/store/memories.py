@@ -19,7 +19,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.process_limits import OUT_OF_DESCRIPTORS, RESERVE, limit
+from miniray.common.process_state import OUT_OF_DESCRIPTORS, RESERVE, limit
 from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:

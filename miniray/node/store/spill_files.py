@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from miniray.common.names import format_bytes
-from miniray.common.process_limits import RESERVE, limit
+from miniray.common.process_state import RESERVE, limit
 from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.common.config import config
-from miniray.common.process_limits import OUT_OF_DESCRIPTORS
+from miniray.common.process_state import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
 from miniray.common.ids import new_id
-from miniray.common.process_limits import require_room
-from miniray.common.process_state import is_dying
+from miniray.common.process_state import is_dying, require_room
 from miniray.exceptions import (
     ActorUnschedulableError,
     RuntimeEnvSetupError,

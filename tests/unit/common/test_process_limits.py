@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from miniray.common import process_limits
+from miniray.common import process_state
 
 
 @pytest.mark.parametrize(
@@ -28,22 +28,22 @@ def test_the_soft_limit_is_raised_as_far_as_allowed_and_wanted(
     held = [(soft, hard)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: held[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: held.append(pair))
-    process_limits.raise_limit(enough)
+    process_state.raise_limit(enough)
     assert held[-1] == (expected, hard)
 
 
 def test_no_limit_is_more_than_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: infinite)
-    assert process_limits.limit() > 1 << 40
+    assert process_state.limit() > 1 << 40
 
 
 def test_where_there_is_room_nothing_is_said() -> None:
-    process_limits.require_room(1, "a test")
+    process_state.require_room(1, "a test")
 
 
 def test_the_error_names_both_numbers_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_limits, "limit", lambda: 5)
+    monkeypatch.setattr(process_state, "limit", lambda: 5)
     with pytest.raises(OSError, match=r"at most 5 .* no room for a test.*ulimit -n") as info:
-        process_limits.require_room(10, "a test")
+        process_state.require_room(10, "a test")
     assert info.value.errno == errno.EMFILE

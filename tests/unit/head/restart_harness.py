@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, report
 
 from miniray._proto import head_pb2
-from miniray.head.sqlite_storage import SqliteStorage
+from miniray.head.storage import SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

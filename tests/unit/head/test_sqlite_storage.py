@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.head.sqlite_storage import SqliteStorage
+from miniray.head.storage import SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -9,7 +9,7 @@ from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 from kept import kept
 
 from miniray._proto import head_pb2
-from miniray.head.sqlite_storage import SqliteStorage
+from miniray.head.storage import SqliteStorage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from head_harness import FakeCluster, FakeDaemon, report
 from miniray._proto import head_pb2
 from miniray.common.specs import CommandSpec
 from miniray.exceptions import JobNotFoundError
-from miniray.head.sqlite_storage import SqliteStorage
+from miniray.head.storage import SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

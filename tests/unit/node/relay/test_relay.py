@@ -14,10 +14,9 @@ from miniray._proto import node_pb2
 from miniray.common.config import config
 from miniray.messages import plain
 from miniray.node.relay import relay as relay_module
-from miniray.node.relay import relay_box
+from miniray.node.relay import relayed
 from miniray.node.relay.relay import RelayHub
-from miniray.node.relay.relay_box import Inbox, Outbox
-from miniray.node.relay.relayed import ANSWER, FREED, PUSH, READ, Relayed
+from miniray.node.relay.relayed import ANSWER, FREED, PUSH, READ, Inbox, Outbox, Relayed
 from miniray.security import channels
 
 if TYPE_CHECKING:
@@ -84,8 +83,8 @@ def test_what_was_given_up_is_not_sent_and_what_follows_is() -> None:
 def test_a_message_in_pieces_arrives_whole_and_once_whatever_breaks(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_box, "_PIECE_BYTES", 100)
-    monkeypatch.setattr(relay_box, "_BATCH_BYTES", 150)
+    monkeypatch.setattr(relayed, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(relayed, "_BATCH_BYTES", 150)
     rng = random.Random(seed)
     outbox, inbox = Outbox(), Inbox()
     sent = [
@@ -112,8 +111,8 @@ def test_a_message_in_pieces_arrives_whole_and_once_whatever_breaks(
 def test_what_came_of_a_message_in_pieces_that_was_given_up_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay_box, "_PIECE_BYTES", 100)
-    monkeypatch.setattr(relay_box, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(relayed, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(relayed, "_BATCH_BYTES", 100)
     outbox, inbox = Outbox(), Inbox()
     outbox.put(Relayed(b"to", b"from", [bytes(1000)]))
     assert inbox.accept(outbox.take()) == []
@@ -198,7 +197,7 @@ def test_what_goes_to_a_node_tells_by_the_way_what_has_come_from_it() -> None:
 
 
 def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_box, "_MUCH", 1000)
+    monkeypatch.setattr(relayed, "_MUCH", 1000)
     outbox, inbox = Outbox(), Inbox()
     outbox.put(message(1))
     inbox.accept(outbox.take())
@@ -266,7 +265,7 @@ def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch
 def test_what_was_received_is_acknowledged_though_nothing_goes_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_box, "_MUCH", 1000)
+    monkeypatch.setattr(relayed, "_MUCH", 1000)
 
     async def run() -> None:
         async with two_ends(tmp_path) as (a, b):

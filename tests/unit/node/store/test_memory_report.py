@@ -6,14 +6,14 @@ import pytest
 from stores import new_store
 
 from miniray.messages import protocol as p
-from miniray.node.store.adopted import KeptArguments, id_of_arguments
-from miniray.node.store.memory_report import (
+from miniray.node.objects.memory_service import (
     adopted_report,
     chosen,
     describe_holders,
     segment_rows,
     store_totals,
 )
+from miniray.node.store.adopted import KeptArguments, id_of_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,7 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.relay.relay_box import Inbox, Outbox
-from miniray.node.relay.relayed import ANSWER, FETCH, Relayed
+from miniray.node.relay.relayed import ANSWER, FETCH, Inbox, Outbox, Relayed
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import serving as serving_module
