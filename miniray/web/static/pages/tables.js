@@ -1,0 +1,137 @@
+// The pages that are one table each.
+import { html } from "../vendor/preact-htm.js";
+import { TopicPage } from "../table.js";
+import { Ago, Bar, Id, State, amounts, bytes, clock, number, seconds, workerHref } from "../parts.js";
+
+const node = (row) => html`<span title=${row.node_id}>${row.node_name ?? (row.node_id ? row.node_id.slice(0, 10) : "–")}</span>`;
+const job = { name: "job_id", title: "Job", width: "88px", wide: true, cell: (row) => html`<code title=${row.job_id}>${row.job_id ? row.job_id.slice(0, 8) : "–"}</code>` };
+const pid = { name: "pid", title: "Process", width: "72px", right: true, wide: true, cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}>${row.pid}</a>` : "–") };
+const text = (name, title, width, rest = {}) => ({ name, title, width, cell: (row) => html`<span title=${row[name]}>${row[name] || "–"}</span>`, ...rest });
+const names = (row) => (row.names?.length ? row.names.join(", ") : (row.name ?? "–"));
+const reason = (row) => row.death_cause ?? row.reason ?? row.running ?? "";
+const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED|exit_actor|out of scope|killed|owner died|placement group removed)$/;
+
+export const actorColumns = [
+  { name: "class_name", title: "Class", width: "minmax(110px, 1.1fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}"><b>${row.class_name}</b></a>` },
+  text("name", "Name", "minmax(70px, 0.9fr)", { wide: true }),
+  { name: "state", title: "State", width: "minmax(104px, 140px)", cell: (row) => html`<${State} of=${row.state} bad=${row.state === "DEAD" && !PLANNED.test(row.death_kind ?? "")} />` },
+  { name: "reason", title: "Does, or why not", width: "minmax(130px, 3fr)", sort: false, cell: (row) => html`<span title=${reason(row)}>${reason(row) || "–"}</span>` },
+  { name: "node_id", title: "Node", width: "minmax(70px, 0.8fr)", wide: true, cell: node },
+  pid,
+  { name: "required_resources", title: "Holds", width: "minmax(80px, 0.9fr)", wide: true, sort: false, cell: (row) => html`<span title=${amounts(row.required_resources)}>${amounts(row.required_resources)}</span>` },
+  { name: "num_restarts", title: "Restarts", width: "62px", right: true, wide: true },
+  job,
+];
+
+const TABLES = {
+  waiting: {
+    title: "Waiting", first: "since", tell: (row) => row.reason,
+    columns: [
+      { name: "names", title: "What", width: "minmax(110px, 1fr)", sort: false, cell: (row) => html`<b title=${names(row)}>${names(row)}</b>` },
+      { name: "kind", title: "Kind", width: "104px", wide: true, cell: (row) => String(row.kind ?? "–").replaceAll("_", " ") },
+      { name: "count", title: "Count", width: "60px", right: true, cell: (row) => number(row.count) },
+      { name: "shape", title: "Each asks for", width: "minmax(100px, 1fr)", wide: true, sort: false, cell: (row) => html`<span>${(row.shape ?? []).map(amounts).join(" + ") || "–"}</span>` },
+      { name: "reason", title: "Why it waits", width: "minmax(160px, 3fr)", sort: false, cell: (row) => html`<span title=${row.reason} class=${row.infeasible ? "bad" : ""}>${row.reason || "–"}</span>` },
+      { name: "since", title: "For", width: "90px", right: true, cell: (row) => html`<${Ago} time=${row.since} />` },
+    ],
+    empty: html`Nothing waits for resources: all that was asked for is placed. What can't be placed stands here with the reason, to the number that is missing.`,
+  },
+  actors: {
+    title: "Actors", columns: actorColumns, open: (row) => `#/actor/${row.actor_id}`, tell: reason,
+    empty: html`No actor yet. A class with <code>@miniray.remote</code> becomes one when <code>.remote()</code> is called on it; those that died stay here with the reason.`,
+  },
+  tasks: {
+    title: "Tasks by function", first: "-running",
+    columns: [
+      { name: "name", title: "Function", width: "minmax(140px, 1.5fr)", cell: (row) => html`<b title=${row.name}>${row.name ?? row.key}</b>` },
+      { name: "progress", title: "", width: "minmax(80px, 1.2fr)", sort: false, wide: true, cell: (row) => html`<${Progress} row=${row} />` },
+      ...["waiting", "running", "finished", "failed"].map((name) => ({ name, title: name[0].toUpperCase() + name.slice(1), width: "76px", right: true, cell: (row) => html`<span class=${name === "failed" && row.failed ? "bad" : ""}>${number(row[name])}</span>` })),
+      { name: "seconds", title: "Mean time", width: "90px", right: true, wide: true, cell: (row) => seconds(row.seconds) },
+    ],
+    empty: html`No task has run. A function with <code>@miniray.remote</code> is counted here by its name: how many of its calls wait, run, have finished and have failed.`,
+  },
+  jobs: {
+    title: "Jobs", first: "-start_time", tell: (row) => [row.entrypoint, row.message].filter(Boolean).join("\n"),
+    columns: [
+      { name: "job_id", title: "Job", width: "100px", cell: (row) => html`<code title=${row.job_id}>${row.submission_id ?? row.job_id?.slice(0, 8) ?? "–"}</code>` },
+      { name: "status", title: "State", width: "110px", cell: (row) => html`<${State} of=${row.status} />` },
+      text("entrypoint", "Program", "minmax(140px, 2fr)"),
+      text("namespace", "Namespace", "minmax(80px, 0.8fr)", { wide: true }),
+      { name: "pid", title: "Driver", width: "72px", right: true, wide: true, sort: false, cell: (row) => row.driver_info?.pid ?? "–" },
+      { name: "start_time", title: "Started", width: "140px", wide: true, cell: (row) => clock(row.start_time / 1000) },
+      { name: "end_time", title: "Took", width: "100px", right: true, cell: (row) => (row.end_time ? seconds((row.end_time - row.start_time) / 1000) : html`<${Ago} time=${row.start_time / 1000} />`) },
+      text("message", "Message", "minmax(80px, 1fr)", { wide: true }),
+    ],
+    empty: html`No job yet: each program that calls <code>miniray.init()</code>, and each <code>miniray job submit</code>, is one.`,
+  },
+  groups: {
+    title: "Placement groups", tell: (row) => row.reason,
+    columns: [
+      { name: "placement_group_id", title: "Id", width: "100px", cell: (row) => html`<${Id} of=${row.placement_group_id} />` },
+      text("name", "Name", "minmax(80px, 0.7fr)"),
+      { name: "state", title: "State", width: "116px", cell: (row) => html`<${State} of=${row.state} />` },
+      { name: "strategy", title: "Strategy", width: "122px", wide: true, cell: (row) => String(row.strategy ?? "–").toLowerCase().replaceAll("_", " ") },
+      { name: "bundles", title: "Bundles", width: "minmax(140px, 2fr)", sort: false, cell: (row) => { const told = folded((row.bundles ?? []).map(amounts)); return html`<span title=${told}>${told || "–"}</span>`; } },
+      { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 10) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
+      text("reason", "Why it waits", "minmax(80px, 1.5fr)", { sort: false, wide: true }),
+    ],
+    empty: html`No placement group. <code>placement_group([{"GPU": 1}] * 4)</code> reserves bundles together, all or none; train runs make one each.`,
+  },
+  objects: {
+    title: "Objects", first: "-object_size", tell: (row) => row.held_by,
+    columns: [
+      { name: "object_id", title: "Id", width: "104px", cell: (row) => html`<${Id} of=${row.object_id} />` },
+      { name: "object_size", title: "Size", width: "92px", right: true, cell: (row) => bytes(row.object_size) },
+      { name: "reference_type", title: "Held as", width: "minmax(120px, 190px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
+      text("held_by", "By whom", "minmax(100px, 1.2fr)", { sort: false, wide: true }),
+      text("call_site", "Made in", "minmax(100px, 1.2fr)", { wide: true }),
+      { name: "task_status", title: "State", width: "130px", wide: true, cell: (row) => String(row.task_status ?? "–").toLowerCase().replaceAll("_", " ") },
+      { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", wide: true, cell: node },
+      pid,
+    ],
+    empty: html`No object in shared memory. Values above 100 KiB that <code>put</code> stores or a task returns are here with their size, their owner and why they are held.`,
+  },
+  events: {
+    title: "Events", first: "-time", tell: (row) => row.text,
+    columns: [
+      { name: "time", title: "When", width: "84px", cell: (row) => html`<time title=${clock(row.time, true)}>${clock(row.time)}</time>` },
+      { name: "severity", title: "", width: "86px", wide: true, cell: (row) => html`<${State} of=${row.severity} />` },
+      { name: "kind", title: "Kind", width: "minmax(90px, 150px)", cell: (row) => String(row.kind ?? "–").replaceAll("_", " ") },
+      text("text", "What happened", "minmax(180px, 4fr)"),
+      { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", wide: true, cell: node },
+    ],
+    open: (row) => (row.actor_id ? `#/actor/${row.actor_id}` : null),
+    empty: html`Nothing has happened yet: what is placed, restarted, lost, quarantined, spilled, drained or killed for memory is noted here with its cause.`,
+  },
+  datasets: {
+    title: "Datasets",
+    columns: [
+      text("name", "Dataset", "minmax(100px, 1fr)"),
+      text("operator", "Operator", "minmax(110px, 1.4fr)"),
+      { name: "rank", title: "Rank", width: "56px", right: true },
+      { name: "state", title: "State", width: "100px", wide: true, cell: (row) => html`<${State} of=${row.state} />` },
+      { name: "rows", title: "Rows", width: "90px", right: true, cell: (row) => number(row.rows) },
+      { name: "rows_per_second", title: "Rows/s", width: "84px", right: true, cell: (row) => number(row.rows_per_second) },
+      { name: "wait_seconds", title: "Waited", width: "84px", right: true, wide: true, cell: (row) => seconds(row.wait_seconds) },
+      { name: "bytes", title: "Bytes", width: "90px", right: true, wide: true, cell: (row) => bytes(row.bytes) },
+      { name: "position", title: "Position", width: "minmax(90px, 1fr)", wide: true, sort: false, cell: (row) => html`<${Bar} value=${row.position} of=${row.total} />` },
+    ],
+    open: (row) => (row.run_id ? `#/run/${row.run_id}` : null),
+    empty: html`No dataset is being read. Those of <code>miniray.data</code>, and those given to a trainer, show each operator's rows per second, and how long ranks waited for data.`,
+  },
+};
+
+/** Equal texts in a row as one with its count. */
+function folded(texts) {
+  const counts = new Map();
+  for (const each of texts) counts.set(each, (counts.get(each) ?? 0) + 1);
+  return [...counts].map(([each, count]) => (count > 1 ? `${count} × ${each}` : each)).join("; ");
+}
+
+function Progress({ row }) {
+  const states = [["finished", "ok"], ["failed", "bad"], ["running", "run"], ["waiting", "wait"]];
+  return html`<span class="progress">${states.map(([name, look]) => row[name] > 0 && html`<i key=${name} class=${look} title="${number(row[name])} ${name}" style=${{ flexGrow: row[name] }} />`)}</span>`;
+}
+
+export const isTable = (name) => name in TABLES;
+export const Table = ({ name }) => html`<${TopicPage} key=${name} topic=${name} ...${TABLES[name]} />`;
