@@ -226,7 +226,8 @@ class InitContext(Mapping[str, Any]):
             ``session_dir`` and more, by name.
         python_version: Version of Python, as text.
         miniray_version: Version of miniray, as text.
-        dashboard_url: Always None: there is no dashboard; `miniray status` tells what runs.
+        dashboard_url: ``HOST:PORT`` of the page, which ``miniray dashboard`` opens; None if this
+            node does not know one.
     """
 
     def __init__(self, address_info: Mapping[str, Any], shutdown: Callable[[], None]) -> None:
@@ -234,7 +235,7 @@ class InitContext(Mapping[str, Any]):
         self.address_info = dict(address_info)
         self.python_version = ".".join(map(str, sys.version_info[:3]))
         self.miniray_version = VERSION
-        self.dashboard_url: str | None = None
+        self.dashboard_url: str | None = self.address_info.get("webui_url")
 
     def __getitem__(self, key: str) -> Any:
         return self.address_info[key]

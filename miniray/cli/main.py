@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from miniray.cli.dashboard import dashboard
 from miniray.cli.debug import debug
 from miniray.cli.job import job
 from miniray.cli.manifests import k8s, slurm
@@ -143,6 +144,7 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+main.add_command(dashboard)
 main.add_command(debug)
 main.add_command(drain)
 main.add_command(engines)

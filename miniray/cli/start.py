@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,13 @@ from miniray.cli.parsing import boot_arguments, join_token, node_options
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.security.token import TOKEN_VARIABLE, parse_token
-from miniray.system.boot_options import BootError, BootOptions
+from miniray.system.boot_options import (
+    DEFAULT_DASHBOARD_PORT,
+    DEFAULT_HOST,
+    BootError,
+    BootOptions,
+    is_loopback,
+)
 from miniray.system.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
@@ -56,6 +61,24 @@ if TYPE_CHECKING:
     help=f"Port to listen on; 0 is any free one.  [default: {DEFAULT_PORT} with --head, else 0]",
 )
 @node_options
+@click.option(
+    "--include-dashboard",
+    type=bool,
+    help="With --head: listen for browsers; `miniray dashboard` does so later.  [default: true]",
+)
+@click.option(
+    "--dashboard-host",
+    default=DEFAULT_HOST,
+    show_default=True,
+    help="With --head: address to listen on for browsers; over the network it is TLS.",
+)
+@click.option(
+    "--dashboard-port",
+    type=int,
+    default=DEFAULT_DASHBOARD_PORT,
+    show_default=True,
+    help="With --head: the first port to try for that; 0 is any free one.",
+)
 @click.option("--block", is_flag=True, help="Stay until the node ends; Ctrl-C ends it.")
 @click.pass_obj
 def start(
@@ -136,10 +159,10 @@ def _head_message(result: BootResult, authority: str | None) -> str:
     lines = [
         f"The cluster's head is running at {result.address} ({_summary(result)}).",
         "",
-        "To join from another machine:" if not _loopback(host) else "To add another node here:",
+        "To join from another machine:" if not is_loopback(host) else "To add another node here:",
         f"  {join}",
     ]
-    if _loopback(host):
+    if is_loopback(host):
         lines += [
             "It listens on this machine only. So that other machines can join, start it with",
             "  miniray start --head --host 0.0.0.0",
@@ -158,11 +181,13 @@ def _join_message(result: BootResult) -> str:
 
 
 def _next_steps(result: BootResult) -> list[str]:
+    page = result.dashboard_url
     return [
         "To use it from Python on this machine:",
         "  import miniray",
         '  miniray.init(address="auto")',
         "To look at it:   miniray status",
+        *([f"or in a browser: miniray dashboard ({page})"] if page else []),
         "To stop it:      miniray stop",
         f"Its logs are in  {result.session_dir}/logs",
     ]
@@ -171,13 +196,6 @@ def _next_steps(result: BootResult) -> list[str]:
 def _summary(result: BootResult) -> str:
     amounts = describe_amounts(result.resources)
     return f"node {result.node_id[:8]}{': ' if amounts else ''}{amounts}"
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _stay(result: BootResult, requests: stop.StopRequests) -> None:

@@ -221,7 +221,7 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         "namespace": namespace,
         "python_version": platform.python_version(),
         "job_id": job_id.hex(),
-        "webui_url": None,  # as in Ray where there is no dashboard
+        "webui_url": node.dashboard_url or None,
     }
 
 

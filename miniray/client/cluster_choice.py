@@ -131,6 +131,8 @@ class LocalNode:
     process: subprocess.Popen[bytes] | None = None
     #: What is wrong with what was started, though it runs; empty if nothing is.
     warning: str = ""
+    #: Where the cluster's page is; empty if it is not known here.
+    dashboard_url: str = ""
 
     def end(self) -> None:
         """End the node, if this process started it."""
@@ -169,6 +171,7 @@ def node_of_cluster(record: ClusterRecord) -> LocalNode:
         record.address,
         str(record.session.folder),
         record.node_id,
+        dashboard_url=record.dashboard_url,
     )
 
 
@@ -193,4 +196,5 @@ def start_node(options: BootOptions) -> LocalNode:
         result.node_id,
         started.process,
         result.warning,
+        result.dashboard_url,
     )

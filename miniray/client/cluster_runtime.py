@@ -189,6 +189,7 @@ class ClusterRuntime(Runtime):
             "store_short": self.shared_memory.on_short,
             "node_stops": self.link.node_stops,
             "warning": lambda text: logger.warning("%s", text),  # a driver prints it
+            "head_lost": lambda: None,  # what it is asked waits
             "head_back": self._on_head_back,
             "asked": self.answers.on_asked,
         }

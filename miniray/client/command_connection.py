@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.client.attach import Attachment, Introduction
 from miniray.client.cluster_choice import (
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 _PATIENCE = 5.0
 #: Seconds in which a head that was killed is usually back.
 _RESTART = 3.0
+
+
+class Page(NamedTuple):
+    """How to reach a cluster's page."""
+
+    #: Lets one browser in, within a minute.
+    url: str
+    #: What programs show instead.
+    token: str
 
 
 class CommandConnection:
@@ -89,6 +98,18 @@ class CommandConnection:
             told = attachment.link.ask_nodes(what, arguments, seconds, nodes)
         own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""
         return [each for each in told if each[0] != own]
+
+    def page(self) -> Page:
+        """Have the cluster listen for browsers; return the page's address with a new code.
+
+        Raises:
+            ValueError: The head is on another machine.
+            OSError: The address to listen on is none of that machine.
+        """
+        with self.attached() as attachment:
+            told, _ = attachment.link.node_request("open_page", (), _PATIENCE)
+        scheme, address, code, token = told
+        return Page(f"{scheme}://{address}/#k={code}", token)
 
     def ask(self, method: str, *args: Any) -> Any:
         """Ask the head.

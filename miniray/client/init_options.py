@@ -29,9 +29,6 @@ JOB_CONFIG_VARIABLE = "MINIRAY_JOB_CONFIG"
 _NO_EFFECT = frozenset(
     {
         "configure_logging",
-        "dashboard_host",
-        "dashboard_port",
-        "include_dashboard",
         "logging_config",
         "logging_format",
         "_driver_object_store_memory",
@@ -55,6 +52,8 @@ _REFUSED = {
 }
 
 
+#: Arguments that ``init`` does not name.
+_ALSO_TAKEN = ("logging_level", "include_dashboard", "dashboard_host", "dashboard_port")
 #: Arguments that are fields of ``BootOptions``.
 _OF_NODE = (
     "num_cpus",
@@ -65,6 +64,9 @@ _OF_NODE = (
     "object_store_memory",
     "memory",
     "temp_dir",
+    "include_dashboard",
+    "dashboard_host",
+    "dashboard_port",
 )
 
 
@@ -101,7 +103,7 @@ def check_init(
         ValueError: A value is not allowed, or the arguments don't go together.
     """
     others = dict(others)
-    given = {**given, "logging_level": others.pop("logging_level", None)}
+    given = {**given, **{name: others.pop(name, None) for name in _ALSO_TAKEN}}
     _check_others(others, {*given, "job_config", *_NO_EFFECT})
     checks: dict[str, Callable[[str, Any], Any]] = {
         "address": _check_address,
@@ -118,6 +120,9 @@ def check_init(
         "memory": check.size(0),
         "temp_dir": check.text,
         "logging_level": _logging_level,
+        "include_dashboard": check.boolean,
+        "dashboard_host": check.text,
+        "dashboard_port": check.whole(0),
     }
     values = {name: checks[name](name, value) for name, value in given.items() if value is not None}
     from_variable = os.environ.get(ADDRESS_VARIABLE)
@@ -227,7 +232,11 @@ def _check_address(name: str, given: Any) -> str:
 
 def refuse_node_arguments(options: InitOptions, address: str | None) -> None:
     """Raise ValueError for arguments that only a new cluster could heed."""
-    given = [name for name, value in options.node.items() if name != "temp_dir" and value != {}]
+    given = [
+        name
+        for name, value in options.node.items()
+        if name not in ("temp_dir", *_ALSO_TAKEN) and value != {}
+    ]
     if given:
         raise ValueError(
             f"{', '.join(given)} can't be given when attaching to a running cluster "

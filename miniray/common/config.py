@@ -26,6 +26,8 @@ class Config:
     worker_start_timeout: float = 60.0
     #: How long the daemons of a started cluster wait for a lost head to come back.
     head_grace: float = 60.0
+    #: How long the page's process stays after its last client.
+    dashboard_idle: float = 300.0
     #: How long a process asked to end may take before it is killed.
     stop_grace: float = 5.0
     #: A worker that is not gone so long after it was killed, or that leaves something which is not,

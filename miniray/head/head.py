@@ -18,6 +18,7 @@ from miniray.head.directories.clients import AttachedProcess, ProcessExit
 from miniray.head.directories.nodes import ClusterNode
 from miniray.head.recovery import HeadRecovery
 from miniray.head.state import ClusterState
+from miniray.head.watches import Watches
 from miniray.messages import plain
 from miniray.messages.errors import rebuild_error
 from miniray.messages.plain import Arguments
@@ -39,9 +40,10 @@ logger = logging.getLogger(__name__)
 class Requests:
     """Handlers by name. Arguments that do not match a handler's annotations are refused."""
 
-    def __init__(self, cluster: ClusterDirectories, state: ClusterState) -> None:
+    def __init__(self, cluster: ClusterDirectories, state: ClusterState, watches: Watches) -> None:
         self._clients = cluster.clients
         by, later = _for_process(cluster, state), _to_answer_later(cluster)
+        by["watch"] = watches.watch
         self._by, self._later = by.keys(), later.keys()
         self._handlers = {**by, **later, **_for_anybody(cluster, state)}
         self._arguments = {
@@ -182,7 +184,8 @@ class Head:
         self._stopping = False
         self.recovery = HeadRecovery(cluster, timers, self.handle)
         self.state = ClusterState(cluster, self.recovery)
-        self._requests = Requests(cluster, self.state)
+        self.watches = Watches(cluster, self.state, timers)
+        self._requests = Requests(cluster, self.state, self.watches)
         self._handlers: dict[str, Callable[[ClusterNode, head_pb2.FromNode], None]] = {
             "heartbeat": lambda node, message: node.beat(message.heartbeat),
             "request": lambda _, message: self._requests.handle(message.request),
@@ -274,6 +277,7 @@ class Head:
         every = config().heartbeat_interval
         for node in self.cluster.nodes.silent(self._timers.time(), timeout, every):
             self.lose(node, f"it was silent for {timeout:g} s")
+        self.watches.moved()
 
     def stop(self, reason: str) -> None:
         self._stopping = True
@@ -298,6 +302,7 @@ class Head:
         if handler is None:
             logger.error("node %s sent a message of kind %r", node.name, kind)
             return
+        self.watches.moved()
         try:
             handler(node, message)
         except Exception:

@@ -24,7 +24,7 @@ from miniray.common.state_types import (
     Why,
 )
 from miniray.exceptions import DeathCause
-from miniray.head.directories.actor_table import ORDINARY
+from miniray.head.directories.actor_table import ORDINARY, DeadActor
 from miniray.head.directories.out_of_service import why_quarantined
 from miniray.version import VERSION
 
@@ -56,7 +56,8 @@ class ClusterState:
     def __init__(self, cluster: ClusterDirectories, recovery: HeadRecovery) -> None:
         self._cluster = cluster
         self._recovery = recovery
-        self._listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        #: What ``listing`` returns, by name.
+        self.listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
             "nodes": self.ray_nodes,
             "actors": self._list_actors,
             "leases": self._list_leases,
@@ -83,44 +84,37 @@ class ClusterState:
     # --- listings ----------------------------------------------------------------
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Return one kind of thing as plain dicts; ValueError if there is no such kind."""
-        listing = self._listings.get(what)
+        listing = self.listings.get(what)
         if listing is None:
-            raise ValueError(
-                f"There is no listing of {what!r}; there are {sorted(self._listings)}."
-            )
+            raise ValueError(f"There is no listing of {what!r}; there are {sorted(self.listings)}.")
         return listing()
 
     def _list_actors(self) -> list[dict[str, Any]]:
-        living = [
-            {
-                **self._actor(actor),
-                "job_id": actor.job_id.hex(),
-                "started": actor.arguments is not None,
-                "required_resources": dict(actor.spec.placement_resources),
-                "is_detached": actor.spec.detached,
-                "placement_group_id": _group_of(actor),
-            }
-            for actor in self._cluster.actors.all()
-        ]
-        dead = [
-            {
-                "actor_id": id.hex(),
-                "class_name": dead.death.class_name,
-                "name": dead.name,
-                "namespace": dead.namespace,
-                "state": "DEAD",
-                "node_id": dead.death.node_id,
-                "pid": dead.death.pid,
-                "restarts": dead.death.restarts,
-                "resources": {},
-                "job_id": dead.job_id.hex(),
-                "is_detached": dead.detached,
-                "death_cause": str(dead.death.error(id)),
-                "death_kind": dead.death.cause,
-            }
-            for id, dead in self._cluster.actors.dead()
-        ]
-        return [*living, *dead]
+        actors = self._cluster.actors
+        living = [self._living_row(actor) for actor in actors.all()]
+        return [*living, *(_dead_row(id, dead) for id, dead in actors.dead())]
+
+    def actor_row(self, id: bytes) -> dict[str, Any] | None:
+        """Return an actor as the listing has it; None if it is forgotten."""
+        actor = self._cluster.actors.find_any(id)
+        if isinstance(actor, DeadActor):
+            return _dead_row(id, actor)
+        return self._living_row(actor) if actor is not None else None
+
+    def actor_ids(self) -> list[bytes]:
+        """Return the ids of the actors that live or are remembered."""
+        actors = self._cluster.actors
+        return [*(actor.id for actor in actors.all()), *(id for id, _ in actors.dead())]
+
+    def _living_row(self, actor: Actor) -> dict[str, Any]:
+        return {
+            **self._actor(actor),
+            "job_id": actor.job_id.hex(),
+            "started": actor.arguments is not None,
+            "required_resources": dict(actor.spec.placement_resources),
+            "is_detached": actor.spec.detached,
+            "placement_group_id": _group_of(actor),
+        }
 
     def _lately_dead(self) -> list[DeadActorStatus]:
         """Return the actors that ended unusually, the latest first."""
@@ -404,6 +398,24 @@ class ClusterState:
                 )
             )
         return found
+
+
+def _dead_row(id: bytes, dead: DeadActor) -> dict[str, Any]:
+    return {
+        "actor_id": id.hex(),
+        "class_name": dead.death.class_name,
+        "name": dead.name,
+        "namespace": dead.namespace,
+        "state": "DEAD",
+        "node_id": dead.death.node_id,
+        "pid": dead.death.pid,
+        "restarts": dead.death.restarts,
+        "resources": {},
+        "job_id": dead.job_id.hex(),
+        "is_detached": dead.detached,
+        "death_cause": str(dead.death.error(id)),
+        "death_kind": dead.death.cause,
+    }
 
 
 def _ray_node(node: ClusterNode) -> dict[str, Any]:

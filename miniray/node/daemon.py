@@ -25,6 +25,7 @@ from miniray.node.relay.relay import RelayHub
 from miniray.node.reports import WorkerNotices, attached
 from miniray.node.shared_objects import SharedObjects
 from miniray.node.traffic import Traffic
+from miniray.node.web_door import WebDoor
 from miniray.node.workers.process_names import MemoryKills, ProcessNames
 from miniray.node.workers.workers import WorkerPool
 from miniray.runtime_env.install import EnvironmentManager
@@ -32,6 +33,7 @@ from miniray.wire.peers import socket_path
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     import grpc
 
@@ -44,7 +46,16 @@ logger = logging.getLogger(__name__)
 
 
 class NodeDaemon:
-    """One node: ``control`` is the socket of its template, ``pace`` how the event loop waits."""
+    """One node.
+
+    Args:
+        node: Facts of it.
+        head: The channel to the head.
+        control: The socket of the template.
+        template_pid: Of the template.
+        pace: How the event loop waits.
+        page_opened: Called with ``HOST:PORT`` when this node listens for browsers.
+    """
 
     def __init__(
         self,
@@ -53,6 +64,7 @@ class NodeDaemon:
         control: socket.socket,
         template_pid: int,
         pace: Pace,
+        page_opened: Callable[[str], object],
     ) -> None:
         self._config = node
         self.node_id = node.node_id
@@ -83,6 +95,7 @@ class NodeDaemon:
         self._traffic = Traffic(
             self.node_id, self._clients, self._relay, self._objects, self._names, pace
         )
+        self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
         WorkerNotices(self._clients, self._pool, self._head)
         self._outputs = OutputRouter(
             self.node_id, self._clients, self._relay, self._pool.read_output
@@ -254,6 +267,7 @@ class NodeDaemon:
             self._clients.push(
                 process_id, "node_stops", (self._leaving.reason, not self._leaving.failed)
             )
+        self.web.close()
         self._pool.close()
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written

@@ -82,6 +82,12 @@ class Membership:
         self.head.notify("ended_jobs", sorted(jobs))
         logger.info("the session with the head is open again")
 
+    def head_lost(self) -> None:
+        """Tell commands that look on that nothing will come for a while."""
+        for client in self.clients.clients.values():
+            if client.is_command:
+                self.clients.push(client.process_id, "head_lost", ())
+
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
         for node in welcome.nodes:
             self._joined(node)

@@ -19,7 +19,7 @@ from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress, join_host_port, parse_address
 from miniray.common.ids import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
-from miniray.node.base.node_config import MoverConfig, NodeConfig
+from miniray.node.base.node_config import MoverConfig, NodeConfig, WebConfig
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
 from miniray.node.process_setup import end_children, reap, stop_on_signals, when_exits
@@ -31,13 +31,22 @@ from miniray.security.certificates import (
     meet_head,
     save_head_identity,
 )
-from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
+from miniray.security.token import (
+    JoinToken,
+    make_secret,
+    parse_token,
+    web_token,
+    write_private,
+    write_token_file,
+)
 from miniray.system.boot_options import (
     BootError,
     BootOptions,
     BootResult,
+    address_to_show,
     advertised_host,
     bind_host,
+    is_loopback,
 )
 from miniray.system.machine import inspect_machine, not_found
 from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
@@ -81,6 +90,8 @@ class NodeStart:
         #: The certificate of this node; None in a cluster without a network.
         self._credentials: Credentials | None = None
         self._node_path = str(session.socket_dir / "peer.sock")
+        self._dashboard_url = ""
+        self._published = False
 
     # --- the head ----------------------------------------------------------------
     def fork_head(self, answer: int) -> None:
@@ -132,7 +143,7 @@ class NodeStart:
         accelerators = await accelerators_task
         node = self._node_config(accelerators, node_address)
         daemon = self._daemon = NodeDaemon(
-            node, channel, self._control, self._template_pid, self.pace
+            node, channel, self._control, self._template_pid, self.pace, self._page_opened
         )
         stop_on_signals(daemon.stop)
         daemon.serve(server)
@@ -143,6 +154,7 @@ class NodeStart:
             parent = "the driver" if self.options.embedded else "`miniray start --block`"
             when_exits(self.options.parent_pid, lambda: daemon.stop(f"{parent} ended"))
         write_token_file(self.session.token_file, self._token)
+        self._open_dashboard(daemon)
         self._publish()
         self._answer_ready(answer, node)
         await self._stay(daemon)
@@ -244,6 +256,7 @@ class NodeStart:
             spill_folder=self._spill_folder,
             machine=_machine(),
             mover=self._mover_config(),
+            web=self._web_config(),
             dial=lambda target: channels.channel(target, secret, credentials),
         )
 
@@ -280,8 +293,38 @@ class NodeStart:
             credentials=self._credentials,
         )
 
+    def _web_config(self) -> WebConfig:
+        host = self.options.dashboard_host
+        return WebConfig(
+            host=host,
+            port=self.options.dashboard_port,
+            shown_host=address_to_show(host),
+            key=self._token.web_key,
+            cluster=self.session.id.rpartition("_")[2],
+            certificate="" if is_loopback(host) else str(self.session.folder),
+        )
+
+    def _open_dashboard(self, daemon: NodeDaemon) -> None:
+        """Listen for browsers, if that is wanted; a start never fails for it."""
+        if not self.options.opens_dashboard:
+            return
+        try:
+            daemon.web.open()
+        except OSError as error:
+            host = self.options.dashboard_host
+            self._warning += f" There is no page: {host} cannot be listened on ({error.strerror})."
+            self._warning = self._warning.strip()
+
+    def _page_opened(self, address: str) -> None:
+        self._dashboard_url = address
+        token = web_token(self._token.web_key, "metrics")
+        write_private(self.session.folder / "metrics_token", token.encode())
+        if self._published:
+            self._publish()
+
     def _publish(self) -> None:
         """Write the record by which drivers and commands of this user find the node."""
+        self._published = True
         processes = {
             "boot": ProcessId.of(os.getpid()),
             "template": ProcessId.of(self._template_pid),
@@ -300,6 +343,7 @@ class NodeStart:
                 python=platform.python_version(),
                 miniray=VERSION,
                 driver=_process(self.options.parent_pid) if self.options.embedded else None,
+                dashboard_url=self._dashboard_url,
             )
         )
 
@@ -318,6 +362,7 @@ class NodeStart:
             pids=pids,
             resources=totals,
             warning=self._warning,
+            dashboard_url=self._dashboard_url,
         )
         with contextlib.suppress(BrokenPipeError), answer:
             answer.write(result.to_json())
@@ -329,6 +374,7 @@ class NodeStart:
                 daemon.stop("the head of the cluster is gone", failed=True)
                 return
             logger.warning("the head of the cluster is out of reach; waiting for it")
+            daemon.membership.head_lost()
             await first_of(daemon.stopped.wait(), self._find_head_again(daemon))
 
     async def _find_head_again(self, daemon: NodeDaemon) -> None:

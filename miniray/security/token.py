@@ -26,6 +26,7 @@ _HOW = "Copy the whole token that `miniray start --head` printed."
 _SOCKET = b"miniray unix socket challenge 1"
 _GRPC = b"miniray grpc metadata 1"
 _MEMBERS = b"miniray members' authority 1"
+_WEB = b"miniray web 1"
 
 
 #: The token that this process was given in its environment, once it was needed.
@@ -62,6 +63,16 @@ class JoinToken:
     def members_key(self) -> bytes:
         """What the key of the members' authority is made of (see ``certificates.py``)."""
         return derive_key(self.secret, _MEMBERS)
+
+    @property
+    def web_key(self) -> bytes:
+        """What the tokens and cookies of the page are made of; no browser ever has it."""
+        return derive_key(self.secret, _WEB)
+
+
+def web_token(key: bytes, use: str) -> str:
+    """Return the bearer token for the page's port: to use it as "api", or to read "metrics"."""
+    return derive_key(key, f"token for {use}".encode()).hex()
 
 
 def take_token() -> str | None:

@@ -8,6 +8,7 @@ here starts anything.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,8 @@ from miniray.system.machine import (
 )
 
 DEFAULT_HOST = "127.0.0.1"
+#: As Ray's.
+DEFAULT_DASHBOARD_PORT = 8265
 
 #: Resources with options of their own, and how to say them.
 _OWN_OPTIONS = {
@@ -91,6 +94,11 @@ class BootOptions:
     #: A process whose end ends the node: the driver that it is embedded in, or a
     #: `miniray start --block`.
     parent_pid: int | None = None
+    #: Listen for browsers from the start on; None: unless it is embedded.
+    include_dashboard: bool | None = None
+    #: The address to listen on for them, and the first port to try.
+    dashboard_host: str = DEFAULT_HOST
+    dashboard_port: int = DEFAULT_DASHBOARD_PORT
 
     def __post_init__(self) -> None:
         self._check_place()
@@ -118,6 +126,12 @@ class BootOptions:
             raise ValueError("What is embedded in a driver needs parent_pid.")
 
     @property
+    def opens_dashboard(self) -> bool:
+        """Whether the node listens for browsers from its start on."""
+        wanted = self.include_dashboard
+        return self.head and (not self.embedded if wanted is None else wanted)
+
+    @property
     def drivers_only(self) -> bool:
         """Whether nothing runs on the node but the driver that started it."""
         return self.embedded and not self.head
@@ -125,6 +139,11 @@ class BootOptions:
     def _check_place(self) -> None:
         if not 0 <= self.port <= _MAX_PORT:
             raise ValueError(f"port must be from 0 (any free one) to {_MAX_PORT}, not {self.port}.")
+        if not 0 <= self.dashboard_port <= _MAX_PORT:
+            raise ValueError(
+                f"dashboard_port must be from 0 (any free one) to {_MAX_PORT}, not "
+                f"{self.dashboard_port}."
+            )
         if self.host == "":
             raise ValueError("host must name an address of this machine, such as 127.0.0.1.")
         if self.head and self.address is not None:
@@ -176,6 +195,8 @@ class BootResult:
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     #: What is wrong with it, though it runs, for who has started it; empty if nothing is.
     warning: str = ""
+    #: Where its page is; empty if nothing listens for that.
+    dashboard_url: str = ""
 
     def to_json(self) -> str:
         """Return the result as JSON. It contains the token."""
@@ -212,11 +233,26 @@ def advertised_host(options: BootOptions) -> str:
     if options.node_ip_address is not None:
         return options.node_ip_address
     host = bind_host(options)
-    if host not in _WILDCARDS:
-        return host
-    if options.address is not None:
+    if host in _WILDCARDS and options.address is not None:
         return _own_address_towards(options.address)
-    return address_for_others(_WILDCARDS[host])
+    return address_to_show(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def address_to_show(host: str) -> str:
+    """Return the address for others of a listener on ``host``, which may be a wildcard.
+
+    Raises:
+        OSError: It listens on all addresses, and it can't be known which one to tell.
+    """
+    return address_for_others(_WILDCARDS[host]) if host in _WILDCARDS else host
 
 
 def _own_address_towards(address: str) -> str:

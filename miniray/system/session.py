@@ -123,6 +123,8 @@ class ClusterRecord:
     machine: tuple[str, str, str] = dataclasses.field(default_factory=machine_identity)
     #: Whose it is, if it is embedded.
     driver: ProcessId | None = None
+    #: Where its page is; empty if nothing listens for that.
+    dashboard_url: str = ""
 
     @property
     def ready(self) -> bool:
@@ -331,7 +333,7 @@ def _to_json(record: ClusterRecord) -> str:
 
 def _from_json(text: str) -> ClusterRecord:
     """Read a record, tolerating further fields; KeyError, TypeError, ValueError if damaged."""
-    data: dict[str, Any] = {"driver": None, **json.loads(text)}
+    data: dict[str, Any] = {"driver": None, "dashboard_url": "", **json.loads(text)}
     values = {field.name: data[field.name] for field in dataclasses.fields(ClusterRecord)}
     session = data["session"]
     values["session"] = Session(

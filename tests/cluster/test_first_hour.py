@@ -104,12 +104,12 @@ def test_keywords_of_ray_that_do_no_harm_are_accepted_with_one_warning() -> None
     with pytest.warns(UserWarning, match="no effect") as caught:
         miniray.init(
             num_cpus=1,
-            include_dashboard=True,
-            dashboard_port=8265,
+            _redis_password="x",
+            _metrics_export_port=8080,
             log_to_driver=True,
         )
     (warning,) = caught
-    assert "dashboard_port, include_dashboard" in str(warning.message)
+    assert "_metrics_export_port, _redis_password" in str(warning.message)
     assert warning.filename == __file__
 
 

@@ -54,6 +54,7 @@ LAYERS = """
     miniray.train.controller
     miniray.train.run
     miniray.train
+    miniray.web
 """
 #: Files that a folder shows, at most.
 MOST_FILES = 28

@@ -164,6 +164,33 @@ def remembered(actor: Actor) -> DeadActor:
 _REMEMBERED = 10_000
 
 
+class ActorChanges:
+    """Which actors have changed; nothing is noted while nobody watches."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, None] | None = None
+
+    def watch(self) -> None:
+        """Note changes from here on."""
+        if self._ids is None:
+            self._ids = {}
+
+    def unwatch(self) -> None:
+        """Note nothing any more."""
+        self._ids = None
+
+    def add(self, id: bytes) -> None:
+        if self._ids is not None:
+            self._ids[id] = None
+
+    def take(self) -> list[bytes]:
+        """Return the ids of those that changed since this was called, and forget them."""
+        found = list(self._ids or ())
+        if found:
+            self._ids = {}
+        return found
+
+
 class ActorTable:
     """Living actors by id, (namespace, name), lease, process and owner; dead ones by id.
 
@@ -180,6 +207,7 @@ class ActorTable:
         self.owned: dict[bytes, dict[bytes, None]] = {}
         #: The latest last.
         self.dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
+        self.changes = ActorChanges()
 
     def take_owned(self, owner: bytes) -> list[Actor]:
         ids = self.owned.pop(owner, {})
@@ -188,6 +216,7 @@ class ActorTable:
     def enter(self, actor: Actor) -> None:
         """Add a new actor, which has no lease yet."""
         self.living[actor.id] = actor
+        self.changes.add(actor.id)
         if actor.name is not None:
             self.by_name[actor.name] = actor
         # Only the creator can supply a detached actor's arguments while they have no values.
@@ -196,6 +225,7 @@ class ActorTable:
 
     def leased(self, actor: Actor, number: int) -> None:
         actor.lease = number
+        self.changes.add(actor.id)
         self.by_lease[number] = actor
 
     def lives_in(self, actor: Actor, process_id: bytes, pid: int = 0) -> None:
@@ -203,11 +233,13 @@ class ActorTable:
         self.by_process.pop(actor.process_id, None)
         actor.process_id, actor.pid = process_id, pid or actor.pid
         self.by_process[process_id] = actor
+        self.changes.add(actor.id)
 
     def leave_place(self, actor: Actor) -> None:
         self.by_lease.pop(actor.lease, None)
         self.by_process.pop(actor.process_id, None)
         actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
+        self.changes.add(actor.id)
 
     def died(self, actor: Actor) -> None:
         del self.living[actor.id]
@@ -218,8 +250,9 @@ class ActorTable:
 
     def enter_dead(self, id: bytes, dead: DeadActor) -> None:
         self.dead[id] = dead
+        self.changes.add(id)
         if len(self.dead) > _REMEMBERED:
-            self.dead.popitem(last=False)
+            self.changes.add(self.dead.popitem(last=False)[0])
 
     def disown(self, actor: Actor) -> None:
         """Let an actor outlive its creator."""

@@ -61,6 +61,7 @@ class ActorRegistry:
 
     def __post_init__(self) -> None:
         self._table = ActorTable()
+        self.changes = self._table.changes
         self._subscribers = ActorSubscribers(self.clients, self.grants.timers)
         #: After a restart of the head: actors and their leases by the node that is to report them.
         self._awaited: dict[bytes, list[tuple[Actor, int]]] = {}
@@ -126,7 +127,7 @@ class ActorRegistry:
         actor.arguments = marshal.dumps((arguments, refs))
         if actor.spec.detached:
             self._table.disown(actor)
-        self.on_change(actor)
+        self._changed(actor)
         self._submit(actor)
 
     def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
@@ -206,7 +207,7 @@ class ActorRegistry:
         node = self.nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         token.node = node
-        self.on_change(token)
+        self._changed(token)
         # The namespace is the job's, as in Ray: the actor's own is only where its name is.
         no_job = JobSpec(namespace=token.spec.namespace)
         node.start(
@@ -273,7 +274,7 @@ class ActorRegistry:
             self._die(actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True)
         else:
             actor.state = ALIVE
-            self.on_change(actor)
+            self._changed(actor)
             self._subscribers.tell_all(actor)
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
@@ -325,7 +326,7 @@ class ActorRegistry:
         self._table.leave_place(actor)
         actor.begin_restart()
         logger.warning("%s It starts again.", died.error(actor.id))
-        self.on_change(actor)
+        self._changed(actor)
         self._subscribers.tell_all(actor)
         self._submit(actor)
 
@@ -361,7 +362,7 @@ class ActorRegistry:
         if actor.spec.detached:
             self.jobs.release(actor.id)
         self._subscribers.tell_death(actor.id, death)
-        self.on_change(actor)
+        self._changed(actor)
 
     # --- restarts of the head ------------------------------------------------------------
     def restore(self, actor: Actor, node_id: bytes) -> None:
@@ -409,7 +410,7 @@ class ActorRegistry:
             self._ended(actor, ProcessExit(pid=actor.pid))
             return
         self._table.leave_place(actor)
-        self.on_change(actor)
+        self._changed(actor)
         self._submit(actor)
 
     def _bundle_gone(self, actor: Actor) -> None:
@@ -433,9 +434,17 @@ class ActorRegistry:
     def has_lease(self, number: int) -> bool:
         return self._table.by_lease.get(number) is not None
 
+    def _changed(self, actor: Actor) -> None:
+        self.changes.add(actor.id)
+        self.on_change(actor)
+
     # --- listings ------------------------------------------------------------------------
     def all(self) -> list[Actor]:
         return list(self._table.living.values())
+
+    def find_any(self, id: bytes) -> Actor | DeadActor | None:
+        """Return an actor that lives or is remembered; None if it is forgotten."""
+        return self._table.living.get(id) or self._table.dead.get(id)
 
     def dead(self) -> list[tuple[bytes, DeadActor]]:
         """Return the remembered dead, the latest last."""

@@ -31,6 +31,26 @@ class MoverConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class WebConfig:
+    """Facts for the page that the head's node serves."""
+
+    #: The address to bind, the first port to try, and the address that clients are told.
+    host: str
+    port: int
+    shown_host: str
+    #: Of cookies and tokens.
+    key: bytes
+    #: Tells the cookies of clusters apart, which browsers send to all ports of a host.
+    cluster: str
+    #: The folder of a certificate, where the page is reached over the network; else empty.
+    certificate: str
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.certificate else "http"
+
+
+@dataclasses.dataclass(frozen=True)
 class NodeConfig:
     """Facts about one node. Sizes are bytes."""
 
@@ -58,5 +78,6 @@ class NodeConfig:
     #: Tells machines (or containers) apart: a driver's paths are valid on its own only.
     machine: str
     mover: MoverConfig
+    web: WebConfig
     #: Makes a channel to another daemon.
     dial: Callable[[str], grpc.aio.Channel]

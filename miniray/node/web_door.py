@@ -1,0 +1,189 @@
+"""The door of the page: a listening socket, at which the first client has the web process started.
+
+The daemon never speaks to clients. The web process gets the socket, and ends a while after the last
+client; then, and if it was killed, the daemon watches the socket again. Single-use codes of the
+page are made and used up here, as they have to outlive the web process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import marshal
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from miniray.common.host_port import join_host_port
+from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.base.template_client import TemplateGoneError
+from miniray.security.token import web_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.node.base.clients import Answer, Client, ClientServer
+    from miniray.node.base.node_config import NodeConfig
+    from miniray.node.base.template_client import Helper
+
+logger = logging.getLogger(__name__)
+
+_WEB = "miniray.web.process"
+#: Ports that are tried after the one that is wanted, before any free one is taken.
+_NEXT_PORTS = 100
+#: Seconds for which a code is good, and how many there are at a time.
+_CODE_SECONDS, _MOST_CODES = 60.0, 100
+
+
+class WebDoor:
+    """Listens for the page's clients once it is opened.
+
+    Args:
+        node: Facts of this node.
+        clients: The processes of this node, which ask for codes.
+        fork: Runs ``serve(control)`` of a module in a process of the node's own.
+        opened: Called with ``HOST:PORT`` when it listens.
+    """
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        clients: ClientServer,
+        fork: Callable[[str], Helper],
+        opened: Callable[[str], object],
+    ) -> None:
+        self._node = node
+        self._fork = fork
+        self._opened = opened
+        self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
+        self._helper: Helper | None = None
+        #: Whether the web process has said that it serves.
+        self._serves = False
+        #: When each code ends, by code.
+        self._codes: dict[str, float] = {}
+        clients.requests["open_page"] = self._open_page
+        clients.requests["use_page_code"] = self._use_page_code
+
+    def open(self) -> str:
+        """Listen, unless that is done; return ``HOST:PORT`` for clients.
+
+        Raises:
+            OSError: There is no such address on this machine.
+        """
+        web = self._node.web
+        if self._listener is None:
+            self._listener = _listener(web.host, web.port)
+            self._listener.setblocking(False)
+            self._loop.add_reader(self._listener.fileno(), self._knock)
+            self._opened(self.address)
+        return self.address
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` for clients; empty while it is closed."""
+        if self._listener is None:
+            return ""
+        return join_host_port(self._node.web.shown_host, self._listener.getsockname()[1])
+
+    def _open_page(self, _client: Client) -> Answer:
+        """Answer the page's address, a code that lets one browser in, and a program's token."""
+        if not self._node.is_head:
+            raise ValueError(
+                "The page is served on the machine of the cluster's head, at "
+                f"{self._node.cluster_address}: run `miniray dashboard` there."
+            )
+        address, now = self.open(), self._loop.time()
+        self._codes = {code: end for code, end in self._codes.items() if end > now}
+        if len(self._codes) >= _MOST_CODES:
+            raise ValueError(f"{_MOST_CODES} codes of the page are unused; wait for a minute.")
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = now + _CODE_SECONDS
+        web = self._node.web
+        return (web.scheme, address, code, web_token(web.key, "api")), -1
+
+    def _use_page_code(self, _client: Client, code: str) -> Answer:
+        """Answer whether a code is good; it is not any more."""
+        return self._codes.pop(code, 0.0) > self._loop.time(), -1
+
+    # --- the web process -------------------------------------------------------------------
+    def _knock(self) -> None:
+        """Start the web process for a client that waits."""
+        assert self._listener is not None
+        node = self._node
+        facts = {
+            "node_socket": node.socket_path,
+            "socket_key": node.socket_key,
+            "web_key": node.web.key,
+            "cluster": node.web.cluster,
+            "cluster_address": node.cluster_address,
+            "address": self.address,
+            "logs": str(node.logs),
+            "certificate": node.web.certificate,
+        }
+        try:
+            copy = os.dup(self._listener.fileno())
+            self._helper = helper = self._fork(_WEB)
+        except (OSError, TemplateGoneError) as error:
+            logger.warning("the web process cannot be started: %s", error)
+            self._turn_away()
+            return
+        self._serves = False
+        self._loop.remove_reader(self._listener.fileno())
+        ControlSender(helper.control).send(marshal.dumps(facts), [copy])
+        self._loop.add_reader(helper.control.fileno(), self._heard)
+
+    def _heard(self) -> None:
+        """Note that the web process serves, or has ended."""
+        assert self._helper is not None
+        assert self._listener is not None
+        try:
+            if self._helper.control.recv(MESSAGE_LIMIT):
+                self._serves = True
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        served = self._serves
+        self._end_helper()
+        if not served:  # nor would the next one
+            logger.warning("the web process ended before it served; its log says why")
+            self._turn_away()
+        self._loop.add_reader(self._listener.fileno(), self._knock)
+
+    def _turn_away(self) -> None:
+        """Hang up on the clients that wait, for whom nobody would be there."""
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+
+    def _end_helper(self) -> None:
+        if self._helper is not None:
+            self._loop.remove_reader(self._helper.control.fileno())
+            self._helper.control.close()
+            self._helper = None
+
+    def close(self) -> None:
+        """Close the socket; the web process ends."""
+        self._end_helper()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Listen on a port, or the next one that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for each in (*range(port, min(port + _NEXT_PORTS, 1 << 16)), 0) if port else (0,):
+        try:
+            return socket.create_server((host, each), family=family)
+        except OSError as error:  # noqa: PERF203 - the first port is free mostly
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise OSError(errno.EADDRINUSE, f"No port of {host} is free")

@@ -1,0 +1,128 @@
+"""Who may use the page's port, checked before anything else is looked at.
+
+A browser shows a cookie, which it got for a single-use code; programs show a bearer token. The
+cluster's secret takes part in neither: both are derived from it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse
+
+from miniray.security.token import web_token
+
+if TYPE_CHECKING:
+    from miniray.web.process import WebFacts
+
+#: Seconds for which a cookie is good.
+_COOKIE_SECONDS = 7 * 24 * 3600
+#: What everybody may fetch: it is the same for all clusters.
+_OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("POST", "/api/login")})
+_HEADERS = [
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+    (b"x-frame-options", b"DENY"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+class Access:
+    """Lets requests through to an application, or answers 401 or 403."""
+
+    def __init__(self, app: Any, facts: WebFacts) -> None:
+        self._app = app
+        self._key = facts.web_key
+        self._name = f"mr_{facts.cluster}"
+        self._secure = "; Secure" * bool(facts.certificate)
+        self._only_here = not facts.certificate
+        self._tokens = {use: web_token(facts.web_key, use) for use in ("api", "metrics")}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        method, path = scope["method"], scope["path"]
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        refusal = self._refusal(method, path, headers)
+        if refusal is not None:
+            status, text = refusal
+            answer = JSONResponse({"error": text}, status)
+            await answer(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        """Return the status and the reason of a refusal; None if the request may pass."""
+        host = headers.get("host", "")
+        if not self._is_own(host):
+            return 403, f"This page is not at the host {host!r:.80}."
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return 403, f"A page of {origin!r:.80} may not use this one."
+        if (method, path) in _OPEN or (method in ("GET", "HEAD") and path.startswith("/static/")):
+            return None
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            good = _same(token, self._tokens["api"]) or (
+                path == "/metrics" and _same(token, self._tokens["metrics"])
+            )
+        else:
+            good = self._is_cookie(headers.get("cookie", ""))
+        if good:
+            return None
+        return 401, (
+            "Run `miniray dashboard` for an address that lets this browser in; programs need the "
+            "token that `miniray dashboard --token` prints, as a bearer token."
+        )
+
+    def _is_own(self, host: str) -> bool:
+        """Return whether this is a name of this machine: no other name can be made to lead here.
+
+        A page of any name could lead to an address of this machine (DNS rebinding); it would be
+        fetched with that name.
+        """
+        name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return name == "localhost"
+        return address.is_loopback or not self._only_here
+
+    # --- cookies ---------------------------------------------------------------------------
+    def cookie(self) -> str:
+        """Return the header that gives a browser a cookie."""
+        value = f"{int(time.time()) + _COOKIE_SECONDS}.{secrets.token_hex(16)}"
+        return (
+            f"{self._name}={value}.{self._signed(value)}; Path=/; Max-Age={_COOKIE_SECONDS}; "
+            f"HttpOnly; SameSite=Strict{self._secure}"
+        )
+
+    def _signed(self, value: str) -> str:
+        return hmac.digest(self._key, f"cookie {value}".encode(), "sha256").hex()
+
+    def _is_cookie(self, header: str) -> bool:
+        for part in header.split(";"):
+            name, _, text = part.strip().partition("=")
+            value, _, signature = text.rpartition(".")
+            until = value.partition(".")[0]
+            if name == self._name and _same(signature, self._signed(value)):
+                return until.isdigit() and int(until) > time.time()
+        return False
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,103 @@
+"""The topics of the page: where the rows of each come from. One lives while somebody looks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.names import short_name
+from miniray.util.state_records import (
+    ActorState,
+    JobState,
+    NodeState,
+    PlacementGroupState,
+    WorkerState,
+)
+from miniray.web.feed import Feed
+from miniray.web.tables import Table
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+
+    from miniray.web.process import WebFacts
+
+    Row = dict[str, Any]
+    #: Makes a row of what the head tells.
+    Adapt = Callable[[Row], Row]
+
+logger = logging.getLogger(__name__)
+
+
+def _actor(data: Row) -> Row:
+    row = vars(ActorState.of(data))
+    return {**row, "state": "STARTING"} if data["state"] == "STARTING" else row
+
+
+def _node(data: Row) -> Row:
+    return {**data, **vars(NodeState.of(data)), "resources_used": data["used"]}
+
+
+def _waiting(data: Row) -> Row:
+    return {**data, "names": [short_name(name) for name in data["names"]]}
+
+
+#: Topics that are listings of the head, and how their rows are made.
+_LISTINGS: dict[str, dict[str, Adapt]] = {
+    "nodes": {"node_states": _node},
+    "actors": {"actors": _actor},
+    "waiting": {"pending": _waiting},
+    "jobs": {"jobs": lambda data: vars(JobState.of(data))},
+    "groups": {"placement_groups": lambda data: vars(PlacementGroupState.of(data))},
+    "workers": {"workers": lambda data: vars(WorkerState.of(data))},
+}
+
+
+class Topics:
+    """The tables that are looked at, by topic."""
+
+    def __init__(self, facts: WebFacts, on_lost: Callable[[], object]) -> None:
+        self._tables: dict[str, Table] = {}
+        self.feed = Feed(facts, on_lost, self._tell_error)
+
+    def known(self, topic: str) -> bool:
+        return topic in _LISTINGS
+
+    @contextlib.contextmanager
+    def watched(self, topic: str, viewer: asyncio.Event) -> Iterator[Table]:
+        """Yield a topic's table; the event is set whenever it changes."""
+        table = self._tables.get(topic)
+        if table is None:
+            table = self._tables[topic] = Table()
+            self._begin(topic, table)
+        table.viewers.add(viewer)
+        try:
+            yield table
+        finally:
+            table.viewers.discard(viewer)
+            if not table.viewers:
+                del self._tables[topic]
+                self._end(topic)
+
+    def _begin(self, topic: str, table: Table) -> None:
+        table.error = self.feed.error
+        for listing, adapt in _LISTINGS[topic].items():
+            self.feed.subscribe(listing, functools.partial(_take, table, adapt))
+
+    def _end(self, topic: str) -> None:
+        for listing in _LISTINGS[topic]:
+            self.feed.unsubscribe(listing)
+
+    def _tell_error(self, error: str) -> None:
+        for table in self._tables.values():
+            table.fail(error)
+
+
+def _take(table: Table, adapt: Adapt, changed: dict[str, Row] | None, gone: list[str]) -> None:
+    """Enter what the head has pushed."""
+    if changed is None:
+        table.update({}, list(table.rows))
+    else:
+        table.update({key: adapt(row) for key, row in changed.items()}, gone)

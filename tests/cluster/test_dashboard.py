@@ -1,0 +1,217 @@
+"""The page's server: who is let in, what its streams say, and how its process comes and goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from cluster_helpers import wait_until
+from page_client import PageClient, rows_until
+
+import miniray
+
+if TYPE_CHECKING:
+    from command_helpers import CommandLine
+
+pytestmark = pytest.mark.engine("miniray")
+
+CLUSTER = {"num_cpus": 4, "include_dashboard": True, "dashboard_port": 0}
+
+
+@miniray.remote(num_cpus=0)
+class Counter:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def page(cluster: Any) -> PageClient:
+    return PageClient.let_in()
+
+
+def web_processes() -> list[psutil.Process]:
+    """The processes of this node that have the page's socket, without the daemon."""
+    daemon = daemon_process()
+    port = daemon.net_connections("inet")[0].laddr.port
+    found = []
+    for process in daemon.children(recursive=True):
+        try:
+            if any(each.laddr.port == port for each in process.net_connections("inet")):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def daemon_process() -> psutil.Process:
+    (daemon,) = psutil.Process().children()
+    return daemon
+
+
+# --- access ---------------------------------------------------------------------------------------
+
+
+def test_without_a_cookie_nothing_but_the_empty_page_is_answered(page: PageClient) -> None:
+    stranger = PageClient(page.address)
+    for path in ("/api/events?topic=actors", "/metrics", "/api/version", "/api/nothing"):
+        status, _, answer = stranger.ask("GET", path)
+        assert (status, "miniray dashboard" in str(answer)) == (401, True)
+    assert stranger.ask("POST", "/api/stack", {"worker": "x"})[0] == 401
+    assert stranger.ask("GET", "/static/nothing.js")[0] == 404
+
+
+def test_a_code_lets_one_browser_in(cluster: Any) -> None:
+    from miniray.client.command_connection import connect_for_cli
+
+    connection = connect_for_cli(None, "", None)
+    code = connection.page().url.partition("#k=")[2]
+    browser = PageClient(cluster.dashboard_url)
+    status, headers, _ = browser.ask("POST", "/api/login", {"code": code})
+    assert status == 204
+    cookie = headers["set-cookie"]
+    assert cookie.startswith("mr_")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    status, headers, answer = browser.ask("POST", "/api/login", {"code": code})
+    assert status == 401
+    assert "set-cookie" not in headers
+    assert "used" in answer["error"]
+
+
+def test_a_cookie_that_was_changed_is_none(page: PageClient) -> None:
+    good = page.headers["Cookie"]
+    assert page.ask("GET", "/api/events?topic=nothing")[0] == 404
+    for bad in (good[:-1] + "0" * (good[-1] != "0") + "1" * (good[-1] == "0"), f"mr_x{good}"):
+        assert page.ask("GET", "/api/events?topic=nothing", Cookie=bad)[0] == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8265", "10.0.0.1", "localhost.x"])
+def test_a_foreign_host_gets_403(page: PageClient, host: str) -> None:
+    status, _, answer = page.ask("GET", "/", Host=host)
+    assert status == 403
+    assert host in answer["error"]
+
+
+def test_a_page_of_another_origin_gets_403(page: PageClient) -> None:
+    own, other = f"http://{page.address}", "http://127.0.0.1:1"
+    assert page.ask("GET", "/api/events?topic=nothing", Origin=own)[0] == 404
+    assert page.ask("GET", "/api/events?topic=nothing", Origin=other)[0] == 403
+
+
+def test_every_answer_forbids_foreign_scripts_and_frames(page: PageClient) -> None:
+    for path in ("/api/nothing", "/static/nothing"):
+        _, headers, _ = page.ask("GET", path)
+        assert headers["content-security-policy"].startswith("default-src 'self'")
+        assert headers["x-frame-options"] == "DENY"
+
+
+def test_the_secret_of_the_cluster_is_in_no_answer(page: PageClient, cluster: Any) -> None:
+    from pathlib import Path
+
+    token = (Path(cluster.address_info["session_dir"]) / "token").read_text().strip()
+    with page.events("nodes") as events:
+        assert token.rpartition(".")[2] not in str(next(events))
+    assert token.rpartition(".")[2] not in str(page.headers)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def test_an_actor_that_is_killed_changes_its_row_within_a_second(page: PageClient) -> None:
+    actor = Counter.remote()
+    pid = miniray.get(actor.pid.remote())
+    with page.events("actors", search=pid) as events:
+        (row,) = rows_until(events, len).values()
+        assert (row["class_name"], row["state"], row["pid"]) == ("Counter", "ALIVE", pid)
+        began = time.monotonic()
+        miniray.kill(actor)
+        rows_until(events, lambda rows: [row["state"] for row in rows.values()] == ["DEAD"])
+        assert time.monotonic() - began < 1
+
+
+def test_a_window_is_searched_and_sorted_by_the_server(page: PageClient) -> None:
+    actors = [Counter.options(name=f"window {index}").remote() for index in range(7)]
+    miniray.get([actor.pid.remote() for actor in actors])
+    wanted = {"search": "window", "sort": "-name", "from_": 2, "size": 3}
+    with page.events("actors", **wanted) as events:
+        event = next(event for event in events if event["total"] == 7)
+    names = [event["changed"][key]["name"] for key in event["order"]]
+    assert names == ["window 4", "window 3", "window 2"]
+
+
+def test_what_waits_is_said_with_the_reason(page: PageClient) -> None:
+    waiting = Counter.options(num_cpus=100).remote()
+    with page.events("waiting") as events:
+        (row,) = rows_until(events, len).values()
+    assert row["names"] == ["Counter"]
+    assert "100" in row["reason"]
+    del waiting
+
+
+@pytest.mark.parametrize("topic", ["nodes", "jobs", "workers", "groups"])
+def test_each_topic_has_rows_at_once(page: PageClient, topic: str) -> None:
+    with page.events(topic) as events:
+        event = next(events)
+    assert event["topic"] == topic
+    assert event["total"] == len(event["order"]) == event["summary"]["total"]
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def test_a_web_process_that_was_killed_comes_back_with_the_next_request(page: PageClient) -> None:
+    (web,) = web_processes()
+    os.kill(web.pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(web.pid))
+    with page.events("nodes") as events:
+        assert next(events)["total"] == 1
+    (again,) = web_processes()
+    assert again.pid != web.pid
+    assert again.nice() > 0
+
+
+def test_a_port_that_is_taken_is_passed_by_and_the_real_one_printed(command: CommandLine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        head = command.start_head("--num-cpus", "1", "--dashboard-port", port)
+    (record,) = command.records()
+    host, _, real = record["dashboard_url"].partition(":")
+    assert (host, real.isdigit()) == ("127.0.0.1", True)
+    assert real != port
+    assert f"miniray dashboard ({host}:{real})" in head.output
+    printed = command.run("dashboard", "--no-open").stdout
+    assert printed.startswith(f"http://{host}:{real}/#k=")
+    page = PageClient(f"{host}:{real}")
+    code = printed.strip().partition("#k=")[2]
+    assert page.ask("POST", "/api/login", {"code": code})[0] == 204
+
+
+def test_an_address_that_is_none_of_this_machine_is_a_warning_at_the_start(
+    command: CommandLine,
+) -> None:
+    command.start_head("--num-cpus", "1", "--dashboard-host", "192.0.2.1")
+    (record,) = command.records()
+    assert record["dashboard_url"] == ""
+
+
+def test_an_embedded_cluster_listens_for_browsers_when_it_is_asked_to(command: CommandLine) -> None:
+    program = """
+import json, psutil, miniray
+from miniray.client.command_connection import connect_for_cli
+context = miniray.init(num_cpus=1)
+def listening():
+    found = psutil.Process().children(recursive=True)
+    return sum(len(each.net_connections("inet")) for each in found)
+before = listening(), context.dashboard_url
+page = connect_for_cli(None, "", None).page()
+print(json.dumps([before, listening(), page.url]))
+"""
+    before, after, url = command.python(program)
+    assert before == [0, None]
+    assert after == 1
+    assert url.startswith("http://127.0.0.1:")
