@@ -16,6 +16,9 @@ import sys
 
 from miniray.exceptions import ObjectStoreFullError
 
+#: On this signal a worker writes its stacks into its file, which the kernel shows by this name.
+SHOW_STACKS = signal.SIGRTMIN + 11
+WORKER_FILE = "miniray-worker"
 #: Where the kernel shows its processes.
 _PROC = "/proc"
 #: Flags of a thread that has begun to end, and of one of the kernel's own (PF_EXITING and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,17 +36,18 @@ class Probes:
     async def _stacks(self, seconds: float, pids: list[int]) -> list[dict[str, Any]]:
         """Return what these processes do, all if there are no pids, and how it was seen."""
         clients = self._chosen(pids)
-        found = []
-        for client, told in zip(clients, await self._ask(clients, seconds, "stack"), strict=True):
-            rank, stacks = told.answer or (None, [])
-            seen: dict[str, Any] = {
-                "way": "in the process",
-                "stacks": stacks,
-                "note": told.missing,
-                "rank": rank,
-            }
-            found.append(self._about(client) | seen)
-        return found
+        told = await self._ask(clients, seconds, "stack")
+        return await asyncio.gather(*map(self._stacks_of, clients, told))
+
+    async def _stacks_of(self, client: Client, told: Told) -> dict[str, Any]:
+        way, note = "in the process", ""
+        rank, stacks = told.answer or (None, [])
+        if told.missing:
+            from miniray.profiling import outside
+
+            way, stacks, note = await outside.stacks(client.pid)
+        seen: dict[str, Any] = {"way": way, "stacks": stacks, "note": note, "rank": rank}
+        return self._about(client) | seen
 
     def _about(self, client: Client) -> dict[str, Any]:
         name = "driver" if client.is_driver else self._names.work_of(client.process_id)

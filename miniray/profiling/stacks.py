@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 
+#: Function, file and line.
+Frame = tuple[str, str, int]
+
+
 class Stack(TypedDict):
     """What one thread or coroutine does."""
 
@@ -30,23 +34,26 @@ class Stack(TypedDict):
 WAITS = "waits for work"
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
-#: Modules of Python through which threads and event loops reach what they run.
-_RUNNERS = tuple(
-    _LIBRARY + name
-    for name in (
-        "asyncio" + os.sep,
-        "concurrent" + os.sep,
-        "contextlib.py",
-        "multiprocessing" + os.sep,
-        "runpy.py",
-        "selectors.py",
-        "socketserver.py",
-        "threading.py",
-    )
+#: Where files are whose frames are not user code's: miniray's, and those of the modules of Python
+#: through which threads and event loops reach what they run.
+_OURS = (
+    _PACKAGE,
+    "<frozen ",
+    *(
+        _LIBRARY + name
+        for name in (
+            f"asyncio{os.sep}",
+            f"concurrent{os.sep}",
+            f"multiprocessing{os.sep}",
+            "contextlib.py",
+            "runpy.py",
+            "selectors.py",
+            "socketserver.py",
+            "threading.py",
+        )
+    ),
 )
 _BOOT = str(Path(_PACKAGE, "node", "boot.py"))
-#: Python's own frames around what was run: ``<frozen runpy>``.
-_FROZEN = "<frozen "
 
 
 def stacks() -> list[Stack]:
@@ -63,7 +70,7 @@ def stacks() -> list[Stack]:
     for ident, frame in sorted(frames.items(), key=lambda item: item[0] != main):
         outward = list(_outward(frame))
         loops += [loop for each in outward if (loop := _loop_of(each)) is not None]
-        stack = trimmed((each.f_code, each.f_lineno) for each in reversed(outward))
+        stack = trimmed(frame_of(each.f_code, each.f_lineno) for each in reversed(outward))
         if stack or ident == main:
             found.append({"who": names.get(ident, str(ident)), "stack": stack})
     return [*found, *(stack for loop in loops for stack in _coroutines(loop))]
@@ -77,23 +84,24 @@ def as_text(found: Iterable[Stack]) -> str:
     return "\n".join(lines)
 
 
-def trimmed(frames: Iterable[tuple[CodeType, int]]) -> list[str]:
-    """Name frames, the outermost first, without those around user code and below miniray's API."""
+def trimmed(frames: Iterable[Frame]) -> list[str]:
+    """Name frames, the outermost first; of miniray's own only those that user code calls."""
     known = list(frames)
-    ours = [_is_ours(code.co_filename) for code, _ in known]
-    started = len(known) > 1 and known[1][0].co_filename == _BOOT  # by `python -c`
-    theirs = (index for index, own in enumerate(ours) if not own and index >= started)
-    begin = next(theirs, len(known))
-    end = len(known)
-    while end > begin and ours[end - 1]:
-        end -= 1
-    # The function of miniray that user code waits in says what it waits for.
-    return [frame_name(code, line) for code, line in known[begin : end + (end > begin)]]
+    if len(known) > 1 and known[1][1] == _BOOT:  # what is above that is `python -c`
+        del known[0]
+    named = []
+    outer_is_ours = True
+    for function, path, line in known:
+        is_ours = path.startswith(_OURS)
+        if not (is_ours and outer_is_ours):
+            named.append(f"{function} ({short_path(path)}:{line})")
+        outer_is_ours = is_ours
+    return named
 
 
-def frame_name(code: CodeType, line: int) -> str:
-    """Return a frame as ``function (file:line)``."""
-    return f"{getattr(code, 'co_qualname', code.co_name)} ({short_path(code.co_filename)}:{line})"
+def frame_of(code: CodeType, line: int) -> Frame:
+    """Return what a frame is called, and where it is."""
+    return getattr(code, "co_qualname", code.co_name), code.co_filename, line
 
 
 def short_path(path: str) -> str:
@@ -107,10 +115,6 @@ def short_path(path: str) -> str:
 
 
 _SHORT: dict[str, str] = {}
-
-
-def _is_ours(path: str) -> bool:
-    return path.startswith((_PACKAGE, _FROZEN, *_RUNNERS))
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -130,13 +134,13 @@ def _loop_of(frame: FrameType) -> asyncio.AbstractEventLoop | None:
 def _coroutines(loop: asyncio.AbstractEventLoop) -> Iterator[Stack]:
     """Yield what the waiting tasks of an event loop wait in, as their calls are named."""
     for task in asyncio.all_tasks(loop):
-        frames: list[tuple[CodeType, int]] = []
+        frames: list[Frame] = []
         name = task.get_name()
         for frame in _awaiting(task.get_coro()):
             path = frame.f_code.co_filename
             work = frame.f_locals.get("work") if path.startswith(_PACKAGE) else None
             name = getattr(work, "name", name)
-            frames.append((frame.f_code, frame.f_lineno))
+            frames.append(frame_of(frame.f_code, frame.f_lineno))
         stack = trimmed(frames)
         if stack:
             yield {"who": f"{name} (coroutine)", "stack": stack}

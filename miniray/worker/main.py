@@ -8,6 +8,7 @@ functions, and hands over what it owns.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import inspect
 import logging
@@ -26,6 +27,7 @@ from miniray.client.cluster_runtime import ProcessHooks
 from miniray.client.handover import await_others, hand_over
 from miniray.common import process_state
 from miniray.common.config import config
+from miniray.common.process_state import SHOW_STACKS
 from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from miniray.common.object_ref import ObjectRef
+
+#: For prctl(2), from linux/prctl.h.
+_PR_SET_PTRACER = 0x59616D61
 
 logger = logging.getLogger(__name__)
 
@@ -319,7 +324,7 @@ def _prepare_process(spec: dict[str, Any]) -> None:
     leave_in_place(signal.SIGINT, _ignore_interrupt)
     signal.signal(signal.SIGINT, _ignore_interrupt)
     stdio.install(spec["file"])
-    os.close(spec["file"])
+    _be_seen(spec["daemon"], spec["file"])
     faulthandler.enable(2, all_threads=False)  # where the code was if a signal like SIGSEGV ends it
     _show_own_warnings()
     sys.argv = [""]
@@ -336,6 +341,20 @@ def _prepare_process(spec: dict[str, Any]) -> None:
             sys.path.remove(path)
         sys.path.insert(0, path)
         sys.path_importer_cache.pop(path, None)  # what is there now is found
+
+
+def _be_seen(daemon: int, file: int) -> None:
+    """Let the daemon see where this process is, also when it does not answer.
+
+    Args:
+        daemon: Its pid.
+        file: Of this worker, into which the stacks are written; stays open.
+    """
+    # Where the kernel has Yama, only ancestors may read a process; the daemon and the py-spy that
+    # it starts are none. Elsewhere this is an error without effect.
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, daemon, 0, 0, 0)
+    os.set_inheritable(file, False)
+    faulthandler.register(SHOW_STACKS, file=file, all_threads=True, chain=False)
 
 
 def _show_own_warnings() -> None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from miniray.common.log_lines import clean_name, mark
 from miniray.common.names import short_name
+from miniray.common.process_state import WORKER_FILE
 from miniray.values.mapped import map_memory
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ MAX_NAME = _PLACE - _HEAD.size
 
 def make(spec: dict[str, Any]) -> int:
     """Make the file of a worker, and write what it is to be."""
-    fd = os.memfd_create("miniray-worker", os.MFD_CLOEXEC)
+    fd = os.memfd_create(WORKER_FILE, os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(bytes(_PAGE) + marshal.dumps(spec))
     return fd

@@ -44,6 +44,9 @@ class Waiting:
     async def begin(self) -> None:
         self.event = asyncio.Event()
 
+    async def ping(self) -> None:
+        """What was called before has begun."""
+
     async def inner(self) -> None:
         await self.event.wait()
 
@@ -92,6 +95,7 @@ def test_coroutines_of_an_asyncio_actor_are_named_by_their_calls(
     waiting = Waiting.remote()
     miniray.get(waiting.begin.remote())
     calls = [waiting.outer.remote() for _ in range(2)]
+    miniray.get(waiting.ping.remote())
     found = look(cluster, "Waiting")
     own, calls_of_it = found["groups"]
     assert own == {"who": ["MainThread"], "stack": []}

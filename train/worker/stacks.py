@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import threading
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from miniray.profiling.stacks import as_text, stacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,9 +29,6 @@ NO_ANSWER = (
     f"It did not show its stacks within {ANSWER_TIMEOUT:g} s: native code holds Python's lock (the "
     f"GIL), or the process is stopped or cut off.\n"
 )
-
-#: Where train loops are called, by ``TrainLoop.__call__``.
-_CALLER = str(Path(__file__).with_name("worker.py"))
 
 
 class StackBoard:
@@ -86,28 +82,9 @@ def show_if_asked(calls: RankCalls) -> None:
 
 
 def stacks_of_this_process() -> str:
-    """The stack of each other thread, the main thread first; of it what the train loop does."""
-    frames = sys._current_frames()
-    main = threading.main_thread().ident
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
-    parts = []
-    for ident, frame in sorted(frames.items(), key=lambda item: item[0] != main):
-        if ident != own:
-            lines = "".join(traceback.format_list(_in_train_loop(traceback.extract_stack(frame))))
-            parts.append(f"Thread {names.get(ident, ident)}:\n{lines}")
-    return "\n".join(parts)
+    """Return the stacks of this process as text, that of the main thread first."""
+    return as_text(stacks())
 
 
-def _in_train_loop(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Without the frames in which the train loop is called; all of a stack that is not in it."""
-    calls = (
-        index
-        for index, frame in enumerate(stack)
-        if frame.filename == _CALLER and frame.name == "__call__"
-    )
-    return stack[next(calls, -1) + 1 :]
-
-
-def main_stack(stacks: str) -> str:
-    return stacks.partition("\nThread ")[0]
+def main_stack(text: str) -> str:
+    return text.partition("\n\n")[0]

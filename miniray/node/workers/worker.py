@@ -401,6 +401,7 @@ def process_spec(
         variables.update(command_variables(lease.command, environment, base["address"]))
     return {
         **base,
+        "daemon": os.getpid(),
         "process_id": worker.process_id,
         "environment": variables,
         "command": list(lease.command.command) if lease.command is not None else [],

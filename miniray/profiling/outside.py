@@ -1,0 +1,145 @@
+"""Looks at a process from outside, for one that does not answer: by py-spy, else by a signal.
+
+Runs in the daemon. Workers let their daemon, and so the py-spy that it starts, read their memory
+where the kernel would else allow that to ancestors only (``_be_seen``, worker/main.py). Python's
+``faulthandler`` needs no right, and is used once, as it may crash a process that runs Python code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from miniray.common.process_state import SHOW_STACKS, STATE, WORKER_FILE, stat_of
+from miniray.profiling.stacks import trimmed
+
+if TYPE_CHECKING:
+    from miniray.profiling.stacks import Frame, Stack
+
+#: Seconds that py-spy and the signal may take.
+_PATIENCE = 3.0
+_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)", re.ASCII)
+_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_BUSY = "It did not answer: native code holds Python's lock (the GIL)."
+_STOPPED = "It did not answer: it is stopped (SIGSTOP)."
+
+
+async def stacks(pid: int) -> tuple[str, list[Stack], str]:
+    """Return how the stacks of a process were seen, the stacks, and a sentence on its state."""
+    fields = stat_of(pid)
+    stopped = fields is not None and fields[STATE] in "Tt"
+    note = _STOPPED if stopped else _BUSY
+    output, failure = await run_py_spy("dump", "--json", "--nonblocking", "--pid", str(pid))
+    if not failure:
+        return "by py-spy", _of_py_spy(output), note
+    if stopped:  # no signal reaches it
+        return "", [], f"{note} {failure}"
+    written = await _by_signal(pid)
+    if not written:
+        return "", [], f"{note} {failure}"
+    return "by a signal (faulthandler)", _of_faulthandler(written), note
+
+
+async def run_py_spy(*args: str, patience: float = _PATIENCE) -> tuple[str, str]:
+    """Run py-spy; return what it prints, and a sentence if it fails."""
+    program = py_spy()
+    if program is None:
+        return "", "py-spy is not installed: pip install 'miniray[profile]'."
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *args,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), patience)
+    except asyncio.TimeoutError:
+        return "", "py-spy took too long."
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    if process.returncode == 0:
+        return output.decode(errors="replace"), ""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return "", f"py-spy failed: {' '.join(lines)[-300:]}"
+
+
+def py_spy() -> str | None:
+    """Return the path of py-spy, of this Python's packages or of the system."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for path in importlib.metadata.files("py-spy") or ():
+            if path.name == "py-spy":
+                return os.path.realpath(path.locate())
+    return shutil.which("py-spy")
+
+
+def _of_py_spy(output: str) -> list[Stack]:
+    found: list[Stack] = []
+    for thread in json.loads(output):
+        stack = trimmed(
+            (frame["name"], frame["filename"], frame["line"]) for frame in thread["frames"][::-1]
+        )
+        if stack or thread["thread_name"] == "MainThread":
+            name = thread["thread_name"] or f"thread {thread['os_thread_id']}"
+            found.append({"who": name, "stack": stack})
+    return found
+
+
+async def _by_signal(pid: int) -> str:
+    """Return what a process writes when it is sent the signal; empty if it does not write."""
+    file = _file_of(pid)
+    if file is None or not _catches(pid):
+        return ""
+    try:
+        before = size = os.fstat(file).st_size
+        os.kill(pid, SHOW_STACKS)
+        for _ in range(int(_PATIENCE / 0.02)):  # there is no event for a file in memory
+            await asyncio.sleep(0.02)
+            last, size = size, os.fstat(file).st_size
+            if before < last == size:
+                break
+        return os.pread(file, size - before, before).decode(errors="replace")
+    finally:
+        os.close(file)
+
+
+def _file_of(pid: int) -> int | None:
+    """Open the file that a worker writes its stacks to."""
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            if str(entry.readlink()).startswith(f"/memfd:{WORKER_FILE}"):
+                return os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def _catches(pid: int) -> bool:
+    """Return whether a process handles the signal, which would end it else."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = status.partition("\nSigCgt:")[2].split(maxsplit=1)[0]
+    return bool(int(caught, 16) >> (SHOW_STACKS - 1) & 1)
+
+
+def _of_faulthandler(written: str) -> list[Stack]:
+    found: list[Stack] = []
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in written.splitlines():
+        if match := _THREAD.match(line):
+            threads.append((f"thread {match[1]}", []))
+        elif threads and (match := _LINE.match(line)):
+            threads[-1][1].append((match[3], match[1], int(match[2])))
+    for name, frames in threads:
+        stack = trimmed(frames[::-1])
+        if stack:
+            found.append({"who": name, "stack": stack})
+    return found
