@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from miniray.common.config import config
 from miniray.web.access import Access
-from miniray.web.tables import View
+from miniray.web.tables import MOST_ROWS, View
 
 if TYPE_CHECKING:
     import socket
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 _STATIC = Path(__file__).parent / "static"
 #: Connections and streams at a time; more are answered with 503.
 _MOST_CONNECTIONS, _MOST_STREAMS = 256, 100
+#: Topics of one stream; further ones are left out.
+_MOST_TOPICS = 8
 #: Seconds between two events of a stream, at least, and between signs of life.
 _BETWEEN, _ALIVE = 0.25, 15.0
 #: Seconds for which a viewer may read nothing.
@@ -56,6 +58,8 @@ class WebServer:
                 Mount("/static", StaticFiles(directory=_STATIC, check_dir=False)),
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/events", self._events),
+                # An EventSource does not tell why it was refused; this answers 401 or 200.
+                Route("/api/session", lambda _: JSONResponse({"cluster": facts.cluster})),
             ]
         )
         self._access = Access(app, facts)
@@ -109,10 +113,12 @@ class WebServer:
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:
+        """Stream topics, separated by commas; the window is that of the first one."""
         wanted = request.query_params
-        topic = wanted.get("topic", "")
-        if not self._topics.known(topic):
-            return JSONResponse({"error": f"There is no topic {topic!r:.80}."}, 404)
+        topics = wanted.get("topic", "").split(",")
+        for topic in topics[:_MOST_TOPICS]:
+            if not self._topics.known(topic):
+                return JSONResponse({"error": f"There is no topic {topic!r:.80}."}, 404)
         if self._streams >= _MOST_STREAMS:
             text = f"{_MOST_STREAMS} views are open, and no more may be; close some."
             return JSONResponse({"error": text}, 503)
@@ -121,19 +127,27 @@ class WebServer:
         except ValueError:
             return JSONResponse({"error": "from and size are whole numbers."}, 400)
         window = (max(0, first), size, wanted.get("search", ""), wanted.get("sort", ""))
-        return _Stream(self, topic, window)
+        return _Stream(self, topics[:_MOST_TOPICS], window)
 
-    async def stream(self, send: Any, topic: str, window: tuple[int, int, str, str]) -> None:
+    async def stream(self, send: Any, topics: list[str], window: tuple[int, int, str, str]) -> None:
         """Send a viewer what changes, until it is gone."""
         changed = asyncio.Event()
         self._streams += 1
         try:
-            with self._topics.watched(topic, changed) as table:
-                view = View(table, topic, *window)
+            with contextlib.ExitStack() as stack:
+                views = [
+                    View(
+                        stack.enter_context(self._topics.watched(topic, changed)),
+                        topic,
+                        *(window if number == 0 else (0, MOST_ROWS, "", "")),
+                    )
+                    for number, topic in enumerate(topics)
+                ]
                 while True:
-                    news = view.news()
-                    if news is not None:
-                        await _send(send, b"data: %s\n\n" % json.dumps(news, default=str).encode())
+                    news = [told for view in views if (told := view.news()) is not None]
+                    for told in news:
+                        await _send(send, b"data: %s\n\n" % json.dumps(told, default=str).encode())
+                    if news:
                         await asyncio.sleep(_BETWEEN)
                     if not changed.is_set():
                         try:
@@ -148,10 +162,12 @@ class WebServer:
 class _Stream(Response):
     """An answer that goes on until its client leaves."""
 
-    def __init__(self, server: WebServer, topic: str, window: tuple[int, int, str, str]) -> None:
+    def __init__(
+        self, server: WebServer, topics: list[str], window: tuple[int, int, str, str]
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store"}, media_type="text/event-stream")
         self._serve = server.stream
-        self._what = topic, window
+        self._what = topics, window
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send rows, and listen for the client's end beside."""

@@ -144,6 +144,18 @@ def test_a_window_is_searched_and_sorted_by_the_server(page: PageClient) -> None
     assert names == ["window 4", "window 3", "window 2"]
 
 
+def test_one_stream_carries_several_topics(page: PageClient) -> None:
+    actor = Counter.options(name="among others").remote()
+    miniray.get(actor.pid.remote())
+    with page.events("actors,nodes", search="among") as events:
+        told = {}
+        for event in events:
+            told[event["topic"]] = event
+            if len(told) == 2 and told["actors"]["total"] == 1:
+                break
+    assert told["nodes"]["total"] == 1  # the search is that of the first topic
+
+
 def test_what_waits_is_said_with_the_reason(page: PageClient) -> None:
     waiting = Counter.options(num_cpus=100).remote()
     with page.events("waiting") as events:
