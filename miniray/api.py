@@ -316,11 +316,11 @@ def wait(
             f"not {num_returns}."
         )
     try:
-        found = runtime.objects.wait(refs, num_returns, timeout, fetch_local)
+        ready, rest = runtime.objects.wait(refs, num_returns, timeout, fetch_local)
     except KeyboardInterrupt as interrupt:
         raise interrupt.with_traceback(None)
-    _rest = _identity(found[1])
-    return found
+    _rest = _identity(rest)
+    return ready, rest
 
 
 def _runtime_for(given: Any) -> Runtime:

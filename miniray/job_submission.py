@@ -368,14 +368,15 @@ def job_details(told: Mapping[str, Any]) -> JobDetails:
     """Make the record of a submitted job of what the head tells."""
     resources = dict(told["resources"])
     cpus, gpus, memory = (resources.pop(name, None) for name in ("CPU", "GPU", "memory"))
-    driver = told["drivers"][-1] if told["drivers"] else None
+    driver = None
+    if told["drivers"]:
+        job_id, host, pid = told["drivers"][-1]
+        driver = DriverInfo(id=job_id, node_ip_address=host, pid=str(pid))
     return JobDetails(
         type=JobType.SUBMISSION,
-        job_id=driver[0] if driver is not None else None,
+        job_id=driver.id if driver is not None else None,
         submission_id=told["submission_id"],
-        driver_info=DriverInfo(id=driver[0], node_ip_address=driver[1], pid=str(driver[2]))
-        if driver is not None
-        else None,
+        driver_info=driver,
         status=JobStatus(told["status"]),
         entrypoint=told["entrypoint"],
         message=told["message"] or None,

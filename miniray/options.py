@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.names import user_frame
+from miniray.common.names import user_stacklevel
 from miniray.common.specs import (
     ActorOptions,
     Anywhere,
@@ -81,7 +81,7 @@ def _no_effect(name: str, value: Any) -> Any:
     warnings.warn(
         f"The option {name}={check.shown(value)} has no effect in miniray.",
         UserWarning,
-        stacklevel=user_frame()[1],
+        stacklevel=user_stacklevel(),
     )
     return value
 
@@ -245,7 +245,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
             'An actor with lifetime="detached" and no name can only be reached while handles of '
             "it exist; give it a name to find it again.",
             UserWarning,
-            stacklevel=user_frame()[1],
+            stacklevel=user_stacklevel(),
         )
     resources = _demand(options)
     to_place = dict(resources)

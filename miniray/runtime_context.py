@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import short_name
@@ -176,11 +177,11 @@ class RuntimeContext:
 
     def get_session_name(self) -> str:
         """Return the name of the cluster's session: the last part of its folder."""
-        return self._data.session_dir.rstrip("/").rpartition("/")[2]
+        return Path(self._data.session_dir).name
 
     def get_temp_dir(self) -> str:
         """Return the folder that holds the session's folder."""
-        return self._data.session_dir.rstrip("/").rpartition("/")[0]
+        return str(Path(self._data.session_dir).parent)
 
     # Ray's attributes for the same.
 

@@ -48,8 +48,10 @@ def _type(listing: str) -> str:
     """
     for line in listing.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|").split("|")]
-        if len(cells) >= 3 and len(cells[0]) == 2 and cells[0][0].isdecimal():
-            chip = cells[0][1]
+        if len(cells) < 3 or len(cells[0]) != 2:
+            continue
+        number, chip = cells[0]
+        if number.isdecimal():
             return chip if chip.startswith("Ascend") else f"Ascend{chip}"
     said = " ".join(listing.split())[:200]
     raise DetectionError(f"npu-smi listed no NPU: {said}")

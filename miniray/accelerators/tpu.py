@@ -148,8 +148,8 @@ def _topology(text: str) -> str | None:
     """Return the topology itself, or out of the lines ``KEY: 'value'`` of ``tpu-env``."""
     if ":" not in text:
         return text.strip().lower()
-    match = re.search(r"^\s*TOPOLOGY:\s*'([^']+)'", text, re.MULTILINE)
-    return match[1].strip().lower() if match else None
+    match = re.search(r"^\s*TOPOLOGY:\s*'(?P<name>[^']+)'", text, re.MULTILINE)
+    return match["name"].strip().lower() if match else None
 
 
 _READ: dict[str, Callable[[str], str | None]] = {
@@ -226,8 +226,8 @@ def generation(name: str) -> str:
 
 def normalize_pod_type(name: str) -> str | None:
     """Return a pod type in one spelling (``v7x-16`` for ``tpu7x-16``), or None if it is none."""
-    match = re.fullmatch(r"(?:v|tpu)(\d+[a-z]*)-(\d+)", name.strip().lower())
-    return f"v{match[1]}-{match[2]}" if match else None
+    match = re.fullmatch(r"(v|tpu)(?P<generation>\d+[a-z]*)-(?P<count>\d+)", name.strip().lower())
+    return f"v{match['generation']}-{match['count']}" if match else None
 
 
 def chips_of_pod_type(pod_type: str) -> int:
@@ -241,7 +241,7 @@ def chips_of_pod_type(pod_type: str) -> int:
         raise AcceleratorRequestError(
             f"{pod_type!r} is no kind of TPU slice: use a generation and a number, as in v6e-16"
         )
-    cores = int(name.partition("-")[2])
+    cores = int(name.split("-")[-1])
     return cores if generation(name) in _SINGLE_CORE_GENERATIONS else cores // 2
 
 

@@ -286,7 +286,8 @@ class ActorClient(Channel):
     @property
     def process_id(self) -> bytes:
         """The process in which it lives, or b""."""
-        return self._place[1]
+        _, process_id = self._place
+        return process_id
 
     @property
     def settling(self) -> bool:

@@ -87,7 +87,7 @@ class ValueRecovery:
                 return None
             node = node_of(value)
             own = node == self._table.node_id  # it lives: nothing else was lost with it
-            reason = self._make(id, node) if own else self._plan(id)[1]
+            _, reason = ([], self._make(id, node)) if own else self._plan(id)
             if reason is not None:
                 return f"it was on node {node.hex()}; {reason}"
             if own:

@@ -71,7 +71,8 @@ def shape_of(options: TaskOptions, function: Exported, facts: ProcessFacts) -> S
     key = (id(options), function.key, group)
     known = _shapes.get(key)
     if known is not None:
-        return known[1]
+        _, shape = known
+        return shape
     spec = LeaseSpec.of(
         options,
         name=options.name or function.name,

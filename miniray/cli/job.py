@@ -53,10 +53,11 @@ class _Duration(ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Parse the text."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhd]?)", str(value))
         if match is None:
             self.fail(f"{value!r} is no time. Write seconds, or 90s, 30m, 8h or 2d.", param, ctx)
-        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+        seconds = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match["unit"]]
+        return float(match["number"]) * seconds
 
 
 class _ClusterGone(click.ClickException):

@@ -201,8 +201,8 @@ class MemoryView:
         for found in self._objects:
             count, size = sums.get(key(found), (0, 0))
             sums[key(found)] = (count + 1, size + found.object_size)
-        ordered = sorted(sums.items(), key=lambda item: -item[1][1])
-        rows = [(name, str(count), self._size(size)) for name, (count, size) in ordered]
+        ordered = sorted((-size, name, count) for name, (count, size) in sums.items())
+        rows = [(name, str(count), self._size(-size)) for size, name, count in ordered]
         rows += [(why, number, size) for number, size, why in self._left_out()]
         title = self._group_by.capitalize().replace("-", " ")
         return Section(f"Objects by {title.lower()}", (title, "Objects", "Size"), rows, "None.")

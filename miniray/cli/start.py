@@ -137,7 +137,8 @@ def _require_free(port: int) -> None:
     for record in find_clusters():
         if not record.ready or not record.is_head or record.embedded:  # these have no port
             continue
-        if parse_address(record.address)[1] == port:
+        _, taken = parse_address(record.address)
+        if taken == port:
             raise BootError(
                 f"A head of yours is already running at {record.address}. "
                 "End it with `miniray stop`, or choose another port with --port."
@@ -225,6 +226,7 @@ def _stay(result: BootResult, requests: stop.StopRequests) -> None:
 def _ended_on_purpose(child: int) -> bool:
     """Return whether a process that this one has started, and that has ended, says so."""
     try:
-        return os.waitpid(child, 0)[1] == 0
+        _, status = os.waitpid(child, 0)
+        return status == 0
     except ChildProcessError:
         return False

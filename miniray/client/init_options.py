@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address
-from miniray.common.names import user_frame
+from miniray.common.names import user_stacklevel
 from miniray.engines import engine_of
 from miniray.system import option_checks as check
 
@@ -209,7 +209,7 @@ def _check_others(others: Mapping[str, Any], known: set[str]) -> None:
         warnings.warn(
             f"These arguments of init() have no effect in miniray: {', '.join(ignored)}.",
             UserWarning,
-            stacklevel=user_frame()[1],
+            stacklevel=user_stacklevel(),
         )
 
 

@@ -13,7 +13,9 @@ import socket
 DEFAULT_PORT = 6379
 _MAX_PORT = 65535
 #: A name or an IPv4 address, or an IPv6 address in brackets; then a port, perhaps.
-_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^\s:/\[\]]+))(?::([0-9]{1,5}))?", re.ASCII)
+_ADDRESS = re.compile(
+    r"(?:\[(?P<ipv6>[0-9a-fA-F:.%]+)\]|(?P<host>[^\s:/\[\]]+))(?::(?P<port>[0-9]{1,5}))?", re.ASCII
+)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -23,13 +25,13 @@ def parse_address(address: str) -> tuple[str, int]:
         ValueError: It has another form; the text shows the right one.
     """
     match = _ADDRESS.fullmatch(address)
-    port = int(match[3] or DEFAULT_PORT) if match is not None else 0
+    port = int(match["port"] or DEFAULT_PORT) if match is not None else 0
     if match is None or not 0 < port <= _MAX_PORT:
         raise ValueError(
             f"An address has the form HOST:PORT, such as 10.0.0.1:{DEFAULT_PORT} or "
             f"[::1]:{DEFAULT_PORT}, or HOST for port {DEFAULT_PORT}, not {address!r}."
         )
-    return match[1] or match[2], port
+    return match["ipv6"] or match["host"], port
 
 
 def join_host_port(host: str, port: int) -> str:
@@ -78,7 +80,7 @@ def _looked_up(host: str) -> frozenset[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the latter: no name could be like this
         return frozenset()
-    return frozenset(str(address[4][0]) for address in found)
+    return frozenset(str(address[0]) for _family, _type, _protocol, _name, address in found)
 
 
 @dataclasses.dataclass(frozen=True)

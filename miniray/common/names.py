@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 #: What stands before the host in an address: a user and a password, or a token alone.
-_CREDENTIALS = re.compile(r"(?<=://)([^\s/@:]*)(:[^\s/]*)?@")
+_CREDENTIALS = re.compile(r"(?<=://)(?P<user>[^\s/@:]*)(?P<password>:[^\s/]*)?@")
 
 
 def without_passwords(text: str) -> str:
     """Leave the passwords and tokens out of the addresses in a text: ``https://me:***@host``."""
-    return _CREDENTIALS.sub(lambda found: f"{found[1]}:***@" if found[2] else "***@", text)
+    return _CREDENTIALS.sub(
+        lambda found: f"{found['user']}:***@" if found["password"] else "***@", text
+    )
 
 
 def short_name(name: str) -> str:
     """Cut the functions around it off a qualified name, as Ray: ``main.<locals>.f`` is ``f``."""
-    return name.rpartition(".<locals>.")[2]
+    return name.rsplit(".<locals>.", maxsplit=1)[-1]
 
 
 def printable(text: str) -> str:
@@ -84,6 +86,12 @@ def user_frame() -> tuple[FrameType, int]:
         frame = frame.f_back
         level += 1
     return frame, level
+
+
+def user_stacklevel() -> int:
+    """Return the ``stacklevel`` with which the caller's warning names user code."""
+    _, level = user_frame()
+    return level - 1
 
 
 def call_site() -> tuple[str, int, str]:

@@ -141,7 +141,7 @@ def stat_of(process: int | str) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may contain anything.
-    return text.rpartition(")")[2].split()
+    return text.split(")")[-1].split()
 
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -14,7 +14,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.names import user_frame
+from miniray.common.names import user_stacklevel
 from miniray.common.object_ref import hooks
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ def _tell_own_cluster(runtime: Runtime) -> None:
             "This process was started by multiprocessing and has started a cluster of its own: "
             "that of its parent belongs to the parent alone. Use tasks and actors in place of "
             "processes; or start a cluster with `miniray start --head`, and both attach to it.",
-            stacklevel=user_frame()[1],
+            stacklevel=user_stacklevel(),
         )
 
 

@@ -181,12 +181,15 @@ def _with_sources(text: str) -> str:
     for number in range(len(lines) - 1, -1, -1):
         frame = _FRAME.match(lines[number])
         entry = frame and linecache.cache.get(frame["file"])
-        if not frame or not entry or len(entry) != 4 or entry[1] is not None:  # it is a real file
+        if not frame or not entry or len(entry) != 4:
+            continue
+        _size, changed, source, _path = entry
+        if changed is not None:  # it is a real file
             continue
         indent = frame["indent"] + "  "
         if lines[number + 1 : number + 2] and lines[number + 1].startswith(indent):
             continue  # the line is there
-        code = "".join(entry[2][int(frame["line"]) - 1 :][:1]).strip()
+        code = "".join(source[int(frame["line"]) - 1 :][:1]).strip()
         if code:
             lines.insert(number + 1, f"{indent}{code}\n")
     return "".join(lines)
@@ -220,7 +223,7 @@ def text_only(pickled: bytes) -> Any:
 def last_line(pickled: bytes) -> str:
     """Return the last line of what a pickled error says; empty if only the user's code can tell."""
     text = str(text_only(pickled) or "")
-    return text.rstrip().rpartition("\n")[2].strip()
+    return text.rstrip().split("\n")[-1].strip()
 
 
 def wrap_pickled(function_name: str, text: str, cause: BaseException, pickled: bytes) -> bytes:

@@ -419,7 +419,7 @@ def _dead_row(id: bytes, dead: DeadActor) -> dict[str, Any]:
 
 
 def _ray_node(node: ClusterNode) -> dict[str, Any]:
-    host, _, port = node.address.rpartition("|")[2].rpartition(":")
+    host, _, port = node.address.split("|")[-1].rpartition(":")
     return {
         "NodeID": node.name,
         "Alive": node.alive,

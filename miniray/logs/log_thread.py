@@ -35,13 +35,13 @@ def left_out_note(counts: Sequence[tuple[str, str, int]], own_node: str) -> str:
         counts: Node, log file and count.
         own_node: The driver's, which is not named.
     """
-    most = sorted(counts, key=lambda each: -each[2])
+    most = sorted(((count, path, node) for node, path, count in counts), reverse=True)
     places = [
         f"{count:,} in {path}{f' on node {node}' if node != own_node else ''}"
-        for node, path, count in most[:_NAMED_FILES]
+        for count, path, node in most[:_NAMED_FILES]
     ]
     if len(most) > _NAMED_FILES:
-        rest = sum(count for *_, count in most[_NAMED_FILES:])
+        rest = sum(count for count, *_ in most[_NAMED_FILES:])
         places.append(f"{rest:,} in {len(most) - _NAMED_FILES} more files there")
     total = sum(count for *_, count in counts)
     return (
@@ -142,7 +142,7 @@ class LogThread:
         return None if self._timer is None else max(0.0, self._timer[0] - time.monotonic())
 
     def _run_timer(self) -> None:
-        if self._timer is not None and self._timer[0] <= time.monotonic():
-            callback = self._timer[1]
+        if self._wait() == 0 and self._timer is not None:
+            _, callback = self._timer
             self._timer = None
             callback()

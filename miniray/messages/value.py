@@ -37,7 +37,8 @@ def is_error(value: Value | None) -> bool:
 
 def payload_of(value: Value) -> Any:
     """Return the bytes of a value, or its ``Location``, by which a reader names a value."""
-    return value[1]
+    _, payload, _ = value
+    return payload
 
 
 def location_of(value: Value) -> Location:

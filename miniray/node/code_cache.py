@@ -93,7 +93,8 @@ class CodeCache:
         self.used += len(content) - len(self._code.pop(name, b""))
         self._code[name] = content
         while self.used > self._limit and len(self._code) > 1:
-            self.used -= len(self._code.popitem(last=False)[1])
+            _, oldest = self._code.popitem(last=False)
+            self.used -= len(oldest)
 
 
 class CodeRequests:

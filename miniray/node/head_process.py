@@ -80,7 +80,7 @@ class HeadProcess:
         if "error" in facts:
             raise BootError(facts["error"])
         if self._options["tcp_host"] is not None:
-            self._options["tcp_port"] = parse_address(facts["address"])[1]
+            _, self._options["tcp_port"] = parse_address(facts["address"])
         return facts
 
     # --- later starts ------------------------------------------------------------

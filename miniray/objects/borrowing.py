@@ -214,7 +214,8 @@ class Borrowing:
             self._open.pop(number, None)
             lowest = next(iter(self._open), None)
             while self._deferred and (lowest is None or self._deferred[0][0] < lowest):
-                ready.append(self._deferred.popleft()[1])
+                _, action = self._deferred.popleft()
+                ready.append(action)
         for action in ready:
             action()
 

@@ -217,9 +217,9 @@ def _uploaded(
     members = _members(path, excludes, parent)
     key = (f"{'parent' if parent else 'content'}:{path}", excludes)
     with _lock:
-        known = _known.get(key)
-    if known is not None and known[0] == members and has_blob(known[1]):
-        return known[1]
+        then, uri = _known.get(key, ([], ""))
+    if uri and then == members and has_blob(uri):
+        return uri
     content, suffix = _content(path, members)
     uri = package_uri(content, suffix)
     if not has_blob(uri):

@@ -287,7 +287,8 @@ class SecretInterceptor(_ServerInterceptor):
     """
 
     def __init__(self, secret: str) -> None:
-        self._expected = authorization(secret)[1].encode()
+        _, expected = authorization(secret)
+        self._expected = expected.encode()
         self._log = PeerLog(logger.warning)
         #: Answers every kind of RPC: as a stream handler it runs before a request is read, so
         #: nothing that an unproven client sends is ever parsed.

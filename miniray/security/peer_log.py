@@ -118,7 +118,7 @@ def connected_to(port: int) -> set[tuple[str, int]]:
             continue
         for line in lines:  # see proc_net_tcp in the kernel's documentation
             _, local, remote, state, *_ = line.split()
-            if int(local.rpartition(":")[2], 16) == port and state != _LISTEN:
+            if int(local.split(":")[-1], 16) == port and state != _LISTEN:
                 host, _, other = remote.partition(":")
                 found.add((_address(host), int(other, 16)))
     return found

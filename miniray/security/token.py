@@ -114,9 +114,10 @@ def parse_token(text: str) -> JoinToken:
         raise TokenError(
             f"A join token has 3 parts with dots between them; this one has {len(parts)}. {_HOW}"
         )
+    _, fingerprint, secret = parts
     return JoinToken(
-        fingerprint=_decode(parts[1], "second", FINGERPRINT_SIZE),
-        secret=_decode(parts[2], "third", SECRET_SIZE),
+        fingerprint=_decode(fingerprint, "second", FINGERPRINT_SIZE),
+        secret=_decode(secret, "third", SECRET_SIZE),
     )
 
 

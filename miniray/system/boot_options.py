@@ -287,7 +287,7 @@ def check_resources(resources: Mapping[str, Any]) -> None:
                 "devices, and their variable."
             )
         what = f"resources[{name!r}]"
-        given = parse_declaration(name, amount)[1] if declared else amount
+        _, given = parse_declaration(name, amount) if declared else (None, amount)
         devices = declared or name in DEVICE_RESOURCES
         _check_amount(what, given, whole=devices)
         if devices:

@@ -92,7 +92,7 @@ def _last_line(session: Session) -> str:
         text = (session.logs / "node.log").read_text(errors="replace")
     except OSError:
         return ""
-    return text.rstrip().rpartition("\n")[2][:_LONGEST_LINE]
+    return text.rstrip().split("\n")[-1][:_LONGEST_LINE]
 
 
 def _spawn(

@@ -65,19 +65,16 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId:
         """Identify a running process; ProcessLookupError if there is none."""
-        state_and_start = _process_stat(pid)
-        if state_and_start is None:
+        found = _process_stat(pid)
+        if found is None:
             raise ProcessLookupError(f"There is no process {pid}.")
-        return cls(pid, state_and_start[1])
+        _, start = found
+        return cls(pid, start)
 
     def alive(self) -> bool:
         """Return whether this very process runs. One that ended but is not reaped does not."""
-        state_and_start = _process_stat(self.pid)
-        return (
-            state_and_start is not None
-            and state_and_start[0] not in "ZX"
-            and state_and_start[1] == self.start
-        )
+        state, start = _process_stat(self.pid) or ("X", 0)
+        return state not in "ZX" and start == self.start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,13 +219,14 @@ def find_clusters() -> list[ClusterRecord]:
     """
     living = []
     for record in _read_records():
-        machine = machine_identity()
+        host, boot, _ = machine = machine_identity()
+        its_host, its_boot, _ = record.machine
         if record.machine == machine:
             if record.living():
                 living.append(record)
             else:
                 remove_session(record.session)
-        elif record.machine[0] == machine[0] and record.machine[1] != machine[1]:
+        elif its_host == host and its_boot != boot:
             remove_session(record.session)  # this machine has been restarted since
         # Else it is of another machine or container that shares the folder.
     return sorted(living, key=lambda record: record.started, reverse=True)
@@ -401,7 +399,7 @@ def _prune_sessions(root: Path) -> None:
 
 def _creator(folder: Path) -> int:
     """Return the pid in a session folder's name; 0, which no process has, if there is none."""
-    pid = folder.name.rpartition("_")[0].rpartition("_")[2]
+    *_, pid, _ = ("", "", *folder.name.split("_"))
     return int(pid) if pid.isdigit() else 0
 
 

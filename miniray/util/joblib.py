@@ -141,9 +141,10 @@ class _Idle:
         with self._lock:
             found, self._found = self._found, None
         if found is not None:
-            if found[0] == (jobs, current_runtime().session) and not remote_args:
-                return found[1]
-            found[1].terminate()
+            kind, pool = found
+            if kind == (jobs, current_runtime().session) and not remote_args:
+                return pool
+            pool.terminate()
         return Pool(jobs, ray_remote_args=remote_args)
 
     def give_back(self, pool: Pool, jobs: int, remote_args: Mapping[str, Any]) -> None:
@@ -154,7 +155,7 @@ class _Idle:
                 found, self._found = self._found, (key, pool)
             if found is None:
                 return
-            pool = found[1]
+            _, pool = found
         pool.terminate()
 
 
@@ -189,11 +190,12 @@ class _Batch:
         def store(value: Any) -> Any:
             if _size(value) <= _LARGE:
                 return value
-            found = stored.pop(id(value), None) or (value, api.put(value))
-            stored[id(value)] = found  # the last one
+            found = stored.pop(id(value), None)
+            _, ref = (value, api.put(value)) if found is None else found
+            stored[id(value)] = value, ref  # the last one
             if len(stored) > _MOST_STORED:
                 del stored[next(iter(stored))]
-            return _Stored(found[1])
+            return _Stored(ref)
 
         for index, (func, args, kwargs) in enumerate(calls.items):
             if any(_size(value) > _LARGE for value in (*args, *kwargs.values())):

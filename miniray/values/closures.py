@@ -11,7 +11,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.common.names import user_frame
+from miniray.common.names import user_frame, user_stacklevel
 from miniray.values.picklers import parts_of
 from miniray.values.serialization import pickled
 
@@ -44,7 +44,7 @@ def check_large(target: Any, name: str, size: int, largest: int) -> None:
         f"{name} is {_mib(size)} when pickled, and every worker that runs it loads all of "
         f"that.{culprit} Pass large values as arguments, once through miniray.put().",
         UserWarning,
-        stacklevel=user_frame()[1],
+        stacklevel=user_stacklevel(),
     )
 
 
@@ -68,13 +68,13 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
     named = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     named += [(f"argument '{name}'", value) for name, value in kwargs.items()]
     sizes_of = [(_size(value), name, value) for name, value in named]
-    drags = [entry for entry in sizes_of if not _is_data(entry[2])]
+    drags = [(size, name, value) for size, name, value in sizes_of if not _is_data(value)]
     if drags:
         size, name, value = max(drags, key=lambda entry: entry[0])
         if size > config().large_closure_warning:
             sizes[caller.f_lineno] = _TOLD
-            parts = [(part, what) for part, what in _largest(value) if part > size // 20]
-            largest = f" The largest in it: {max(parts)[1]}." if parts else ""
+            part, what = max(_largest(value), default=(0, ""))
+            largest = f" The largest in it: {what}." if part > size // 20 else ""
             _warn(
                 f"{name.capitalize()} of this call (a {type(value).__qualname__}) drags in "
                 f"{_mib(size)}, and every call stores a copy.{largest} Pass only what is needed, "
@@ -92,7 +92,7 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=user_frame()[1])
+    warnings.warn(text, UserWarning, stacklevel=user_stacklevel())
 
 
 #: Types of plain data.

@@ -277,8 +277,9 @@ def explain(
     path = _find(value, "", _DEPTH, set())
     what = f"{name}, {_describe(value)}," if name else _describe(value)
     if path:
+        place, part = path
         return TypeError(
-            f"{what} cannot be pickled: {path[0]} is a {type(path[1]).__qualname__} "
+            f"{what} cannot be pickled: {place} is a {type(part).__qualname__} "
             f"({type(error).__name__}: {error}). Create it inside the {inside} instead, "
             f"or leave it out with __getstate__."
         )

@@ -201,7 +201,8 @@ class SendQueue:
         self._items.clear()
         self.size = 0
         while self._with_fds:
-            close_all(self._with_fds.popleft()[1])
+            _, fds = self._with_fds.popleft()
+            close_all(fds)
 
 
 class LastWords:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
-from miniray.common.names import user_frame
+from miniray.common.names import user_stacklevel
 from miniray.exceptions import TaskCancelledError
 from miniray.messages.errors import ActorExit
 from miniray.wire.poller import Pace, PacedSelector, run_in_loop
@@ -313,7 +313,7 @@ class AsyncExecutor(Executor):
                 "miniray.get() or wait() blocks the event loop of this asyncio actor: no other "
                 "method runs meanwhile. Use `await ref` instead.",
                 RuntimeWarning,
-                stacklevel=user_frame()[1],
+                stacklevel=user_stacklevel(),
             )
         return wait(timeout)
 

@@ -151,7 +151,8 @@ class CallLoop:
             self._tasks.pop(key, None)
             self._free += 1
             if self._waiting and self._free > 0 and not self._ended:
-                self._start(self._waiting.popitem(last=False)[1])
+                _, first = self._waiting.popitem(last=False)
+            self._start(first)
 
     def _flush_soon(self) -> None:
         self._flushing = True

@@ -352,9 +352,9 @@ def sort_out(
             for key in sorted(left, key=lambda key: key not in used)
             if not _take(trial, left[key])
         ]
-        for key in gone:
-            logger.warning("others have the room of bundle %d of %s", key[1], key[0].hex())
-            del left[key]
+        for group, bundle in gone:
+            logger.warning("others have the room of bundle %d of %s", bundle, group.hex())
+            del left[group, bundle]
         if not used.intersection(gone):  # else their leases hold what others were to have
             return left, {n for n, held in running.items() if held.bundle and n not in inside}
 

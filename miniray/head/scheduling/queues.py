@@ -391,7 +391,7 @@ class Domain:
             shapes: Iterable[tuple[ShapeQueue, Units]] = queues.items()
             for at, name in enumerate(names):
                 most = have[name]
-                shapes = [shape for shape in shapes if shape[1][at] <= most]
+                shapes = [(queue, units) for queue, units in shapes if units[at] <= most]
             found += [queue for queue, _ in shapes if queue.anywhere or queue.may_wait_for(key)]
         owner = None if pool.reservation is None else pool.reservation.owner
         if isinstance(owner, ShapeQueue) and owner.waiting:

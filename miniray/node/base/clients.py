@@ -281,9 +281,10 @@ class AsyncPoller:
 
 def _refuse(client: Client, message: tuple[Any, ...], error: Exception) -> None:
     """Answer a request that could not be handled, if it has a number."""
-    reply = {p.NODE_REQUEST: p.NODE_REPLY, p.HEAD_REQUEST: p.HEAD_REPLY}.get(message[0])
-    if reply is not None and len(message) > 1:
-        _answer_error(client, reply, message[1], error)
+    kind, *fields = message
+    reply = {p.NODE_REQUEST: p.NODE_REPLY, p.HEAD_REQUEST: p.HEAD_REPLY}.get(kind)
+    if reply is not None and fields:
+        _answer_error(client, reply, fields[0], error)
 
 
 def _answer_error(client: Client, kind: int, number: int, error: Exception) -> None:

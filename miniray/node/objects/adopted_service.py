@@ -178,8 +178,10 @@ class AdoptedService:
         for reply in answers:
             self._send_as(owner, node, sender, reply)
         self._free(freed)
-        if message[0] == p.PEER_BORROW:
-            for _id, process, its_node in message[2]:
+        kind, *fields = message
+        if kind == p.PEER_BORROW:
+            _number, borrowers = fields
+            for _id, process, its_node in borrowers:
                 self._watch(process, its_node)
 
     def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:

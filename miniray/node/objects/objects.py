@@ -10,6 +10,7 @@ from miniray.exceptions import ObjectStoreFullError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.admission_queue import Claim
+from miniray.node.store.segments import segment_of, writer_of
 from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.pulls import Pulls
 from miniray.objects.warm_memory import ON_DISK
@@ -136,7 +137,7 @@ class NodeObjects:
         return self.store.map(local, mapper)
 
     def _local(self, key: Key) -> int | None:
-        return key[1] if key[0] == self.node_id else self._copies.find(key)
+        return segment_of(key) if writer_of(key) == self.node_id else self._copies.find(key)
 
     async def map(self, key: Key, size: int, mapper: bytes, request: int) -> Segment:
         """Map a value for a process; copy or restore it first if it is not here.

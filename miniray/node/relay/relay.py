@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 #: they are few; their sender keeps them until then.
 _ACKNOWLEDGE_AFTER = 0.5
 #: Seconds until a broken stream is opened again, at first and at most.
-_REOPEN_AFTER = (0.05, 1.0)
+_REOPEN_AFTER, _REOPEN_AT_MOST = 0.05, 1.0
 #: Nodes that were given up and are remembered.
 _REMEMBERED = 1024
 
@@ -143,7 +143,7 @@ class RelayHub:
     async def _hold_open(self, node_id: bytes, address: str, outbox: Outbox) -> None:
         """Write to a node until the head declares it dead, over one stream after another."""
         now = asyncio.get_running_loop().time
-        pause = _REOPEN_AFTER[0]
+        pause = _REOPEN_AFTER
         reached = now()
         given_up = told = False
         while self._tasks.get(node_id) is asyncio.current_task():
@@ -161,14 +161,14 @@ class RelayHub:
             except Exception:
                 logger.exception("the stream to node %s broke in an unknown way", node_id.hex())
             if heard.is_set():
-                reached, given_up, pause = now(), False, _REOPEN_AFTER[0]
+                reached, given_up, pause = now(), False, _REOPEN_AFTER
             elif now() - reached > config().node_timeout and not given_up:
                 logger.warning("node %s cannot be reached from here", node_id.hex())
                 given_up = True
                 outbox.give_up()
                 self.events.messages_lost(node_id)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _REOPEN_AFTER[1])
+            pause = min(2 * pause, _REOPEN_AT_MOST)
 
     async def _stream(
         self, node_id: bytes, address: str, outbox: Outbox, heard: asyncio.Event

@@ -147,7 +147,8 @@ _PIECE_BYTES = 8 << 20
 def _is_kept(message: Relayed) -> bool:
     """Return whether a message stays when a node is given up."""
     if message.notice == PIECE:
-        return bool(message.items[1])
+        _, of_notice = message.items
+        return bool(of_notice)
     return bool(message.notice) and not message.bodies
 
 
@@ -206,7 +207,7 @@ class Outbox:
         """
         self._values.clear()
         for box in (self._sent, self._waiting):
-            kept = [each if _is_kept(each[1]) else _GIVEN_UP for each in box]
+            kept = [(size, message) if _is_kept(message) else _GIVEN_UP for size, message in box]
             box.clear()
             box.extend(kept)
         self._count()
@@ -217,17 +218,17 @@ class Outbox:
         batch: list[Relayed] = []
         size = 0
         while self._waiting and size < _BATCH_BYTES:
-            each = self._waiting.popleft()
-            self.waiting -= each[0]
-            size += each[0]
-            batch.append(each[1])
-            self._sent.append(each)
+            sent = its_size, message = self._waiting.popleft()
+            self.waiting -= its_size
+            size += its_size
+            batch.append(message)
+            self._sent.append(sent)
         room = max(1, _BATCH_BYTES - size)  # for one at least: messages may always wait
         while self._values and room > 0:
-            each = self._values.popleft()
-            room -= each[0]
-            batch.append(each[1])
-            self._sent.append(each)
+            sent = its_size, message = self._values.popleft()
+            room -= its_size
+            batch.append(message)
+            self._sent.append(sent)
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
 
     async def drain_to(

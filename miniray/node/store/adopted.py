@@ -98,16 +98,16 @@ class AdoptedObjects:
 
     def handle(self, sender: bytes, message: tuple[Any, ...]) -> tuple[list[Any], list[Freed]]:
         """Handle a message to an owner that is gone; return (answers to the sender, freed)."""
-        kind = message[0]
+        kind, first, *rest = message
         if kind == p.PEER_WANT:
-            return [(p.PEER_VALUE, [(id, self._value(id)) for id in message[1]])], []
+            return [(p.PEER_VALUE, [(id, self._value(id)) for id in first])], []
         if kind == p.PEER_LOST:
-            return [(p.PEER_VALUE, [self._after_loss(*lost) for lost in message[1]])], []
+            return [(p.PEER_VALUE, [self._after_loss(*lost) for lost in first])], []
         if kind == p.PEER_BORROW:
-            return self._borrowed(sender, message[1], message[2])
+            return self._borrowed(sender, first, *rest)
         if kind == p.PEER_UNBORROW:
             freed = []
-            for id in message[1]:
+            for id in first:
                 self._count(id, sender, -1)
                 freed += self._free_if_unused(id)
             return [], freed

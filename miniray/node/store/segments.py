@@ -32,6 +32,24 @@ _PAGE = 4096
 Key = tuple[bytes, int, bytes]
 
 
+def writer_of(key: Key) -> bytes:
+    """Return the node on which a value was written."""
+    node_id, _, _ = key
+    return node_id
+
+
+def segment_of(key: Key) -> int:
+    """Return the segment of a value on the node on which it was written."""
+    _, segment, _ = key
+    return segment
+
+
+def home_of(key: Key) -> bytes:
+    """Return the node of a value's owner."""
+    _, _, home = key
+    return home
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Segment:
     """One value in the shared memory of a node, or on its disk.
@@ -405,12 +423,12 @@ class Copies:
 
     def owned_on(self, node_id: bytes) -> list[Key]:
         """Return the values of owners on a node of which there are copies here."""
-        return [key for key in self._by_key if key[2] == node_id]
+        return [key for key in self._by_key if home_of(key) == node_id]
 
     def may_be_evicted(self, number: int) -> bool:
         """Return whether a segment is a copy, and the node on which the value was written lives."""
         key = self._by_number.get(number)
-        return key is not None and self._lives(key[0])
+        return key is not None and self._lives(writer_of(key))
 
     def source_of(self, number: int) -> tuple[bytes, int] | None:
         """Return of which node and segment there a segment here is a copy; None if it is none."""

@@ -309,6 +309,7 @@ def is_in_memory(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> b
     for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
         # 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw (proc_pid_mountinfo(5))
         mount, _, system = line.partition(" - ")
-        if mount.split()[2] == number:
+        _id, _parent, of_mount, *_ = mount.split()
+        if of_mount == number:
             return system.split()[0] in _IN_MEMORY
     return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import segment_of, writer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -259,7 +260,8 @@ class Directory:
                 source = self._source(entry.tree, node_id, wanted)
             except LookupError:
                 del entry.waiting[node_id]
-                wanted.answer(b"", f"no node has segment {key[1]} of node {key[0].hex()} any more")
+                lost = f"segment {segment_of(key)} of node {writer_of(key).hex()}"
+                wanted.answer(b"", f"no node has {lost} any more")
                 continue
             if source is not None:
                 del entry.waiting[node_id]
@@ -287,9 +289,9 @@ class Directory:
     def lost(self, owner: bytes, node_id: bytes) -> list[int]:
         """Return the segments of a node that have values of an owner which no node has any more."""
         return [
-            key[1]
+            segment_of(key)
             for key in self._elsewhere.get(owner, ())
-            if key[0] == node_id and self._entries[key].tree.is_lost
+            if writer_of(key) == node_id and self._entries[key].tree.is_lost
         ]
 
     def written_on(self, node_id: bytes) -> dict[bytes, list[int]]:

@@ -272,7 +272,7 @@ class Mover:
             if known is not None and host:
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 network = socket.create_server((host, 0), family=family)
-                port = network.getsockname()[1]
+                _, port, *_ = network.getsockname()
                 self._door.listen(network, server_context(credentials))
         except OSError as error:
             self._tell("failed", str(error))

@@ -176,7 +176,8 @@ class _Process:
                 return
             kind, *arguments = marshal.loads(data)
             if kind == "came":
-                self.moves[arguments[0]].came(arguments[1])
+                number, size = arguments
+                self.moves[number].came(size)
             elif kind == "ended":
                 self._ended(*arguments)
             elif kind == "offered":

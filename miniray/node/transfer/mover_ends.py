@@ -97,8 +97,9 @@ def address_of(target: str) -> tuple[int, Any]:
     if target.startswith("unix:"):
         return socket.AF_UNIX, target.removeprefix("unix:")
     host, _, port = target.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    return found[0][0], found[0][4]
+    first, *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    family, _, _, _, address = first
+    return family, address
 
 
 #: What the receiving end says first: the ticket, and the offset to begin at.
@@ -398,8 +399,10 @@ class Receives:
         now = time.monotonic()
         with self._lock:
             for name, kept in list(self._idle.items()):
-                while kept and now - kept[0][1] > IDLE:
-                    kept.pop(0)[0].close()
+                for sock, since in list(kept):
+                    if now - since > IDLE:
+                        kept.remove((sock, since))
+                        sock.close()
                 if not kept:
                     del self._idle[name]
             of_target = self._idle.get(target)

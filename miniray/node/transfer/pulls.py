@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.store.admission_queue import Claim
+from miniray.node.store.segments import home_of, segment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,11 +245,11 @@ class Pulls:
     def node_died(self, node_id: bytes) -> None:
         """Fail all who wait for copies of values whose owners were on a node."""
         for key in list(self._pulls):
-            if key[2] == node_id:
+            if home_of(key) == node_id:
                 self.lose(key, f"node {node_id.hex()} is gone")
 
     def _lose(self, waiter: Waiter, reason: str) -> None:
-        self._fail(waiter, ObjectLostError(f"segment {waiter.key[1]}", reason))
+        self._fail(waiter, ObjectLostError(f"segment {segment_of(waiter.key)}", reason))
 
     def _fail(self, waiter: Waiter, error: Exception) -> None:
         """Forget a request; the last one's transfer ends with it."""
@@ -285,7 +286,8 @@ class Pulls:
         try:
             segment = await self._transfers.copy(pull.key, pull.claim)
         except asyncio.CancelledError:
-            self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
+            what = f"segment {segment_of(pull.key)}"
+            self._end(pull, ObjectLostError(what, "its transfer was ended"))
             raise
         except Exception as error:  # noqa: BLE001 - it is the answer to all who wait
             self._end(pull, error)

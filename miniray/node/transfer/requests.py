@@ -158,8 +158,11 @@ class _Peer:
     def end(self, size: int) -> None:
         """Count bytes off: they have come, or will not."""
         self._in_flight -= size
-        while self._turns and (self._turns[0][0].done() or self._fits(self._turns[0][1])):
-            turn, waiting = self._turns.popleft()
+        while self._turns:
+            turn, waiting = self._turns[0]
+            if not (turn.done() or self._fits(waiting)):
+                return
+            self._turns.popleft()
             if not turn.done():
                 self._in_flight += waiting
                 turn.set_result(None)
@@ -213,7 +216,7 @@ class ValueRequests:
     ) -> bytes:
         """Ask a node for bytes of a value; raises as ``fetch``."""
         items = (*key, offset, length)
-        piece = (await self._ask(node_id, r.READ, items, length, limit))[1]
+        _, piece = await self._ask(node_id, r.READ, items, length, limit)
         if len(piece) != length:
             raise BrokenTransferError(f"{len(piece)} bytes came in place of {length}")
         return piece

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer
 
@@ -96,7 +97,7 @@ class Serving:
         """Another node wants a value, which this one has, or of whose owner it is the node."""
         number, *key, tried, by_mover, size = message.items
         request = _Request(node_id, number, _key(*key), tuple(tried), bool(by_mover), size)
-        if request.key[2] == self._node_id:
+        if home_of(request.key) == self._node_id:
             self._find(request, request.tried)
         else:
             try:
@@ -139,7 +140,8 @@ class Serving:
 
     def _here(self, key: Key) -> Segment | None:
         """Return the segment that has a whole value; None if there is none, or it is freed."""
-        number = key[1] if key[0] == self._node_id else self._copies.find(key)
+        own = writer_of(key) == self._node_id
+        number = segment_of(key) if own else self._copies.find(key)
         if number is None or not self._store.has_number(number):
             return None
         segment = self._store.get(number)
@@ -158,7 +160,7 @@ class Serving:
         """Another node does not fetch a value from here any more."""
         key = _key(*message.items)
         self._end_offer(node_id, key)
-        if key[2] == self._node_id:
+        if home_of(key) == self._node_id:
             self._directory.ended(key, node_id)
 
     def _copied(self, node_id: bytes, message: Relayed) -> None:
@@ -322,4 +324,4 @@ def _key(node_id: bytes, number: int, home: bytes) -> Key:
 
 
 def _not_here(key: Key) -> ObjectLostError:
-    return ObjectLostError(f"segment {key[1]}", "it is not on this node")
+    return ObjectLostError(f"segment {segment_of(key)}", "it is not on this node")

@@ -18,6 +18,7 @@ from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
@@ -98,9 +99,9 @@ class Transfers:
             # Before anything is asked: who waits for room must not take others' turn over there.
             room = await self._spilling.room_for(claim)
             if isinstance(room, DiskPlace):
-                segment = self._store.create_on_disk(room, 0, key[0], self._node_id)
+                segment = self._store.create_on_disk(room, 0, writer_of(key), self._node_id)
             else:
-                segment = self._store.create(claim.size, 0, key[0], self._node_id, room)
+                segment = self._store.create(claim.size, 0, writer_of(key), self._node_id, room)
             arriving.segment = segment
             await self._fill(segment, key, arriving)
         except BaseException:
@@ -120,15 +121,15 @@ class Transfers:
         It frees the copy with the value. Where a small value was written by its owner's node, that
         one knows already who may have it, and is the only one to name.
         """
-        home = key[2]
+        home = home_of(key)
         if home == self._node_id:
             self._directory.copied(home, [key])
-        elif size > piece_size() or key[0] != home:
+        elif size > piece_size() or writer_of(key) != home:
             self._relay.send(home, Relayed(notice=r.COPIED, items=(key,)))
 
     def ended(self, key: Key) -> None:
         """Tell the node of a value's owner that it is fetched no more."""
-        home = key[2]
+        home = home_of(key)
         if home == self._node_id:
             self._directory.ended(key, home)
         else:
@@ -164,7 +165,7 @@ class Transfers:
                 if gone or resumes > _RESUMES:
                     failed = f"its transfer from node {source.hex()} failed: {error}"
                     reason = f"node {home.hex()} is gone" if gone else failed
-                    raise ObjectLostError(f"segment {key[1]}", reason) from None
+                    raise ObjectLostError(f"segment {segment_of(key)}", reason) from None
 
     async def _ask(self, key: Key, size: int, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
         """Ask the node of a value's owner for it, or for a node to copy it from."""
@@ -181,7 +182,7 @@ class Transfers:
             if named.done():
                 return
             if why:
-                named.set_exception(ObjectLostError(f"segment {key[1]}", why))
+                named.set_exception(ObjectLostError(f"segment {segment_of(key)}", why))
             else:
                 named.set_result(source)
 
@@ -195,7 +196,7 @@ class Transfers:
 
         The former is waited for until the head has given it up.
         """
-        limit = None if holder == key[0] else config().transfer_stall
+        limit = None if holder == writer_of(key) else config().transfer_stall
         size = segment.size if segment.size <= piece_size() else 0
         try:
             answer, beginning = await self._requests.fetch(

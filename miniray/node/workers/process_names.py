@@ -22,7 +22,7 @@ _REMEMBERED = 1000
 #: Seconds after a kill for lack of memory in which the end of a process counts as it: the kernel
 #: takes long to free many gigabytes, and only heartbeats look at its count.
 _RECENT = 15.0
-_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_COUNT = re.compile(r"^oom_kill (?P<count>\d+)$", re.MULTILINE)
 
 
 class ProcessNames:
@@ -124,4 +124,4 @@ class MemoryKills:
             found = _COUNT.search((self._root / "proc/vmstat").read_text())
         except OSError:
             return 0
-        return int(found[1]) if found is not None else 0
+        return int(found["count"]) if found is not None else 0

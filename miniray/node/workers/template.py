@@ -178,7 +178,7 @@ class Template:
         try:
             if len(fds) != _WORKER_FDS:  # the kernel drops what finds no room here
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            spec = stdio.read_spec(fds[2])
+            spec = stdio.read_spec(fds[-1])
             pid = os.fork()
         except OSError as error:
             self._send(("refused", token, f"{error.strerror}"))
@@ -236,10 +236,10 @@ class Template:
         os.close(self._wake_write)
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
+        stdout, stderr, file = fds
+        for target, source in enumerate((null, stdout, stderr)):
             os.dup2(source, target)
-        for fd in (null, fds[0], fds[1]):
-            os.close(fd)
+            os.close(source)
         os.environ.update(spec["environment"])
         if spec.get("command"):
             _run_command(spec["command"], spec["cwd"])
@@ -248,11 +248,11 @@ class Template:
         _fresh_random_state()
         if spec["python"] is not None:
             # A new interpreter: variables that libraries read when they load take effect.
-            os.set_inheritable(fds[2], True)
+            os.set_inheritable(file, True)
             python = spec["python"]
             command = python_command("miniray.worker.main")
-            os.execv(python, [python, "-c", command, str(fds[2])])  # noqa: S606
-        spec["file"] = fds[2]
+            os.execv(python, [python, "-c", command, str(file)])  # noqa: S606
+        spec["file"] = file
 
     # --- ends ----------------------------------------------------------------------
     def _reap(self) -> None:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from miniray import api
 from miniray.common.runtime import current_runtime
 from miniray.exceptions import ActorError, TaskCancelledError
-from miniray.util.multiprocessing.results import TOGETHER, Failed
+from miniray.util.multiprocessing.worker import TOGETHER, Failed
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.common.object_ref import ObjectRef
-    from miniray.util.multiprocessing.results import Outcome, Work
+    from miniray.util.multiprocessing.worker import Outcome, Work
 
 logger = logging.getLogger(__name__)
 
@@ -364,7 +364,8 @@ class Dispatcher:
         end = process.actor.__ray_terminate__.remote()
         with self._lock:
             if self._ending:  # many, where processes are replaced
-                self._ending = api.wait(self._ending, num_returns=len(self._ending), timeout=0)[1]
+                count = len(self._ending)
+                _, self._ending = api.wait(self._ending, num_returns=count, timeout=0)
             self._ending.append(end)
 
     def _deliver(self, unit: Unit, outcome: Outcome) -> None:

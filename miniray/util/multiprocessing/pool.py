@@ -17,14 +17,8 @@ from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.decorator import remote
 from miniray.system.option_checks import whole
 from miniray.util.multiprocessing.dispatcher import Dispatcher, Unit
-from miniray.util.multiprocessing.results import (
-    APPLY,
-    MAP,
-    STARMAP,
-    AsyncResult,
-    IMapIterator,
-    PoolActor,
-)
+from miniray.util.multiprocessing.results import AsyncResult, IMapIterator
+from miniray.util.multiprocessing.worker import APPLY, MAP, STARMAP, PoolActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

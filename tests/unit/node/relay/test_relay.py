@@ -313,7 +313,8 @@ def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "_REOPEN_AFTER", (0.01, 0.05))
+    monkeypatch.setattr(relay_module, "_REOPEN_AFTER", 0.01)
+    monkeypatch.setattr(relay_module, "_REOPEN_AT_MOST", 0.05)
 
 
 def test_there_is_no_way_between_two_nodes_that_only_dial(tmp_path: Path) -> None:
