@@ -24,6 +24,7 @@ from miniray.common.state_types import (
     Why,
 )
 from miniray.exceptions import DeathCause
+from miniray.head.device_map import device_map
 from miniray.head.directories.actor_table import ORDINARY, DeadActor
 from miniray.head.directories.out_of_service import why_quarantined
 from miniray.version import VERSION
@@ -66,6 +67,8 @@ class ClusterState:
             "node_states": lambda: [{**self._node(node)} for node in self._all_nodes()],
             "jobs": self._list_jobs,
             "workers": self._list_workers,
+            "submissions": self.submitted_jobs,
+            "devices": lambda: device_map(self._cluster),
         }
 
     # --- Ray's tables ----------------------------------------------------------------
@@ -237,6 +240,7 @@ class ClusterState:
                 "kind": "driver" if client.is_driver else "worker",
             }
             for client in self._cluster.clients.all()
+            if client.is_driver or client.job_id != client.id  # else it is a command, which looks
         ]
 
     # --- the status --------------------------------------------------------------

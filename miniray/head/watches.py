@@ -30,6 +30,8 @@ _KEYS = {
     "jobs": "job_id",
     "placement_groups": "placement_group_id",
     "workers": "worker_id",
+    "submissions": "submission_id",
+    "devices": "key",
 }
 #: Rows by what names them.
 Rows = dict[str, Any]

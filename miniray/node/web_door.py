@@ -15,6 +15,7 @@ import marshal
 import os
 import secrets
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from miniray.common.host_port import join_host_port
@@ -59,6 +60,7 @@ class WebDoor:
         self._fork = fork
         self._opened = opened
         self._loop = asyncio.get_running_loop()
+        self._since = time.time()
         self._listener: socket.socket | None = None
         self._helper: Helper | None = None
         #: Whether the web process has said that it serves.
@@ -122,6 +124,7 @@ class WebDoor:
             "cluster_address": node.cluster_address,
             "address": self.address,
             "logs": str(node.logs),
+            "since": self._since,
             "certificate": node.web.certificate,
         }
         try:

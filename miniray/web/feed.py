@@ -65,6 +65,8 @@ class Feed:
         topics["head_back"] = lambda: self._soon(self._on_head_back)
         self._attachment.open()
         self.link = self._attachment.link
+        #: What asks nodes and processes, for threads that may wait.
+        self.source = self._attachment.runtime.head
         self.address = facts.cluster_address
         if self._attachment.welcome["head_lost"] is not None:
             self._on_head_lost()

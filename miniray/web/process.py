@@ -42,6 +42,8 @@ class WebFacts:
     #: ``HOST:PORT`` of the page.
     address: str
     logs: str
+    #: When the cluster's first node was started, in seconds since the epoch.
+    since: float
     #: The folder of a certificate; empty: plain HTTP, on loopback.
     certificate: str
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     Row = dict[str, Any]
 
-#: Rows of a window, at most.
-MOST_ROWS = 500
 #: Fields that a topic's summary counts the values of.
-_COUNTED = ("state", "status", "kind")
+_COUNTED = ("state", "status", "kind", "severity")
 
 
 class Table:
@@ -28,6 +26,8 @@ class Table:
         self.revision = 0
         #: Why rows are missing or old, as a sentence; empty if they are not.
         self.error = ""
+        #: What else the summary says.
+        self.facts: Callable[[], Row] = dict
         #: Set whenever something has changed, for each viewer.
         self.viewers: set[asyncio.Event] = set()
 
@@ -71,23 +71,29 @@ class Table:
                 value = row.get(field)
                 if isinstance(value, str):
                     counts.setdefault(field, collections.Counter())[value] += 1
-        return {"total": len(self.rows), **{field: dict(each) for field, each in counts.items()}}
+        counted = {field: dict(each) for field, each in counts.items()}
+        return {"total": len(self.rows), **counted, **self.facts()}
 
 
-@dataclasses.dataclass
-class View:
-    """What one viewer wants to see of a table, and has been sent of it."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """Which rows a viewer wants."""
 
-    table: Table
-    topic: str
     first: int = 0
     size: int = 60
+    #: Words that are all in a row.
     search: str = ""
     #: A field, with - before it for descending order; empty: in the order of the rows.
     sort: str = ""
 
-    def __post_init__(self) -> None:
-        self.size = min(max(1, self.size), MOST_ROWS)
+
+class View:
+    """What one viewer has been sent of a table."""
+
+    def __init__(self, table: Table, topic: str, window: Window) -> None:
+        self._table = table
+        self._topic = topic
+        self._window = window
         self._order: list[str] | None = None
         self._seen = 0
         self._error = ""
@@ -95,19 +101,19 @@ class View:
 
     def news(self) -> Row | None:
         """Return what this viewer does not know yet; None if that is nothing."""
-        table = self.table
+        table = self._table
         if table.error != self._error:
             self._error = table.error
             if table.error:
-                return {"topic": self.topic, "error": table.error}
+                return {"topic": self._topic, "error": table.error}
         if (
             not table.revision
             or table.error
             or (self._order is not None and self._seen == table.revision)
         ):
             return None
-        found = self._found()
-        order = [key for key, _ in found[self.first : self.first + self.size]]
+        window, found = self._window, self._found()
+        order = [key for key, _ in found[window.first : window.first + window.size]]
         known = set(self._order or ())
         changed = {
             key: table.rows[key]
@@ -119,17 +125,18 @@ class View:
             self._seen = table.revision
             return None
         self._order, self._seen, self._said = order, table.revision, said
-        return {"topic": self.topic, **said, "order": order, "changed": changed}
+        return {"topic": self._topic, **said, "order": order, "changed": changed}
 
     def _found(self) -> list[tuple[str, Row]]:
         """Return the rows that match, in the order that is wanted."""
-        found = list(self.table.rows.items())
-        words = self.search.lower().split()
+        found = list(self._table.rows.items())
+        words = self._window.search.lower().split()
         if words:
             found = [item for item in found if _has(item[1], words)]
-        if self.sort:
-            field = self.sort.lstrip("-")
-            found.sort(key=lambda item: _rank(item[1].get(field)), reverse=self.sort[0] == "-")
+        sort = self._window.sort
+        if sort:
+            field = sort.lstrip("-")
+            found.sort(key=lambda item: _rank(item[1].get(field)), reverse=sort[0] == "-")
         return found
 
 

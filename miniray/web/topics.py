@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import short_name
+from miniray.job_submission import job_details
 from miniray.util.state_records import (
     ActorState,
     JobState,
@@ -15,6 +17,7 @@ from miniray.util.state_records import (
     PlacementGroupState,
     WorkerState,
 )
+from miniray.version import VERSION
 from miniray.web.feed import Feed
 from miniray.web.tables import Table
 
@@ -37,11 +40,28 @@ def _actor(data: Row) -> Row:
 
 
 def _node(data: Row) -> Row:
-    return {**data, **vars(NodeState.of(data)), "resources_used": data["used"]}
+    row = vars(NodeState.of(data))
+    used = data["used"]
+    return {
+        **row,
+        "resources_used": used,
+        "resources_available": {
+            name: amount - used.get(name, 0.0) for name, amount in row["resources_total"].items()
+        },
+        "store_used": data["object_store_used"],
+        "store_capacity": data["object_store_capacity"],
+        "store_spilled": data["object_store_spilled"],
+        "heartbeat_age": data["silent"],
+    }
 
 
 def _waiting(data: Row) -> Row:
     return {**data, "names": [short_name(name) for name in data["names"]]}
+
+
+def _submitted(data: Row) -> Row:
+    """Make a row of a submitted job, as those of drivers are."""
+    return {**vars(job_details(data)), "driver_info": None}
 
 
 #: Topics that are listings of the head, and how their rows are made.
@@ -49,7 +69,8 @@ _LISTINGS: dict[str, dict[str, Adapt]] = {
     "nodes": {"node_states": _node},
     "actors": {"actors": _actor},
     "waiting": {"pending": _waiting},
-    "jobs": {"jobs": lambda data: vars(JobState.of(data))},
+    "jobs": {"jobs": lambda data: vars(JobState.of(data)), "submissions": _submitted},
+    "devices": {"devices": dict},
     "groups": {"placement_groups": lambda data: vars(PlacementGroupState.of(data))},
     "workers": {"workers": lambda data: vars(WorkerState.of(data))},
 }
@@ -60,6 +81,7 @@ class Topics:
 
     def __init__(self, facts: WebFacts, on_lost: Callable[[], object]) -> None:
         self._tables: dict[str, Table] = {}
+        self._facts = facts
         self.feed = Feed(facts, on_lost, self._tell_error)
 
     def known(self, topic: str) -> bool:
@@ -83,6 +105,8 @@ class Topics:
 
     def _begin(self, topic: str, table: Table) -> None:
         table.error = self.feed.error
+        if topic == "nodes":
+            table.facts = functools.partial(_cluster, self._facts, table)
         for listing, adapt in _LISTINGS[topic].items():
             self.feed.subscribe(listing, functools.partial(_take, table, adapt))
 
@@ -93,6 +117,27 @@ class Topics:
     def _tell_error(self, error: str) -> None:
         for table in self._tables.values():
             table.fail(error)
+
+
+def _cluster(facts: WebFacts, table: Table) -> Row:
+    """Return what the summary of the nodes says of the cluster as a whole."""
+    total: collections.Counter[str] = collections.Counter()
+    used: collections.Counter[str] = collections.Counter()
+    for row in table.rows.values():
+        if row["state"] != "DEAD":
+            total.update(row["resources_total"])
+            used.update(row["resources_used"])
+    return {
+        "cluster": {
+            "name": facts.cluster,
+            "address": facts.cluster_address,
+            "version": VERSION,
+            "since": facts.since,
+            "logs": facts.logs,
+            "total": total,
+            "used": used,
+        }
+    }
 
 
 def _take(table: Table, adapt: Adapt, changed: dict[str, Row] | None, gone: list[str]) -> None:

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine("miniray")
 
-CLUSTER = {"num_cpus": 4, "include_dashboard": True, "dashboard_port": 0}
+CLUSTER = {"num_cpus": 4, "num_gpus": 3, "include_dashboard": True, "dashboard_port": 0}
 
 
 @miniray.remote(num_cpus=0)
 class Counter:
     def pid(self) -> int:
         return os.getpid()
+
+    def wait(self) -> None:
+        time.sleep(60)
 
 
 @pytest.fixture
@@ -163,6 +166,60 @@ def test_what_waits_is_said_with_the_reason(page: PageClient) -> None:
     assert row["names"] == ["Counter"]
     assert "100" in row["reason"]
     del waiting
+
+
+def test_the_map_of_devices_says_who_has_which_share_and_what_is_free(page: PageClient) -> None:
+    actors = [Counter.options(num_gpus=0.4, name=f"share {index}").remote() for index in range(2)]
+    pids = miniray.get([actor.pid.remote() for actor in actors])
+    group = miniray.util.placement_group([{"GPU": 1}], name="set aside")
+    miniray.get(group.ready())
+    try:
+        with page.events("devices") as events:
+            rows = rows_until(
+                events, lambda rows: sum(len(row["held"]) for row in rows.values()) == 3
+            )
+        reserved, shared, free = sorted(rows.values(), key=lambda row: row["free"])
+        assert [(each["name"], each["share"]) for each in shared["held"]] == [
+            ("share 0", 0.4),
+            ("share 1", 0.4),
+        ]
+        assert [each["pid"] for each in shared["held"]] == pids
+        assert shared["free"] == pytest.approx(0.2)
+        assert [(each["kind"], each["name"]) for each in reserved["held"]] == [
+            ("group", "set aside")
+        ]
+        assert (free["held"], free["free"], free["quarantined"]) == ([], 1, None)
+    finally:
+        miniray.util.remove_placement_group(group)
+
+
+def test_the_topics_after_the_first_come_whole(page: PageClient) -> None:
+    with page.events("nodes,devices,waiting") as events:
+        seen = {event["topic"]: event for event in (next(events), next(events), next(events))}
+    assert set(seen) == {"nodes", "devices", "waiting"}
+    assert seen["nodes"]["summary"]["cluster"]["total"]["CPU"] == 4
+    assert page.ask("GET", "/api/events?topic=nodes,nothing")[0] == 404
+
+
+def test_the_stack_of_an_actor_is_shown_while_it_runs(page: PageClient) -> None:
+    actor = Counter.remote()
+    pid = miniray.get(actor.pid.remote())
+    running = actor.wait.remote()
+    of = {"actor": actor._actor_id.hex()}
+
+    def shown() -> str:
+        status, _, answer = page.ask("POST", "/api/stack", {"of": of})
+        assert status == 200, answer
+        return str(answer["groups"])
+
+    wait_until(lambda: "in wait" in shown() or "wait (" in shown())
+    miniray.kill(actor)
+    with pytest.raises(miniray.exceptions.ActorDiedError):
+        miniray.get(running)
+    status, _, answer = page.ask("POST", "/api/stack", {"of": {"node": "x", "pid": pid}})
+    assert (status, "x" in answer["error"]) == (400, True)
+    assert page.ask("POST", "/api/stack", {"of": 7})[0] == 400
+    assert page.ask("GET", "/api/stack")[0] == 405
 
 
 @pytest.mark.parametrize("topic", ["nodes", "jobs", "workers", "groups"])

@@ -19,7 +19,7 @@ from miniray.head.scheduling.reservations import choose_revocations
 from miniray.head.scheduling.table import ResourceLease, ResourceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Mapping
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import GroupPlacement
@@ -282,6 +282,12 @@ class ClusterScheduler:
         node = table.nodes.get(node_id)
         pools = () if node is None else (node, *table.groups.on_node(node_id))
         return {lease_id for pool in pools for lease_id in pool.leases}
+
+    def bundles_on(self, node_id: str) -> Iterator[tuple[tuple[bytes, int], ResourcePool]]:
+        """Yield the bundles on a node by (group id, index), those of removed groups included."""
+        for pool in self._table.groups.on_node(node_id):
+            if pool.key is not None:
+                yield pool.key, pool
 
     def total_resources(self) -> dict[str, float]:
         """Return the amounts of all nodes, in units; devices out of service are left out."""
