@@ -21,6 +21,8 @@ def kept(*parts: object) -> int:
         if id(each) in seen:
             continue
         seen.add(id(each))
+        if type(each).__name__ == "EventLog":  # what has happened is not forgotten
+            continue
         if isinstance(each, _TABLES):
             count += len(each)
             waiting += [*each.keys(), *each.values()] if isinstance(each, dict) else each

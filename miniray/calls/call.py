@@ -162,6 +162,47 @@ class Call:
         return self.return_ids if self.stream is None else (self.stream.id,)
 
 
+#: Names under which ended calls are counted apart; those of more names are counted together.
+_MAX_NAMES = 1000
+#: The name of those others, which no function has.
+OTHERS = "(others)"
+
+
+class Counts(dict[str, int]):
+    """Counts by name; when there are too many names, the oldest is folded into ``OTHERS``."""
+
+    def __missing__(self, name: str) -> int:
+        if len(self) >= _MAX_NAMES:
+            oldest = next(each for each in self if each != OTHERS)
+            self[OTHERS] = self.get(OTHERS, 0) + self.pop(oldest)
+        return 0
+
+
+class EndedCalls:
+    """How many calls have ended, by name, for whoever looks; a call pays one addition."""
+
+    def __init__(self) -> None:
+        #: Tasks, and calls of actors by ``Class.method``.
+        self._finished, self._failed = (Counts(), Counts()), (Counts(), Counts())
+
+    def finished(self, call: Call) -> None:
+        """Count a call that has a result."""
+        self._finished[call.target.__class__ is not bytes][call.name] += 1
+
+    def failed(self, call: Call) -> None:
+        """Count a call that has an error."""
+        self._failed[call.target.__class__ is not bytes][call.name] += 1
+
+    def told(self) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+        """Return finished and failed ones by name, by Ray's word for their kind."""
+        return {
+            kind: (dict(finished), dict(failed))
+            for kind, finished, failed in zip(
+                ("NORMAL_TASK", "ACTOR_TASK"), self._finished, self._failed, strict=True
+            )
+        }
+
+
 # --- arguments -------------------------------------------------------------------------
 
 NO_ARGUMENTS = Serialized(VALUE_PICKLE, [pickle.dumps(((), {}), 5)])

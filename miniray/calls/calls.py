@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.call import NO_ARGUMENTS, NO_VALUES, error_of_call
+from miniray.calls.call import NO_ARGUMENTS, NO_VALUES, EndedCalls, error_of_call
 from miniray.calls.lineage import Lineage
 from miniray.common.config import config
 from miniray.common.ids import owner_of
@@ -83,6 +83,7 @@ class CallTable:
         self._recover = recover
         self.next_number = itertools.count(1).__next__
         self.open: dict[int, Call] = {}
+        self.ended = EndedCalls()
         #: Open calls by what they make. None until one is looked for, which is seldom, and then
         #: until none is open: a program that cancels one call often cancels many.
         self._by_id: dict[bytes, Call] | None = None
@@ -260,6 +261,7 @@ class CallTable:
         if failure is not None and self._retry_exception(call, failure):
             self._discard(peer, status, values, pin)
         elif status == p.STATUS_OK:
+            self.ended.finished(call)
             self._set_results(call, values)
             if pin:  # the executor keeps the refs in the values until they are counted here
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
@@ -269,6 +271,7 @@ class CallTable:
         elif status == p.STATUS_LOST:
             self._arguments_lost(call, values)
         else:
+            self.ended.finished(call)
             if call.stream is not None:
                 call.stream.end(None)
             self._end(call)
@@ -441,6 +444,7 @@ class CallTable:
         """End a call with an error value, if it has not ended."""
         if call.number not in self.open:
             return
+        self.ended.failed(call)
         told = not call.cancelled or call.stream is not None
         if not told and not isinstance(_cause_of(value), TaskCancelledError):
             value = error_value(TaskCancelledError(call.name))

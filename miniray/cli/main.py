@@ -22,6 +22,7 @@ from miniray.cli.services import Services
 from miniray.cli.ssh import ssh
 from miniray.cli.stack import stack
 from miniray.cli.start import start
+from miniray.cli.state import get, list_, summary_
 from miniray.cli.status import status
 from miniray.cli.stop import drain, stop
 from miniray.common.config import config
@@ -66,12 +67,6 @@ def describe(error: BaseException) -> str:
 
 #: What click suggests, which it puts into brackets.
 _SUGGESTION = re.compile(r"\((Did you mean .*\?)\)$")
-#: Commands that Ray has, and what to do instead.
-_ABSENT = dict.fromkeys(
-    ("get", "list", "summary"),
-    "`miniray status` shows nodes, actors and what waits, `miniray memory` the objects; "
-    "miniray.util.state lists and counts them in Python",
-)
 
 
 class _UsageFailure(click.ClickException):
@@ -86,13 +81,6 @@ class _OneLineGroup(click.Group):
             return super().make_context(*args, **kwargs)
         except click.UsageError as error:
             raise _UsageFailure(describe_usage(error)) from None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in _ABSENT and args[0] not in self.commands:
-            ctx.fail(f"There is no command {args[0]!r}: {_ABSENT[args[0]]}.")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Do as click does, but with whole sentences."""
@@ -148,8 +136,10 @@ main.add_command(dashboard)
 main.add_command(debug)
 main.add_command(drain)
 main.add_command(engines)
+main.add_command(get)
 main.add_command(job)
 main.add_command(k8s)
+main.add_command(list_)
 main.add_command(memory)
 main.add_command(run)
 main.add_command(slurm)
@@ -158,4 +148,5 @@ main.add_command(stack)
 main.add_command(start)
 main.add_command(stop)
 main.add_command(status)
+main.add_command(summary_)
 main.add_command(token)

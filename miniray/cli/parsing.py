@@ -17,6 +17,8 @@ from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from miniray.util.state_records import Filter
+
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # not generic at run time in older versions of click
@@ -89,6 +91,23 @@ class Labels(ParamType):
                 self.fail(f"the label {key!r} is given twice.", param, ctx)
             labels[key] = text
         return labels
+
+
+class Condition(ParamType):
+    """``KEY=VALUE`` or ``KEY!=VALUE``."""
+
+    name = "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Filter:
+        """Parse the text; whether there is such a field is checked for the kind of record."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, wanted = str(value).partition("=")
+        if not equals or not key.strip("! "):
+            self.fail(f"{value!r} is no condition. Write KEY=VALUE or KEY!=VALUE.", param, ctx)
+        return (key.removesuffix("!").strip(), "!=" if key.endswith("!") else "=", wanted)
 
 
 class Size(ParamType):

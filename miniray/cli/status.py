@@ -6,6 +6,8 @@ What is shown is decided by pure functions over `ClusterStatus`; `render` only d
 from __future__ import annotations
 
 import contextlib
+import json
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -17,13 +19,14 @@ from miniray.cli.tables import (
     describe_amounts,
     describe_usage,
     draw,
+    drawn,
     format_amount,
     visible_resources,
 )
 from miniray.common.ids import short_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -38,11 +41,38 @@ _STORE = "object_store_memory"
 
 @click.command()
 @cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, all of it.")
+@click.option("--watch", is_flag=True, help="Show it anew each second, until Ctrl-C.")
 @click.pass_obj
-def status(services: Services, address: str | None, token_file: str | None) -> None:
+def status(
+    services: Services, address: str | None, token_file: str | None, as_json: bool, watch: bool
+) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""
     with contextlib.closing(services.connect(address, token_file)) as connection:
-        render(connection.status())
+        if as_json:
+            click.echo(json.dumps(connection.status(), indent=2))
+        elif watch:
+            _watch(connection.status)
+        else:
+            render(connection.status())
+
+
+def _watch(look: Callable[[], ClusterStatus], every: float = 1.0) -> None:
+    """Show the status again and again on one screen, and what is wrong while there is none."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
+        while True:
+            try:
+                state = look()
+                shown = [*drawn(headline(state), sections(state))]
+            except (ConnectionError, TimeoutError) as error:
+                shown = [Text(str(error))]
+            live.update(Group(*shown), refresh=True)
+            time.sleep(every)
 
 
 def render(state: ClusterStatus, console: Console | None = None) -> None:

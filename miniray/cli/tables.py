@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from miniray.common.names import format_bytes, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 #: So many digits of an id are shown.
 ID_LENGTH = 8
@@ -38,12 +38,30 @@ def draw(headline: str, sections: Iterable[Section], console: Console | None = N
         from rich.console import Console
 
         console = Console()
-    draw_one = _draw_rich if console.is_terminal else _draw_plain
+    if console.is_terminal:
+        for each in drawn(headline, sections):
+            console.print(each)
+        return
     console.print(printable(headline), markup=False, highlight=False, soft_wrap=True)
+    for section in _shown(sections):
+        _draw_plain(section, console)
+
+
+def drawn(headline: str, sections: Iterable[Section]) -> Iterator[RenderableType]:
+    """Yield what ``draw`` shows on a terminal."""
+    from rich.text import Text
+
+    yield Text(printable(headline))
+    for section in _shown(sections):
+        yield _table(section)
+
+
+def _shown(sections: Iterable[Section]) -> Iterator[Section]:
+    """Yield the sections that have something to show, with nothing that could steer a terminal."""
     for section in sections:
         if section.rows or section.empty:
             rows = [tuple(map(printable, row)) for row in section.rows]
-            draw_one(dataclasses.replace(section, rows=rows), console)
+            yield dataclasses.replace(section, title=printable(section.title), rows=rows)
 
 
 def _draw_plain(section: Section, console: Console) -> None:
@@ -59,20 +77,18 @@ def _draw_plain(section: Section, console: Console) -> None:
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
-def _draw_rich(section: Section, console: Console) -> None:
+def _table(section: Section) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     if not section.rows:
-        console.print(Text(f"\n{section.empty}"))
-        return
-    table = Table(title=section.title, title_justify="left", title_style="bold")
+        return Text(f"\n{section.empty}")
+    table = Table(title=f"\n{section.title}", title_justify="left", title_style="bold")
     for column in section.columns:
         table.add_column(column, overflow="fold")
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: names may look like markup
-    console.print()
-    console.print(table)
+    return table
 
 
 _IN_BYTES = frozenset({"memory", "object_store_memory"})

@@ -19,6 +19,7 @@ from miniray.calls.recovery import ValueRecovery
 from miniray.calls.task_client import TaskClient
 from miniray.client.actor_clients import ActorClients
 from miniray.client.answers import Answers
+from miniray.client.call_reports import CallReports
 from miniray.client.cluster_requests import ClusterRequests
 from miniray.client.job_uploads import JobUploads
 from miniray.client.object_access import FutureThreads, ObjectAccess
@@ -75,6 +76,9 @@ class ProcessHooks:
     end_actor: Callable[[], None] = _no_actor
     #: The calls that run here, and the refs that they hold, for reports.
     executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]] = tuple
+    #: The calls that it was given and that have not ended, for reports: id, name, and for how many
+    #: seconds each runs (None: it waits for its turn).
+    works: Callable[[], Iterable[tuple[bytes, str, float | None]]] = tuple
 
 
 class ClusterRuntime(Runtime):
@@ -174,7 +178,8 @@ class ClusterRuntime(Runtime):
     def _handlers_of_pushes(self) -> dict[str, Callable[..., None]]:
         """Return the handlers of pushes, from the daemon or the head; a process adds its own."""
         reports = ObjectReports(self.refs, self.call_table, self.actors, self._process.executing)
-        self.answers.by_name.update(objects=reports.held, probe=_probe)
+        calls = CallReports(self.table, self.call_table, self.actors, self._process.works)
+        self.answers.by_name.update(objects=reports.held, calls=calls.told, probe=_probe)
         return {
             "lease_granted": self.tasks.on_granted,
             "no_room_near": self.tasks.on_no_room,

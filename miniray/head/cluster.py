@@ -16,6 +16,7 @@ from miniray.head.directories.clients import (
     ProcessExit,
 )
 from miniray.head.directories.contention import Departures, Revocations
+from miniray.head.directories.events import EventLog
 from miniray.head.directories.grants import GrantTable
 from miniray.head.directories.jobs import JobCode, JobDirectory, KeyValues
 from miniray.head.directories.leases import TaskLeases
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from miniray.head.directories.grants import Timers
+    from miniray.head.directories.jobs import Job
     from miniray.head.storage import Storage
 
 
@@ -60,6 +62,7 @@ class ClusterDirectories:
         tunables = config()
         patience = tunables.reserve_after
         self.scheduler = ClusterScheduler(patience, tunables.hybrid_threshold)
+        self.events = events = EventLog(storage.event)
         self.nodes = NodeDirectory()
         self.clients = clients = ClientDirectory(self.nodes)
         self.ends = ProcessEnds(clients, timers)
@@ -74,7 +77,9 @@ class ClusterDirectories:
         )
         notices = PendingNotices(clients, timers)
         self.leases = TaskLeases(grants, self.nodes, clients, jobs, notices, self.ends)
-        self.actors = ActorRegistry(grants, self.nodes, clients, jobs, notices, storage.actor)
+        self.actors = ActorRegistry(
+            grants, self.nodes, clients, jobs, notices, storage.actor, events
+        )
         self.submissions = SubmittedJobs(grants, self.nodes, clients, jobs, storage)
         self.placement_groups = PlacementGroups(
             grants, clients, jobs, notices, storage.placement_group
@@ -83,16 +88,24 @@ class ClusterDirectories:
         self.revocations = Revocations(grants, self.leases, reserve_after=patience)
         self.departures = Departures(grants, self.leases, self.nodes, patience=patience)
         self.drains = Drains(grants, self.leases, self.nodes, clients, self.kv)
-        self.quarantines = Quarantines(grants, clients, jobs)
+        self.quarantines = Quarantines(grants, clients, jobs, events)
 
     def silence_of(self, node: ClusterNode) -> float:
         return self._timers.time() - node.heard
+
+    def job_started(self, job: Job) -> None:
+        """Keep the job of a driver that attached."""
+        self._storage.job(job)
+        message = f"{_called(job)} has started (pid {job.pid})."
+        self.events.add("JOB", "started", message, job_id=job.id.hex())
 
     def driver_ended(self, process_id: bytes) -> None:
         """End the job of a process that is gone, if it was a driver."""
         job = self.jobs.driver_ended(process_id)
         if job is not None:
             self._storage.job(job)
+            message = f"{_called(job)} has ended: its driver (pid {job.pid}) is gone."
+            self.events.add("JOB", "ended", message, job_id=job.id.hex())
             if not self.jobs.is_over(job.id):
                 self._tell_job_ended(job.id)
 
@@ -125,3 +138,7 @@ class ClusterDirectories:
             if node is not None and (job is None or job.ended is not None):
                 over = self.jobs.is_over(job_id)
                 node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
+
+
+def _called(job: Job) -> str:
+    return f"Job {job.id.hex()}{f' ({job.entrypoint})' if job.entrypoint else ''}"

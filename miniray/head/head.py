@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.common.config import config
+from miniray.common.names import format_bytes
 from miniray.exceptions import MinirayError
 from miniray.head.cluster import ClusterDirectories, HeadIdentity
 from miniray.head.directories.clients import AttachedProcess, ProcessExit
@@ -114,6 +115,7 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "ended_jobs": cluster.tell_ended_jobs,
         "waiting_of_job": state.waiting_of_job,
         "why_waits": state.why_waits,
+        "event": cluster.events.told,
     }
 
 
@@ -149,6 +151,7 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "job_info": state.submitted_job,
         "job_infos": state.submitted_jobs,
         "state": state.listing,
+        "events_after": cluster.events.after,
         "status": state.status,
     }
 
@@ -180,14 +183,13 @@ class Head:
     def __init__(self, identity: HeadIdentity, timers: Timers, storage: Storage) -> None:
         self.cluster = cluster = ClusterDirectories(identity, timers, storage)
         self._timers = timers
-        self._storage = storage
         self._stopping = False
         self.recovery = HeadRecovery(cluster, timers, self.handle)
         self.state = ClusterState(cluster, self.recovery)
         self.watches = Watches(cluster, self.state, timers)
         self._requests = Requests(cluster, self.state, self.watches)
         self._handlers: dict[str, Callable[[ClusterNode, head_pb2.FromNode], None]] = {
-            "heartbeat": lambda node, message: node.beat(message.heartbeat),
+            "heartbeat": lambda node, message: self._beat(node, message.heartbeat),
             "request": lambda _, message: self._requests.handle(message.request),
             "attached": lambda node, message: self._attached(node, message.attached),
             "ended": lambda _, message: self._process_ended(message.ended),
@@ -227,6 +229,7 @@ class Head:
             logger.warning("a node on %s (%s) was refused: %s", hello.host, hello.hostname, text)
             outbox.put(head_pb2.ToNode(welcome=head_pb2.Welcome(error_kind=kind, error=text)))
             return None
+        came_back = self.cluster.nodes.is_known(node.id) or node.name in self.recovery.awaited
         self._welcome(node)
         try:
             if not node.drivers_only:
@@ -239,7 +242,14 @@ class Head:
             node.send(stop=head_pb2.Stop(reason=reason))
             self.lose(node, reason)
             return None
+        self._tell_joined(node, back=came_back)
         return node
+
+    def _tell_joined(self, node: ClusterNode, *, back: bool) -> None:
+        if not node.drivers_only:
+            event = "back" if back else "joined"
+            text = f"Node {node.name} ({node.hostname}) {'is back' if back else 'has joined'}."
+            self.cluster.events.add("NODE", event, text, node_id=node.name)
 
     def _welcome(self, node: ClusterNode) -> None:
         """Add a node, and queue its welcome before anything that its capacity leads to."""
@@ -263,6 +273,11 @@ class Head:
             logger.info("node %s (%s) has left: %s", node.name, node.hostname, reason)
         else:
             logger.warning("node %s (%s) is lost: %s", node.name, node.hostname, reason)
+        if not node.drivers_only:
+            left = planned or self._stopping
+            text = f"Node {node.name} ({node.hostname}) {'has left' if left else 'is lost'}: "
+            event, severity = ("left", "INFO") if left else ("lost", "ERROR")
+            self.cluster.events.add("NODE", event, f"{text}{reason}.", severity, node_id=node.name)
         self.cluster.nodes.remove(node, reason)
         self.cluster.grants.remove_node(node.name)
         self.cluster.actors.node_never_came(node.id)  # what it was to report, if that was refused
@@ -283,6 +298,10 @@ class Head:
         self._stopping = True
         for node in self.cluster.nodes:
             node.send(stop=head_pb2.Stop(reason=reason))
+
+    def refused(self, text: str) -> None:
+        """Note that somebody without the cluster's secret has connected."""
+        self.cluster.events.add("SECURITY", "wrong_secret", f"{text}.", "WARNING")
 
     def warn_drivers(self, text: str) -> None:
         for job in self.cluster.jobs.all():
@@ -312,6 +331,14 @@ class Head:
         for part in message.batch.messages:
             self.handle(node, part)
 
+    def _beat(self, node: ClusterNode, heartbeat: head_pb2.Heartbeat) -> None:
+        before = node.object_store_spilled
+        node.beat(heartbeat)
+        if node.object_store_spilled > before:
+            size = format_bytes(node.object_store_spilled)
+            text = f"Node {node.name} has no memory for all objects: {size} of them are on disk."
+            self.cluster.events.add_seldom("OBJECT", "spilled", text, "WARNING", node.name)
+
     def _attached(self, node: ClusterNode, attached: head_pb2.ProcessAttached) -> None:
         job_id = attached.job_id or attached.process_id
         self.cluster.clients.attach(
@@ -321,7 +348,7 @@ class Head:
             job = self.cluster.jobs.started(
                 job_id, attached.process_id, node.id, attached.pid, attached.details
             )
-            self._storage.job(job)
+            self.cluster.job_started(job)
         if attached.driver or job_id != attached.process_id:  # else it is of no job
             self.cluster.jobs.hold(attached.process_id, job_id)
 

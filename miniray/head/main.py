@@ -194,7 +194,7 @@ async def _run(options: HeadOptions) -> None:
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     _stop_on_request(options, stop)
     token = JoinToken(_NO_FINGERPRINT, options.secret)
-    server = channels.server(token.grpc_secret)
+    server = channels.server(token.grpc_secret, lambda text: head.refused(text))  # noqa: PLW0108
     channels.listen_unix(server, options.unix_path)
     identity = _identity(options)
     address = await _listen_tcp(options, server, identity, token, stop)

@@ -77,6 +77,10 @@ class HeadRecovery:
         for job in sorted(submitted, key=lambda job: job.submitted):
             cluster.submissions.restore(job)
         cluster.code.restored()
+        cluster.events.restore(saved.events)
+        if saved.epoch > 1:
+            text = "The head was lost, and started again."
+            cluster.events.add("HEAD", "started", text, "WARNING")
         for record in saved.dead_actors:
             cluster.actors.restore_dead(*read_dead_actor(record))
         for id in saved.removed_groups:

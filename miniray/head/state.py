@@ -69,6 +69,7 @@ class ClusterState:
             "workers": self._list_workers,
             "submissions": self.submitted_jobs,
             "devices": lambda: device_map(self._cluster),
+            "events": lambda: self._cluster.events.after(0),
         }
 
     # --- Ray's tables ----------------------------------------------------------------
@@ -94,7 +95,8 @@ class ClusterState:
 
     def _list_actors(self) -> list[dict[str, Any]]:
         actors = self._cluster.actors
-        living = [self._living_row(actor) for actor in actors.all()]
+        known: dict[Any, str] = {}
+        living = [self._living_row(actor, known) for actor in actors.all()]
         return [*living, *(_dead_row(id, dead) for id, dead in actors.dead())]
 
     def actor_row(self, id: bytes) -> dict[str, Any] | None:
@@ -102,14 +104,14 @@ class ClusterState:
         actor = self._cluster.actors.find_any(id)
         if isinstance(actor, DeadActor):
             return _dead_row(id, actor)
-        return self._living_row(actor) if actor is not None else None
+        return self._living_row(actor, {}) if actor is not None else None
 
     def actor_ids(self) -> list[bytes]:
         """Return the ids of the actors that live or are remembered."""
         actors = self._cluster.actors
         return [*(actor.id for actor in actors.all()), *(id for id, _ in actors.dead())]
 
-    def _living_row(self, actor: Actor) -> dict[str, Any]:
+    def _living_row(self, actor: Actor, known: dict[Any, str]) -> dict[str, Any]:
         return {
             **self._actor(actor),
             "job_id": actor.job_id.hex(),
@@ -117,7 +119,22 @@ class ClusterState:
             "required_resources": dict(actor.spec.placement_resources),
             "is_detached": actor.spec.detached,
             "placement_group_id": _group_of(actor),
+            "since": actor.since,
+            "why_waits": self._why_actor_waits(actor, known),
         }
+
+    def _why_actor_waits(self, actor: Actor, known: dict[Any, str]) -> str:
+        """Say which resources an actor waits for; empty if it does not.
+
+        To find out looks at every node, so it is done once for those that ask for the same.
+        """
+        number = self._cluster.actors.waiting(actor.id)
+        if not number:
+            return ""
+        if actor.demand not in known and len(known) < _MAX_SHAPES:
+            reason = self._cluster.scheduler.explain(number)
+            known[actor.demand] = reason.sentence() if reason is not None else ""
+        return known.get(actor.demand, "")
 
     def _lately_dead(self) -> list[DeadActorStatus]:
         """Return the actors that ended unusually, the latest first."""
@@ -231,6 +248,11 @@ class ClusterState:
         return node.host if node is not None else ""
 
     def _list_workers(self) -> list[dict[str, Any]]:
+        leases = self._cluster.leases.leases.values()
+        names = {lease.process_id: lease.group.name for lease in leases}
+        actors = {}
+        for actor in self._cluster.actors.all():
+            names[actor.process_id], actors[actor.process_id] = actor.class_name, actor.id
         return [
             {
                 "worker_id": client.id.hex(),
@@ -238,6 +260,8 @@ class ClusterState:
                 "pid": client.pid,
                 "job_id": client.job_id.hex(),
                 "kind": "driver" if client.is_driver else "worker",
+                "name": names.get(client.id, ""),
+                "actor_id": actors[client.id].hex() if client.id in actors else "",
             }
             for client in self._cluster.clients.all()
             if client.is_driver or client.job_id != client.id  # else it is a command, which looks
@@ -419,6 +443,7 @@ def _dead_row(id: bytes, dead: DeadActor) -> dict[str, Any]:
         "is_detached": dead.detached,
         "death_cause": str(dead.death.error(id)),
         "death_kind": dead.death.cause,
+        "since": dead.when,
     }
 
 

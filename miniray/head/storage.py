@@ -56,6 +56,9 @@ class Storage:
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         """Keep a value; None forgets it."""
 
+    def event(self, number: int, record: bytes | None) -> None:
+        """Keep an event; None forgets it."""
+
     def when_written(self, then: Callable[[], object]) -> None:
         """Call back when all changes up to now are kept, or cannot be."""
         then()
@@ -79,6 +82,7 @@ class Saved:
     #: When the first head started, in seconds since the epoch.
     started: float = dataclasses.field(default_factory=time.time)
     submitted_jobs: list[bytes] = dataclasses.field(default_factory=list)
+    events: list[bytes] = dataclasses.field(default_factory=list)
 
 
 _ACTOR_FIELDS = (
@@ -189,6 +193,7 @@ CREATE TABLE IF NOT EXISTS ended (
 CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
 """
 _ACTOR, _GROUP, _JOB, _SUBMITTED = "actor", "placement_group", "job", "submitted_job"
+_EVENT = "event"
 _THING, _VALUE = "thing", "value"
 _REPLACE = {
     _THING: "REPLACE INTO things VALUES (?, ?, ?)",
@@ -252,6 +257,7 @@ class SqliteStorage(Storage):
         database.execute("UPDATE cluster SET epoch = ?", (starts + 1,))
         database.commit()
         kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: [], _SUBMITTED: []}
+        kept[_EVENT] = []
         for kind, record in database.execute("SELECT kind, record FROM things"):
             kept[kind].append(record)
         values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
@@ -263,6 +269,7 @@ class SqliteStorage(Storage):
             groups=kept[_GROUP],
             jobs=kept[_JOB],
             submitted_jobs=kept[_SUBMITTED],
+            events=kept[_EVENT],
             values=values,
             dead_actors=[record for _, record in self._read_ended(_ACTOR)],
             removed_groups=[key for key, _ in self._read_ended(_GROUP)],
@@ -300,6 +307,9 @@ class SqliteStorage(Storage):
 
     def submitted_job_forgotten(self, name: str) -> None:
         self._change(_SUBMITTED, name.encode(), None)
+
+    def event(self, number: int, record: bytes | None) -> None:
+        self._change(_EVENT, number.to_bytes(8, "big"), record)
 
     def when_written(self, then: Callable[[], object]) -> None:
         if self._writing is None or self._writing.done():

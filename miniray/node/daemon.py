@@ -196,7 +196,12 @@ class NodeDaemon:
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
-            logger.warning("%s %s", what, describe_exit(exit_code, hint=False))
+            how = describe_exit(exit_code, hint=False)
+            logger.warning("%s %s", what, how)
+            memory = self._memory_kills.explain(exit_code)
+            text = f"{what[0].upper()}{what[1:]} {how}. {memory}".rstrip()
+            event = "killed_for_memory" if memory else "crashed"
+            self.tell_event("WORKER", event, text, "ERROR" if memory else "WARNING")
         ended = head_pb2.ProcessEnded(
             process_id=worker.process_id,
             pid=worker.pid,
@@ -209,6 +214,10 @@ class NodeDaemon:
         self._process_ended(
             ended, worker.work, gone=worker.quarantine is None, why=worker.why_killed
         )
+
+    def tell_event(self, source: str, event: str, message: str, severity: str) -> None:
+        """Have the head remember what has happened here (head/directories/events.py)."""
+        self._head.notify("event", source, event, message, severity)
 
     def _about(self, worker: Worker, exit_code: int | None) -> str:
         """Return what else is known of a worker's end, as sentences."""

@@ -161,6 +161,10 @@ class NodeStart:
         await self._end(daemon, server)
         return int(daemon.failed)
 
+    def _refused(self, text: str) -> None:
+        if self._daemon is not None:
+            self._daemon.tell_event("SECURITY", "wrong_secret", f"{text}.", "WARNING")
+
     def _moves_values(self) -> bool:
         return self._daemon is not None and self._daemon.moves_values()
 
@@ -206,7 +210,7 @@ class NodeStart:
 
     def _listen(self) -> tuple[grpc.aio.Server, DaemonAddress]:
         """Make the server for other daemons: a Unix socket for this machine, TLS for others."""
-        server = channels.server(self._token.grpc_secret)
+        server = channels.server(self._token.grpc_secret, self._refused)
         channels.listen_unix(server, self._node_path)
         if self.options.embedded:
             return server, DaemonAddress(_machine(), self._node_path)

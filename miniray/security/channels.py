@@ -88,15 +88,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def server(secret: str) -> grpc.aio.Server:
+def server(secret: str, on_refused: Callable[[str], object] | None = None) -> grpc.aio.Server:
     """Make a server that answers only clients with the secret. Listen, then start it.
 
     Args:
         secret: ``JoinToken.grpc_secret``.
+        on_refused: Called, seldom, with a sentence on who does not have it.
     """
     within = ("grpc.server_handshake_timeout_ms", int(1000 * config().auth_timeout))
     options = [*_SERVER_OPTIONS, within]
-    return grpc.aio.server(interceptors=[SecretInterceptor(secret)], options=options)
+    return grpc.aio.server(interceptors=[SecretInterceptor(secret, on_refused)], options=options)
 
 
 def listen_unix(server: grpc.aio.Server, path: str) -> None:
@@ -284,15 +285,22 @@ class SecretInterceptor(_ServerInterceptor):
 
     Args:
         secret: ``JoinToken.grpc_secret``.
+        on_refused: Called with what is logged of those that are refused.
     """
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, on_refused: Callable[[str], object] | None = None) -> None:
         _, expected = authorization(secret)
         self._expected = expected.encode()
-        self._log = PeerLog(logger.warning)
+        self._on_refused = on_refused
+        self._log = PeerLog(self._tell)
         #: Answers every kind of RPC: as a stream handler it runs before a request is read, so
         #: nothing that an unproven client sends is ever parsed.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    def _tell(self, text: str) -> None:
+        logger.warning("%s", text)
+        if self._on_refused is not None:
+            self._on_refused(text)
 
     async def _refuse(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._log.add(host_of(context.peer()), "was refused: it does not have the cluster's secret")

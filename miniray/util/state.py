@@ -19,6 +19,7 @@ from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.memory_records import cluster_memory
 from miniray.util.state_records import (
     ActorState,
+    ClusterEventState,
     ClusterMemoryState,
     HolderState,
     JobState,
@@ -27,11 +28,14 @@ from miniray.util.state_records import (
     ObjectState,
     PendingDemandState,
     PlacementGroupState,
+    State,
     StateT,
+    TaskState,
     WorkerState,
     check_all,
     chosen,
 )
+from miniray.util.task_records import processes_of, summary_of, task_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActorState",
+    "ClusterEventState",
     "ClusterMemoryState",
     "HolderState",
     "JobState",
@@ -50,6 +55,7 @@ __all__ = [
     "ObjectState",
     "PendingDemandState",
     "PlacementGroupState",
+    "TaskState",
     "WorkerState",
     "get_actor",
     "get_cluster_memory",
@@ -57,27 +63,27 @@ __all__ = [
     "get_node",
     "get_objects",
     "get_placement_group",
+    "get_task",
     "get_worker",
     "list_actors",
+    "list_cluster_events",
     "list_jobs",
     "list_nodes",
     "list_objects",
     "list_pending_demands",
     "list_placement_groups",
+    "list_tasks",
     "list_workers",
     "summarize_actors",
     "summarize_objects",
+    "summarize_tasks",
 ]
 
-_NO_RECORDS = "tasks are not recorded; list_pending_demands() has those that wait for resources"
-_LOG_FILES = "logs are files, in the folder logs of init().address_info['session_dir']"
 
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
-    **dict.fromkeys(("get_task", "list_tasks", "summarize_tasks"), _NO_RECORDS),
-    **dict.fromkeys(("get_log", "list_logs"), _LOG_FILES),
+    **dict.fromkeys(("get_log", "list_logs"), "`miniray logs` shows them, of all nodes"),
     "StateApiClient": "call the functions of this module, with address=",
-    "list_cluster_events": "list_nodes() and list_actors() have what was lost, with the reason",
     "list_runtime_envs": "get_runtime_context().runtime_env tells that of a task or an actor",
 }
 tell_imports(__name__, _ABSENT)
@@ -126,7 +132,48 @@ class _Get(Protocol[ListedT_co]):
     ) -> ListedT_co | None: ...
 
 
-def _lists(name: str, what: str, kind: type[StateT]) -> _List[StateT]:
+#: What can be listed, by its name in `miniray list`: the head's name of it, and its record.
+KINDS: dict[str, tuple[str, type[State]]] = {
+    "actors": ("actors", ActorState),
+    "tasks": ("", TaskState),
+    "nodes": ("node_states", NodeState),
+    "workers": ("workers", WorkerState),
+    "jobs": ("jobs", JobState),
+    "groups": ("placement_groups", PlacementGroupState),
+    "objects": ("", ObjectState),
+    "events": ("events", ClusterEventState),
+    "waiting": ("pending", PendingDemandState),
+}
+
+
+def listed(
+    source: RuntimeHead | CommandConnection,
+    thing: str,
+    filters: Sequence[Filter] | None = None,
+    limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> list[Any]:
+    """Return the first records of one of ``KINDS``, asked of a cluster that is connected.
+
+    Arguments and errors as of ``list_tasks``.
+    """
+    what, kind = KINDS[thing]
+    check_all(kind, filters, limit)
+    limit, timeout = operator.index(limit), float(timeout)
+    looked_at = MAX_OBJECTS if filters else min(limit, MAX_OBJECTS)
+    if thing == "tasks":
+        told = source.ask_nodes("processes", ("calls", (looked_at, False), None), timeout)
+        found: list[Any] = list(task_states(processes_of(told)[0]))
+    elif thing == "objects":
+        reports = source.memory_report(looked_at, True, timeout)
+        nodes = source.listing("node_states")
+        found = list(cluster_memory(reports, nodes, looked_at, detail=True).objects)
+    else:
+        found = [kind.of(data) for data in source.listing(what)]
+    return chosen(found, filters, limit)
+
+
+def _lists(name: str, thing: str, _kind: type[StateT]) -> _List[StateT]:
     """Return the function of this name: it makes records of one of the head's listings."""
 
     def listing(
@@ -137,9 +184,10 @@ def _lists(name: str, what: str, kind: type[StateT]) -> _List[StateT]:
         detail: bool = False,
         raise_on_missing_output: bool = True,
     ) -> list[StateT]:
-        del timeout, detail, raise_on_missing_output
-        check_all(kind, filters, limit)
-        return chosen([kind.of(data) for data in _ask(address, what)], filters, limit)
+        del detail, raise_on_missing_output
+        check_all(_kind, filters, limit)
+        with _source(address) as source:
+            return listed(source, thing, filters, limit, timeout)
 
     listing.__name__ = listing.__qualname__ = name
     listing.__doc__ = _List.__doc__
@@ -160,14 +208,16 @@ def _gets(name: str, listing: _List[StateT]) -> _Get[StateT]:
 #: Actors, then those that have died, the latest last.
 list_actors = _lists("list_actors", "actors", ActorState)
 #: Nodes, then those that were lost.
-list_nodes = _lists("list_nodes", "node_states", NodeState)
+list_nodes = _lists("list_nodes", "nodes", NodeState)
 #: Workers and drivers.
 list_workers = _lists("list_workers", "workers", WorkerState)
-list_placement_groups = _lists("list_placement_groups", "placement_groups", PlacementGroupState)
+list_placement_groups = _lists("list_placement_groups", "groups", PlacementGroupState)
 #: Jobs, ended ones included.
 list_jobs = _lists("list_jobs", "jobs", JobState)
+#: What has happened in the cluster, the latest last: 1,000 of each severity are remembered.
+list_cluster_events = _lists("list_cluster_events", "events", ClusterEventState)
 #: What waits for resources, and why. What waits for its arguments does not wait for resources.
-list_pending_demands = _lists("list_pending_demands", "pending", PendingDemandState)
+list_pending_demands = _lists("list_pending_demands", "waiting", PendingDemandState)
 
 get_actor = _gets("actor", list_actors)
 get_node = _gets("node", list_nodes)
@@ -187,17 +237,90 @@ def summarize_actors(
         Ray's form: ``{"cluster": {"summary": {CLASS: {"class_name": CLASS, "state_counts":
         {STATE: COUNT}}}, "total_actors": COUNT, "summary_by": "class"}}``.
     """
-    del timeout, raise_on_missing_output
-    actors = [ActorState.of(data) for data in _ask(address, "actors")]
+    del raise_on_missing_output
+    with _source(address) as source:
+        return summary(source, "actors", timeout)
+
+
+def summary(source: RuntimeHead | CommandConnection, thing: str, timeout: float) -> dict[str, Any]:
+    """Return the summary of actors, tasks or objects of a cluster that is connected, as Ray's."""
+    if thing == "tasks":
+        told = source.ask_nodes("processes", ("calls", (0, False), None), timeout)
+        return {"cluster": summary_of(processes_of(told)[0])}
+    if thing == "objects":
+        reports = source.memory_report(MAX_OBJECTS, False, timeout)
+        nodes = source.listing("node_states")
+        objects = cluster_memory(reports, nodes, MAX_OBJECTS, detail=False).objects
+        return {"cluster": _summary_of_objects(objects)}
+    actors = [ActorState.of(data) for data in source.listing("actors")]
     counts: dict[str, collections.Counter[str]] = {}
     for actor in actors:
         counts.setdefault(actor.class_name, collections.Counter())[actor.state] += 1
-    summary = {
+    by_class = {
         name: {"class_name": name, "state_counts": dict(states)} for name, states in counts.items()
     }
     return {
-        "cluster": {"summary": summary, "total_actors": len(actors), "summary_by": "class"},
+        "cluster": {"summary": by_class, "total_actors": len(actors), "summary_by": "class"},
     }
+
+
+def list_tasks(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+) -> list[TaskState]:
+    """Return the tasks and calls of actors that have not ended: those that run first.
+
+    Every process is asked for it; nothing is recorded before. Calls that have ended are counted,
+    by function: see ``summarize_tasks``.
+
+    Args:
+        address: As for ``list_actors``.
+        filters: As for ``list_actors``. With filters, the 10,000 oldest calls of each process are
+            looked at.
+        limit: The most records that are returned.
+        timeout: Seconds that a process may take to tell; one that is later is left out.
+        detail: Without effect: records have all their fields.
+        raise_on_missing_output: Without effect: see ``timeout``.
+
+    Raises:
+        ValueError: a filter names no field, or is malformed; or the limit is not positive.
+        ConnectionError: there is no such cluster.
+    """
+    del detail, raise_on_missing_output
+    check_all(TaskState, filters, limit)
+    with _source(address) as source:
+        return listed(source, "tasks", filters, limit, timeout)
+
+
+def get_task(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> TaskState | None:
+    """Return the open call with this hex id, or None. ``address`` as for ``list_actors``."""
+    return next(iter(list_tasks(address, [("task_id", "=", id)], 1, timeout)), None)
+
+
+def summarize_tasks(
+    address: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    raise_on_missing_output: bool = True,
+) -> dict[str, Any]:
+    """Return how many tasks and calls of actors of each name wait, run, finished and failed.
+
+    Arguments as for ``list_tasks``. Those that have ended are counted by their callers, for as long
+    as these live.
+
+    Returns:
+        Ray's form: ``{"cluster": {"summary": {NAME: {"func_or_class_name": NAME, "type": TYPE,
+        "state_counts": {STATE: COUNT}}}, "total_tasks": COUNT, "total_actor_tasks": COUNT,
+        "total_actor_scheduled": COUNT, "summary_by": "func_name"}}``.
+    """
+    del raise_on_missing_output
+    with _source(address) as source:
+        return summary(source, "tasks", timeout)
 
 
 def list_objects(
@@ -230,9 +353,8 @@ def list_objects(
     """
     del detail, raise_on_missing_output
     check_all(ObjectState, filters, limit)
-    looked_at = MAX_OBJECTS if filters else limit
-    memory = get_cluster_memory(address, looked_at, timeout, detail=True)
-    return chosen(memory.objects, filters, limit)
+    with _source(address) as source:
+        return listed(source, "objects", filters, limit, timeout)
 
 
 def get_objects(
@@ -284,17 +406,19 @@ def summarize_objects(
         "total_objects": COUNT, "total_size_mb": SIZE, "summary_by": "callsite"}}``.
     """
     del raise_on_missing_output
-    objects = get_cluster_memory(address, MAX_OBJECTS, timeout).objects
+    with _source(address) as source:
+        return summary(source, "objects", timeout)
+
+
+def _summary_of_objects(objects: list[ObjectState]) -> dict[str, Any]:
     by_site: dict[str, list[ObjectState]] = {}
     for found in objects:
         by_site.setdefault(found.call_site, []).append(found)
     return {
-        "cluster": {
-            "summary": {site: _summary_of(found) for site, found in by_site.items()},
-            "total_objects": len(objects),
-            "total_size_mb": sum(found.object_size for found in objects) / 2**20,
-            "summary_by": "callsite",
-        }
+        "summary": {site: _summary_of(found) for site, found in by_site.items()},
+        "total_objects": len(objects),
+        "total_size_mb": sum(found.object_size for found in objects) / 2**20,
+        "summary_by": "callsite",
     }
 
 
@@ -307,11 +431,6 @@ def _summary_of(objects: list[ObjectState]) -> dict[str, Any]:
         "task_state_counts": dict(collections.Counter(found.task_status for found in objects)),
         "ref_type_counts": dict(collections.Counter(found.reference_type for found in objects)),
     }
-
-
-def _ask(address: str | None, what: str) -> list[dict[str, Any]]:
-    with _source(address) as source:
-        return source.listing(what)
 
 
 @contextlib.contextmanager

@@ -76,6 +76,12 @@ class ActorState(State):
     is_detached: bool
     placement_group_id: str | None
     num_restarts: int
+    #: Its constructor runs: STARTING, which Ray calls PENDING_CREATION too.
+    is_starting: bool
+    #: Since when it waits, starts, lives or is dead, in seconds since the epoch.
+    since: float
+    #: Which resources it waits for, as a sentence; None if it does not.
+    why_waits: str | None
 
     _HEAD_NAMES = {"ray_namespace": "namespace", "num_restarts": "restarts"}  # noqa: RUF012
 
@@ -91,6 +97,8 @@ class ActorState(State):
                 **data,
                 "class_name": short_name(data["class_name"]),
                 "state": state,
+                "is_starting": data["state"] == "STARTING",
+                "why_waits": data.get("why_waits") or None,
                 "name": data["name"] or None,
                 "node_id": data["node_id"] or None,
             }
@@ -141,11 +149,67 @@ class WorkerState(State):
     node_id: str
     pid: int
     job_id: str
+    #: The class of its actor, or the task for which it was started; empty if it is idle.
+    name: str
+    #: Empty if it runs tasks.
+    actor_id: str
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> WorkerState:
         """Make a record from the head's data."""
-        return super().of({**data, "is_alive": True, "worker_type": data["kind"].upper()})
+        name = short_name(data["name"])
+        kind = data["kind"].upper()
+        return super().of({**data, "is_alive": True, "worker_type": kind, "name": name})
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskState(State):
+    """A task or a call of an actor that has not ended."""
+
+    task_id: str
+    #: As it was called: of an actor ``Class.method``.
+    name: str
+    #: NORMAL_TASK, ACTOR_TASK or ACTOR_CREATION_TASK.
+    type: str
+    #: PENDING_ARGS_AVAIL, PENDING_NODE_ASSIGNMENT, SUBMITTED_TO_WORKER (it waits there for its
+    #: turn) or RUNNING.
+    state: str
+    #: How often it was repeated.
+    attempt_number: int
+    #: Seconds for which it runs; None if it does not.
+    seconds: float | None
+    #: Of its caller.
+    job_id: str
+    caller_id: str
+    #: Empty of a task.
+    actor_id: str
+    #: Where it was sent; empty while it was not.
+    node_id: str
+    worker_id: str
+    worker_pid: int
+    #: Ids of arguments that have no value yet.
+    waits_for: list[str]
+    #: Ids of what it makes.
+    makes: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterEventState(State):
+    """Something that has happened in the cluster."""
+
+    event_id: int
+    #: Seconds since the epoch.
+    time: float
+    #: INFO, WARNING or ERROR.
+    severity: str
+    #: NODE, ACTOR, WORKER, DEVICE, OBJECT, JOB, HEAD or SECURITY.
+    source_type: str
+    #: What has happened to it: ``joined``, ``died``, ``killed_for_memory``.
+    event_type: str
+    #: The same in a sentence, with the cause.
+    message: str
+    #: Hex ids of what it is about.
+    custom_fields: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)

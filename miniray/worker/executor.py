@@ -212,6 +212,13 @@ class Executor:
                 yield work.name, work.held
         yield from self._results.holds()
 
+    def works(self) -> Iterator[tuple[bytes, str, float | None]]:
+        """Yield the calls that have not ended: id, name, seconds since it began if it has."""
+        now = time.perf_counter()
+        for work in list(self._open.values()):
+            seconds = now - work.started if work.started else None
+            yield work.execution.task_id, work.name, seconds
+
     # --- running -------------------------------------------------------------------
     def serve(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Make the actor, and run its calls until the end.

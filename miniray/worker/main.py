@@ -76,7 +76,7 @@ class WorkerProcess:
             timeout=config().worker_start_timeout,
             on_shutdown=lambda _attachment: None,
             on_lost=_daemon_lost,
-            process=ProcessHooks(self._block, self._end_actor, self._executing),
+            process=ProcessHooks(self._block, self._end_actor, self._executing, self._works),
         )
         self.runtime = self._attachment.runtime
         self.runtime.on_topic["lease"] = self._on_lease
@@ -94,6 +94,9 @@ class WorkerProcess:
 
     def _executing(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
         return self.executor.holds()
+
+    def _works(self) -> Iterator[tuple[bytes, str, float | None]]:
+        return self.executor.works()
 
     def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Handle ``breakpoint()`` in user code: wait for a terminal, as there is none here."""

@@ -84,7 +84,7 @@ def test_modules_below_util_need_no_import_of_their_own(tmp_path: Path) -> None:
         (lambda: miniray.exceptions.OutOfMemoryError, "raises WorkerCrashedError"),
         (lambda: miniray.NodeID, "miniray has no 'NodeID': ids are hex strings"),
         (lambda: miniray.WORKER_MODE, "miniray has no 'WORKER_MODE': .* is None in a driver"),
-        (lambda: miniray.util.state.list_tasks, "no 'list_tasks': tasks are not recorded"),
+        (lambda: miniray.util.state.list_runtime_envs, "no 'list_runtime_envs': get_runtime"),
         (lambda: miniray.util.nothing, "module 'miniray.util' has no attribute 'nothing'"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
         ("from miniray import ActorID", "miniray has no 'ActorID': ids are hex strings"),
         ("from miniray.exceptions import OutOfMemoryError", "raises WorkerCrashedError"),
-        ("from miniray.util.state import get_log", "no 'get_log': logs are files"),
+        ("from miniray.util.state import get_log", "no 'get_log': `miniray logs`"),
         ("from miniray.train import SyncConfig", "miniray has no 'SyncConfig': what is reported"),
         ("from miniray.train.xgboost import XGBoostTrainer", "miniray has no 'xgboost'"),
         ("from miniray.train.base_trainer import TrainingFailedError", "from miniray.train itself"),

@@ -57,6 +57,8 @@ class Actor:
     #: Once it is dead: why, and since when, in seconds since the epoch.
     death: Death | None = None
     died: float = 0.0
+    #: When it came to where it is now: waiting, placed (its constructor runs), or alive.
+    since: float = dataclasses.field(default_factory=time.time)
 
     @property
     def owner(self) -> bytes:
@@ -117,7 +119,7 @@ class Actor:
         )
 
     def begin_restart(self) -> None:
-        self.state, self.killed = RESTARTING, False
+        self.state, self.killed, self.since = RESTARTING, False, time.time()
         self.restarts += 1
         if self.restarts_left > 0:
             self.restarts_left -= 1

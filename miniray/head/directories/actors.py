@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from miniray.common.specs import Allocation
     from miniray.head.directories.clients import ClientDirectory, PendingNotices
+    from miniray.head.directories.events import EventLog
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import ClusterNode, NodeDirectory
@@ -58,6 +59,7 @@ class ActorRegistry:
     notices: PendingNotices
     #: Called when what must survive a restart has changed.
     on_change: Callable[[Actor], None]
+    events: EventLog
 
     def __post_init__(self) -> None:
         self._table = ActorTable()
@@ -206,7 +208,7 @@ class ActorRegistry:
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
         node = self.nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
-        token.node = node
+        token.node, token.since = node, time.time()
         self._changed(token)
         # The namespace is the job's, as in Ray: the actor's own is only where its name is.
         no_job = JobSpec(namespace=token.spec.namespace)
@@ -273,9 +275,22 @@ class ActorRegistry:
         elif report.error:
             self._die(actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True)
         else:
-            actor.state = ALIVE
+            actor.state, actor.since = ALIVE, time.time()
             self._changed(actor)
+            self._tell_placed(actor)
             self._subscribers.tell_all(actor)
+
+    def _tell_placed(self, actor: Actor) -> None:
+        name = f" {actor.spec.name!r}" if actor.spec.name else ""
+        where = actor.node.name[:8] if actor.node is not None else "?"
+        again = f", restart {actor.restarts}" if actor.restarts else ""
+        text = f"{actor.class_name}{name} runs on node {where} (pid {actor.pid}{again})."
+        self._tell("placed", text, "INFO", actor)
+
+    def _tell(self, event: str, text: str, severity: str, actor: Actor) -> None:
+        node = actor.node.name if actor.node is not None else ""
+        ids = {"actor_id": actor.id.hex(), "job_id": actor.job_id.hex(), "node_id": node}
+        self.events.add("ACTOR", event, text, severity, **ids)
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
         """Note the process of a lease, which a daemon may report nowhere else."""
@@ -323,6 +338,7 @@ class ActorRegistry:
             self._die(actor, cause, how=how, ended=True)
             return
         died = actor.describe_death(actor.end_of_process(how), how)
+        self._tell("restarted", f"{died.error(actor.id)} It starts again.", "WARNING", actor)
         self._table.leave_place(actor)
         actor.begin_restart()
         logger.warning("%s It starts again.", died.error(actor.id))
@@ -349,6 +365,8 @@ class ActorRegistry:
         asked, or never was.
         """
         death = actor.describe_death(cause, how or ProcessExit(), creation)
+        severity = "INFO" if cause in ORDINARY or cause in REQUESTED else "ERROR"
+        self._tell("died", str(death.error(actor.id)), severity, actor)
         if actor.node is None and actor.lease:
             self.grants.withdraw(actor.lease)
         elif not ended:

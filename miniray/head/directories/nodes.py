@@ -130,6 +130,10 @@ class NodeDirectory:
     def get(self, node_id: bytes) -> ClusterNode | None:
         return self._living.get(node_id)
 
+    def is_known(self, node_id: bytes) -> bool:
+        """Return whether a node lives, or is remembered as lost."""
+        return node_id in self._living or node_id in self._lost
+
     def lost(self) -> list[ClusterNode]:
         """Return the remembered lost nodes, the latest last."""
         return list(self._lost.values())

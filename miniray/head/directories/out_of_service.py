@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from miniray._proto import head_pb2
     from miniray.head.directories.clients import ClientDirectory
+    from miniray.head.directories.events import EventLog
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory, KeyValues
     from miniray.head.directories.leases import TaskLeases
@@ -119,13 +120,14 @@ class Quarantines:
     grants: GrantTable
     clients: ClientDirectory
     jobs: JobDirectory
+    events: EventLog
 
     def joins(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
         """Count what a joining node has in quarantine; before anything is placed there."""
         node.quarantines = list(told.all)
         for (resource, device), why in _reasons(node.quarantines).items():
             node.pool.set_in_service(resource, device, False, why)
-            _log(node, resource, device, why)
+            self._tell(node, resource, device, why)
 
     def told(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
         """Compare what a node has in quarantine now with what it had, and tell who must know."""
@@ -136,11 +138,21 @@ class Quarantines:
         for device in {**out, **out_now}:
             why = out_now.get(device, "")
             if why != out.get(device):
-                _log(node, *device, why)
+                self._tell(node, *device, why)
                 self.grants.set_in_service(node.name, *device, why)
         for quarantine in node.quarantines:
             if quarantine.process_id not in before:
                 self._warn(node, quarantine)
+
+    def _tell(self, node: ClusterNode, resource: str, device: str, why: str) -> None:
+        what = f"{resource} {device} of node {node.name}"
+        if why:
+            logger.error("%s is out of service: %s", what, why)
+            text, severity, event = f"{what} is out of service: {why}.", "ERROR", "quarantined"
+        else:
+            logger.warning("%s is back in service", what)
+            text, severity, event = f"{what} is back in service.", "INFO", "released"
+        self.events.add("DEVICE", event, text, severity, node_id=node.name)
 
     def _warn(self, node: ClusterNode, quarantine: head_pb2.Quarantine) -> None:
         job = self.jobs.get(quarantine.job_id)
@@ -163,11 +175,3 @@ def _reasons(quarantines: Iterable[head_pb2.Quarantine]) -> dict[tuple[str, str]
         for group in quarantine.devices
         for id in group.ids
     }
-
-
-def _log(node: ClusterNode, resource: str, device: str, why: str) -> None:
-    what = f"{resource} {device} of node {node.name}"
-    if why:
-        logger.error("%s is out of service: %s", what, why)
-    else:
-        logger.warning("%s is back in service", what)

@@ -50,7 +50,7 @@ class Questions:
         self._relay = relay
         #: What this node answers, by the name of the question: functions or coroutine functions
         #: that get the seconds that its processes may take, and the question's arguments.
-        self.answers: dict[str, Callable[..., Any]] = {}
+        self.answers: dict[str, Callable[..., Any]] = {"processes": self._processes}
         self._numbers = itertools.count(1).__next__
         self._open: dict[int, Question] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,6 +125,25 @@ class Questions:
         return [Told(who, *question.answers.get(who, (None, late[who]))) for who in whom]
 
     # --- answering -----------------------------------------------------------------
+    async def _processes(
+        self, seconds: float, what: str, arguments: tuple[Any, ...], ids: Any
+    ) -> list[tuple[bytes, int, str, bytes, Any, str]]:
+        """Pass a question on to drivers and workers of this node: those of these ids, or all.
+
+        Returns:
+            Of each its id, pid, role and job, then the answer and why there is none.
+        """
+        clients = [
+            client
+            for client in self._clients.clients.values()
+            if not client.is_command and (ids is None or client.process_id in ids)
+        ]
+        told = await self.ask_processes(clients, what, arguments, seconds)
+        return [
+            (client.process_id, client.pid, client.role, client.job_id, answer, missing)
+            for client, (_, answer, missing) in zip(clients, told, strict=True)
+        ]
+
     async def _for_client(
         self, _client: Client, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any
     ) -> tuple[list[tuple[bytes, Any, str]], int]:

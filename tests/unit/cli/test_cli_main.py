@@ -35,10 +35,6 @@ def test_what_was_probably_meant_is_told_in_a_sentence(miniray: Callable[..., Re
     line = one_line(miniray("stat"))
     assert "No such command 'stat'. Did you mean one of: 'stack', 'start', 'status'? See '" in line
     assert "'--force'? See '" in one_line(miniray("stop", "--frob"))
-    for command in ("list", "summary"):
-        line = one_line(miniray(command, "actors"))
-        assert "`miniray status`" in line
-        assert "miniray.util.state" in line
 
 
 def test_a_folder_that_cannot_be_made_is_told_with_its_option(

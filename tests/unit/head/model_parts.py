@@ -68,6 +68,9 @@ class Disk:
     def key_value(self, namespace: str, key: Any, value: bytes | None) -> None:
         """Only the names of nodes, for the status."""
 
+    def event(self, number: int, record: bytes | None) -> None:
+        """Events are for people."""
+
     def _change(self, changes: dict[tuple[str, bytes], bytes | None]) -> None:
         self._unwritten.append(changes)
         for (kind, id), record in changes.items():

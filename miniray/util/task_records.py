@@ -1,0 +1,135 @@
+"""Tasks, from what every process of the cluster tells when it is asked. Asks nobody itself.
+
+Who called a task knows whether it waits, is sent or has ended; who runs it knows that it runs. The
+two are joined here by the id of the call.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.names import short_name
+from miniray.util.state_records import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    #: Of a node: its id, what its processes told, and why it told nothing.
+    Answers = Iterable[tuple[bytes, Any, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessCalls:
+    """What one process told of its calls (``client/call_reports.py``)."""
+
+    node: bytes
+    process: bytes
+    pid: int
+    role: str
+    job: bytes
+    #: None if it did not tell.
+    told: dict[str, Any] | None
+    #: Why it did not.
+    missing: str
+
+
+def processes_of(answers: Answers) -> tuple[list[ProcessCalls], dict[str, str]]:
+    """Return what processes told, and by hex id why nodes and processes did not."""
+    found: list[ProcessCalls] = []
+    silent: dict[str, str] = {}
+    for node, told, why in answers:
+        if why:
+            silent[f"node {node.hex()}"] = why
+        found += [ProcessCalls(node, *each) for each in told or ()]
+    for each in found:
+        if each.missing:
+            silent[f"{each.role} {each.process.hex()} (pid {each.pid})"] = each.missing
+    return found, silent
+
+
+def task_states(processes: list[ProcessCalls]) -> list[TaskState]:
+    """Return the calls that have not ended: those that run first, the longest first."""
+    running = {
+        id: seconds
+        for each in processes
+        for id, _, seconds in (each.told["running"] if each.told else ())
+    }
+    pids = {each.process: each.pid for each in processes}
+    states = [
+        _task(each, call, running.get(call["task_id"]), pids)
+        for each in processes
+        for call in (each.told["calls"] if each.told else ())
+    ]
+    return sorted(states, key=lambda state: -1.0 if state.seconds is None else -state.seconds - 2)
+
+
+def _task(
+    caller: ProcessCalls, call: dict[str, Any], seconds: float | None, pids: dict[bytes, int]
+) -> TaskState:
+    return TaskState(
+        task_id=call["task_id"].hex(),
+        name=short_name(call["name"]),
+        type=call["type"],
+        state=call["state"] if seconds is None else "RUNNING",
+        attempt_number=call["attempt"],
+        seconds=seconds,
+        job_id=caller.job.hex(),
+        caller_id=caller.process.hex(),
+        actor_id=call["actor_id"].hex(),
+        node_id=call["node"].hex(),
+        worker_id=call["process"].hex(),
+        worker_pid=pids.get(call["process"], 0),
+        waits_for=[id.hex() for id in call["needs"]],
+        makes=[id.hex() for id in call["makes"]],
+    )
+
+
+def summary_of(processes: list[ProcessCalls]) -> dict[str, Any]:
+    """Count tasks and calls of actors by name, in Ray's form.
+
+    FINISHED and FAILED are those of callers that still live.
+    """
+    summary: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, kind: str, state: str, count: int) -> None:
+        name = short_name(name)
+        entry = summary.setdefault(
+            name, {"func_or_class_name": name, "type": kind, "state_counts": {}}
+        )
+        entry["state_counts"][state] = entry["state_counts"].get(state, 0) + count
+
+    for each in processes:
+        if each.told is None:
+            continue
+        for kind, name, state, count in each.told["states"]:
+            add(name, kind, state, count)
+        for kind, (finished, failed) in each.told["ended"].items():
+            for state, counts in (("FINISHED", finished), ("FAILED", failed)):
+                for name, count in counts.items():
+                    add(name, kind, state, count)
+    for each in processes:
+        for name, count in (each.told["running_by_name"] if each.told else {}).items():
+            _move_to_running(summary.get(short_name(name)), count)
+    totals: collections.Counter[str] = collections.Counter()
+    for entry in summary.values():
+        totals[entry["type"]] += sum(entry["state_counts"].values())
+    return {
+        "summary": summary,
+        "total_tasks": totals["NORMAL_TASK"],
+        "total_actor_tasks": totals["ACTOR_TASK"],
+        "total_actor_scheduled": totals["ACTOR_CREATION_TASK"],
+        "summary_by": "func_name",
+    }
+
+
+def _move_to_running(entry: dict[str, Any] | None, count: int) -> None:
+    """Count as running what its caller only knows to have been sent."""
+    counts = entry["state_counts"] if entry is not None else {}
+    moved = min(count, counts.get("SUBMITTED_TO_WORKER", 0))
+    if moved:
+        counts["RUNNING"] = counts.get("RUNNING", 0) + moved
+        counts["SUBMITTED_TO_WORKER"] -= moved
+        if not counts["SUBMITTED_TO_WORKER"]:
+            del counts["SUBMITTED_TO_WORKER"]
