@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Shapes that the status explains; explaining looks at every node.
 _MAX_SHAPES = 200
+#: Seconds for which an explanation is told again.
+_REASONS_LAST = 1.0
 #: Missed heartbeats after which a node is shown as silent.
 _MISSED = 3
 #: Names that are listed per shape.
@@ -57,6 +59,9 @@ class ClusterState:
     def __init__(self, cluster: ClusterDirectories, recovery: HeadRecovery) -> None:
         self._cluster = cluster
         self._recovery = recovery
+        #: Why actors wait, by their demand, and when that was found out.
+        self._reasons: dict[Any, str] = {}
+        self._reasoned = 0.0
         #: What ``listing`` returns, by name.
         self.listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
             "nodes": self.ray_nodes,
@@ -95,8 +100,7 @@ class ClusterState:
 
     def _list_actors(self) -> list[dict[str, Any]]:
         actors = self._cluster.actors
-        known: dict[Any, str] = {}
-        living = [self._living_row(actor, known) for actor in actors.all()]
+        living = [self._living_row(actor) for actor in actors.all()]
         return [*living, *(_dead_row(id, dead) for id, dead in actors.dead())]
 
     def actor_row(self, id: bytes) -> dict[str, Any] | None:
@@ -104,14 +108,14 @@ class ClusterState:
         actor = self._cluster.actors.find_any(id)
         if isinstance(actor, DeadActor):
             return _dead_row(id, actor)
-        return self._living_row(actor, {}) if actor is not None else None
+        return self._living_row(actor) if actor is not None else None
 
     def actor_ids(self) -> list[bytes]:
         """Return the ids of the actors that live or are remembered."""
         actors = self._cluster.actors
         return [*(actor.id for actor in actors.all()), *(id for id, _ in actors.dead())]
 
-    def _living_row(self, actor: Actor, known: dict[Any, str]) -> dict[str, Any]:
+    def _living_row(self, actor: Actor) -> dict[str, Any]:
         return {
             **self._actor(actor),
             "job_id": actor.job_id.hex(),
@@ -120,17 +124,21 @@ class ClusterState:
             "is_detached": actor.spec.detached,
             "placement_group_id": _group_of(actor),
             "since": actor.since,
-            "why_waits": self._why_actor_waits(actor, known),
+            "why_waits": self._why_actor_waits(actor),
         }
 
-    def _why_actor_waits(self, actor: Actor, known: dict[Any, str]) -> str:
+    def _why_actor_waits(self, actor: Actor) -> str:
         """Say which resources an actor waits for; empty if it does not.
 
-        To find out looks at every node, so it is done once for those that ask for the same.
+        To find out looks at every node, so it is done once a second for those of one shape.
         """
         number = self._cluster.actors.waiting(actor.id)
         if not number:
             return ""
+        known, now = self._reasons, time.monotonic()
+        if now - self._reasoned > _REASONS_LAST:
+            self._reasoned = now
+            known.clear()
         if actor.demand not in known and len(known) < _MAX_SHAPES:
             reason = self._cluster.scheduler.explain(number)
             known[actor.demand] = reason.sentence() if reason is not None else ""

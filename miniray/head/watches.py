@@ -26,6 +26,7 @@ _MOST_WATCHERS = 16
 #: The field that names a row, by listing; rows of others are named by their place.
 _KEYS = {
     "actors": "actor_id",
+    "events": "event_id",
     "node_states": "node_id",
     "jobs": "job_id",
     "placement_groups": "placement_group_id",
