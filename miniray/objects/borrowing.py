@@ -100,10 +100,7 @@ class Borrowing:
 
     def _send_all(self, numbers: list[int], holds: _Holds) -> None:
         for number, ((owner, node), held) in zip(numbers, holds.items(), strict=True):
-            peer = self._peers.get(node, owner)
-            peer.send((p.PEER_BORROW, number, held))
-            if peer.lost:
-                self._answered(number)
+            self._peers.get(node, owner).send((p.PEER_BORROW, number, held))
 
     def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
         """Tell the owners of refs that a call's executor has kept of its arguments.
@@ -166,12 +163,13 @@ class Borrowing:
                 entry.wanted = True
                 by_owner.setdefault((owner_of(entry.id), entry.owner_node), []).append(entry.id)
         for (owner, node), ids in by_owner.items():
-            peer = self._peers.get(node, owner)
-            with self._lock:
-                self._asked.setdefault(owner, set()).update(ids)
-            peer.send((p.PEER_WANT, ids))
-            if peer.lost:
-                self._lost_with(peer)
+            self._note_asked(owner, ids)
+            self._peers.get(node, owner).send((p.PEER_WANT, ids))
+
+    def _note_asked(self, owner: bytes, ids: list[bytes]) -> None:
+        # Before the peer is looked up: one that is lost from then on asks for these again.
+        with self._lock:
+            self._asked.setdefault(owner, set()).update(ids)
 
     def lost(self, entry: Entry, value: Value) -> None:
         """Ask the owner for another value: this one is gone from shared memory."""
@@ -181,12 +179,9 @@ class Borrowing:
                 return
             self._table.forget_value(entry.id)
             entry.wanted = True
-        with self._lock:
-            self._asked.setdefault(owner, set()).add(entry.id)
+        self._note_asked(owner, [entry.id])
         peer = self._peers.get(entry.owner_node, owner)
         peer.send((p.PEER_LOST, [(entry.id, payload_of(value))]))
-        if peer.lost:
-            self._lost_with(peer)
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_VALUE: take values that were asked for."""

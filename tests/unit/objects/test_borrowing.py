@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from typing import Any
 
 import pytest
 from kept import kept
@@ -192,6 +193,30 @@ def test_values_of_a_dead_owner_become_its_death(me: Caller) -> None:
     for _, entry in refs:
         assert entry.value is not None
         assert isinstance(pickle.loads(entry.value[1]), OwnerDiedError)
+
+
+def test_an_owner_that_hangs_up_as_it_is_asked_is_asked_again_at_its_daemon(me: Caller) -> None:
+    """At a planned exit: the daemon has what it owned, and its socket closes at any moment."""
+    ending = owner_of(me)
+
+    def send(message: tuple[Any, ...]) -> None:
+        ending.lost = True
+        me.borrowing.peer_lost(ending)  # type: ignore[arg-type]
+
+    ending.send = send  # type: ignore[method-assign]
+    [ref] = me.borrowing.hold([foreign()])
+    daemon = owner_of(me)
+    assert len(daemon.of_kind(p.PEER_BORROW)) == 1
+    done: list[str] = []
+    me.borrowing.defer(lambda: done.append("counted"))
+    assert not done
+    daemon.send = ending.send  # type: ignore[method-assign]
+    ending = daemon
+    entry = me.table.entry(ref.binary())
+    assert entry is not None
+    me.borrowing.want([entry])
+    assert owner_of(me).of_kind(p.PEER_WANT) == [(p.PEER_WANT, [ref.binary()])]
+    assert entry.value is None
 
 
 def test_an_owner_that_is_gone_for_good_is_not_asked_without_end(me: Caller) -> None:
