@@ -17,10 +17,10 @@ from miniray.cli.debug import debug
 from miniray.cli.job import job
 from miniray.cli.manifests import k8s, slurm
 from miniray.cli.memory import memory
+from miniray.cli.profile import profile, stack
 from miniray.cli.run import run
 from miniray.cli.services import Services
 from miniray.cli.ssh import ssh
-from miniray.cli.stack import stack
 from miniray.cli.start import start
 from miniray.cli.state import get, list_, summary_
 from miniray.cli.status import status
@@ -141,6 +141,7 @@ main.add_command(job)
 main.add_command(k8s)
 main.add_command(list_)
 main.add_command(memory)
+main.add_command(profile)
 main.add_command(run)
 main.add_command(slurm)
 main.add_command(ssh)

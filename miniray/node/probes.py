@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from miniray.node.relay.questions import Questions, Told
     from miniray.node.workers.process_names import ProcessNames
 
+#: Seconds that a process may take for its answer beside what a profile takes.
+_GRACE = 5.0
+
 
 class Probes:
     """Answers what commands ask of the processes of this node."""
@@ -20,7 +25,10 @@ class Probes:
         self._clients = clients
         self._questions = questions
         self._names = names
+        #: Pids of those that are being profiled.
+        self._profiled: set[int] = set()
         questions.answers["stack"] = self._stacks
+        questions.answers["profile"] = self._profiles
 
     def _chosen(self, pids: Collection[int]) -> list[Client]:
         """Return the processes of these pids; without pids all that run user code."""
@@ -40,7 +48,7 @@ class Probes:
         return await asyncio.gather(*map(self._stacks_of, clients, told))
 
     async def _stacks_of(self, client: Client, told: Told) -> dict[str, Any]:
-        way, note = "in the process", ""
+        way, note = "the process itself", ""
         rank, stacks = told.answer or (None, [])
         if told.missing:
             from miniray.profiling import outside
@@ -48,6 +56,59 @@ class Probes:
             way, stacks, note = await outside.stacks(client.pid)
         seen: dict[str, Any] = {"way": way, "stacks": stacks, "note": note, "rank": rank}
         return self._about(client) | seen
+
+    async def _profiles(
+        self, _seconds: float, pids: list[int], kind: str, length: float, leaks: bool
+    ) -> list[dict[str, Any]]:
+        """Profile these processes for so many seconds: "cpu" or "memory"."""
+        clients = self._chosen(pids)
+        return await asyncio.gather(
+            *(self._profile(client, kind, length, leaks) for client in clients)
+        )
+
+    async def _profile(
+        self, client: Client, kind: str, length: float, leaks: bool
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {"way": "", "samples": [], "note": "", "rank": None}
+        if client.pid in self._profiled:
+            found["note"] = "It is being profiled already; try again when that has ended."
+            return self._about(client) | found
+        self._profiled.add(client.pid)
+        try:
+            if kind == "memory":
+                found |= await self._allocations(client, length, leaks)
+            else:
+                found |= await self._cpu(client, length)
+        finally:
+            self._profiled.discard(client.pid)
+        return self._about(client) | found
+
+    async def _cpu(self, client: Client, length: float) -> dict[str, Any]:
+        from miniray.profiling import outside
+
+        samples, failure = await outside.cpu(client.pid, length)
+        if not failure:
+            [told] = await self._ask([client], _GRACE, "rank")
+            return {"way": "py-spy", "samples": samples, "rank": told.answer}
+        [told] = await self._ask([client], length + _GRACE, "cpu", length)
+        if told.missing:
+            return {"note": f"{outside.silence(client.pid, told.missing)} {failure}"}
+        rank, samples = told.answer
+        return {"way": "the process itself", "samples": samples, "rank": rank}
+
+    async def _allocations(self, client: Client, length: float, leaks: bool) -> dict[str, Any]:
+        from miniray.profiling import outside
+
+        with tempfile.TemporaryDirectory(prefix="miniray-profile-") as folder:
+            path = os.path.join(folder, "allocations")
+            args = ("memory", length, path, leaks)
+            [told] = await self._ask([client], length + _GRACE, *args)
+            if told.missing:
+                return {"note": outside.silence(client.pid, told.missing)}
+            rank, way, samples = told.answer
+            if way == "memray":
+                samples = await outside.read_memray(path, leaks)
+        return {"way": way, "samples": samples, "rank": rank}
 
     def _about(self, client: Client) -> dict[str, Any]:
         name = "driver" if client.is_driver else self._names.work_of(client.process_id)

@@ -1,17 +1,23 @@
-"""What the command line and the page ask: the stacks of processes, equal ones together."""
+"""What the command line and the page ask: stacks, equal ones together, and profiles."""
 
 from __future__ import annotations
 
 import concurrent.futures
 from typing import TYPE_CHECKING, Any
 
+from miniray.profiling.forms import tree_of
 from miniray.profiling.targets import TargetError, Targets, find
 
 if TYPE_CHECKING:
+    from miniray.profiling.inside import Samples
     from miniray.profiling.targets import Cluster
 
 #: Seconds after which a process that does not show its stacks is looked at from outside.
 _STACKS = 1.0
+#: Seconds that a node may take beside the profile, and that a profile may take.
+_READING, _LONGEST = 30.0, 300.0
+#: Of the time, what a process uses at least that is not idle.
+_IDLE = 0.01
 
 
 def look(cluster: Cluster, of: str, rank: int | None = None) -> dict[str, Any]:
@@ -30,22 +36,71 @@ def look(cluster: Cluster, of: str, rank: int | None = None) -> dict[str, Any]:
         TargetError: Nothing that lives is meant.
     """
     told, notes = ask_of(cluster, "stack", find(cluster, of), (), _STACKS)
-    if rank is not None:
-        told = [each for each in told if each["rank"] == rank]
-        if not told:
-            raise TargetError(f"{of} has no rank {rank}.")
+    told = _ranked(told, of, rank)
     groups: dict[tuple[str, ...], list[str]] = {}
-    for each in sorted(told, key=lambda each: (each["rank"] is None, each["rank"])):
+    for each in told:
         if each["note"]:
             notes.append(f"{_name(each)}: {each['note']}")
         for found in each["stacks"]:
             label = found["who"] if len(told) == 1 else f"{_name(each)}, {found['who']}"
             groups.setdefault(tuple(found["stack"]), []).append(label.removesuffix(", MainThread"))
-    ways = dict.fromkeys(each["way"] for each in told)
     return {
-        "way": ", ".join(way for way in ways if way),
+        "way": _ways(told),
         "groups": [{"who": who, "stack": list(stack)} for stack, who in groups.items()],
         "notes": notes,
+    }
+
+
+def profile(
+    cluster: Cluster,
+    kind: str,
+    of: str,
+    seconds: float = 5.0,
+    rank: int | None = None,
+    *,
+    leaks: bool = False,
+) -> dict[str, Any]:
+    """Profile what is meant for some seconds, all of its processes at once.
+
+    Args:
+        cluster: To ask.
+        kind: "cpu", or "memory": what was allocated in that time, at the peak.
+        of: As ``find`` takes it.
+        seconds: That it takes.
+        rank: Of a run, this rank only.
+        leaks: Of memory, what was allocated and is still there at the end.
+
+    Returns:
+        ``{"way", "unit": "seconds" or "bytes", "tree": {"name", "value", "children"}, "samples":
+        [[frame], value], "notes": [sentence], "note": all of them or None}``.
+
+    Raises:
+        TargetError: Nothing that lives is meant.
+        ValueError: The kind or the seconds are none.
+    """
+    if kind not in ("cpu", "memory"):
+        raise ValueError(f"There is no profile of {kind!r}: it is 'cpu' or 'memory'.")
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"A profile takes up to {_LONGEST:g} seconds, not {seconds:g}.")
+    told, notes = ask_of(
+        cluster, "profile", find(cluster, of), (kind, float(seconds), leaks), seconds + _READING
+    )
+    told = _ranked(told, of, rank)
+    samples: Samples = []
+    for each in told:
+        if each["note"]:
+            notes.append(f"{_name(each)}: {each['note']}")
+        elif kind == "cpu" and sum(cost for _, cost in each["samples"]) < _IDLE * seconds:
+            notes.append(f"{_name(each)}: It was idle for these {seconds:g} s.")
+        whose = [_name(each)] if len(told) > 1 else []
+        samples += [(whose + frames, cost) for frames, cost in each["samples"]]
+    return {
+        "way": _ways(told),
+        "unit": "seconds" if kind == "cpu" else "bytes",
+        "tree": tree_of(samples, of),
+        "samples": samples,
+        "notes": notes,
+        "note": " ".join(notes) or None,
     }
 
 
@@ -74,6 +129,18 @@ def ask_of(
         pids = sorted({str(pid) for each in targets.pids.values() for pid in each})
         raise TargetError(f"No process of this cluster has the pid {', '.join(pids)}.")
     return told, notes
+
+
+def _ranked(told: list[dict[str, Any]], of: str, rank: int | None) -> list[dict[str, Any]]:
+    """Return processes by their rank; only one if it is asked for."""
+    chosen = [each for each in told if rank is None or each["rank"] == rank]
+    if rank is not None and not chosen:
+        raise TargetError(f"{of} has no rank {rank}.")
+    return sorted(chosen, key=lambda each: (each["rank"] is None, each["rank"] or 0))
+
+
+def _ways(told: list[dict[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(each["way"] for each in told if each["way"]))
 
 
 def _name(process: dict[str, Any]) -> str:

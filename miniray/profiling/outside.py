@@ -11,40 +11,62 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import re
 import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miniray.common.process_state import SHOW_STACKS, STATE, WORKER_FILE, stat_of
+from miniray.common.process_state import SHOW_STACKS, STATE, WORKER_FILE, python_command, stat_of
+from miniray.profiling.inside import samples_of
 from miniray.profiling.stacks import trimmed
 
 if TYPE_CHECKING:
+    from miniray.profiling.inside import Samples
     from miniray.profiling.stacks import Frame, Stack
 
 #: Seconds that py-spy and the signal may take.
 _PATIENCE = 3.0
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)", re.ASCII)
 _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+#: A frame in py-spy's output; a samples' rate in it; and what it says if there is none.
+_RAW = re.compile(r"^(.*) \((.*?)(?::(\d+))?\)$")
+_RATE = 100
+_NO_SAMPLES = "No stack counts"
 _BUSY = "It did not answer: native code holds Python's lock (the GIL)."
 _STOPPED = "It did not answer: it is stopped (SIGSTOP)."
 
 
 async def stacks(pid: int) -> tuple[str, list[Stack], str]:
     """Return how the stacks of a process were seen, the stacks, and a sentence on its state."""
-    fields = stat_of(pid)
-    stopped = fields is not None and fields[STATE] in "Tt"
+    stopped = _is_stopped(pid)
     note = _STOPPED if stopped else _BUSY
     output, failure = await run_py_spy("dump", "--json", "--nonblocking", "--pid", str(pid))
     if not failure:
-        return "by py-spy", _of_py_spy(output), note
+        return "py-spy", _of_py_spy(output), note
     if stopped:  # no signal reaches it
         return "", [], f"{note} {failure}"
     written = await _by_signal(pid)
     if not written:
         return "", [], f"{note} {failure}"
-    return "by a signal (faulthandler)", _of_faulthandler(written), note
+    return "a signal (faulthandler)", _of_faulthandler(written), note
+
+
+def silence(pid: int, missing: str) -> str:
+    """Return a sentence on why a process did not answer a question that it was asked."""
+    if stat_of(pid) is None or "gone" in missing:
+        return "It ended meanwhile."
+    if "time" not in missing:
+        return f"It could not answer: {missing}."
+    return _STOPPED if _is_stopped(pid) else _BUSY
+
+
+def _is_stopped(pid: int) -> bool:
+    fields = stat_of(pid)
+    return fields is not None and fields[STATE] in "Tt"
 
 
 async def run_py_spy(*args: str, patience: float = _PATIENCE) -> tuple[str, str]:
@@ -70,6 +92,52 @@ async def run_py_spy(*args: str, patience: float = _PATIENCE) -> tuple[str, str]
         return output.decode(errors="replace"), ""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     return "", f"py-spy failed: {' '.join(lines)[-300:]}"
+
+
+async def cpu(pid: int, seconds: float) -> tuple[Samples, str]:
+    """Return what a process used the CPU for, and a sentence if that cannot be seen from here."""
+    with tempfile.TemporaryDirectory(prefix="miniray-profile-") as folder:
+        path = Path(folder, "samples")
+        how = ["--nonblocking", "--full-filenames", "--format", "raw", "--output", str(path)]
+        rate, length = ["--rate", str(_RATE)], ["--duration", str(math.ceil(seconds))]
+        patience = seconds + _PATIENCE
+        _, failure = await run_py_spy(
+            "record", *how, *rate, *length, "--pid", str(pid), patience=patience
+        )
+        lines = await asyncio.to_thread(_lines_of, path)
+    if failure and not lines and _NO_SAMPLES not in failure:
+        return [], failure
+    return samples_of(map(_of_raw, lines)), ""
+
+
+def _lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _of_raw(line: str) -> tuple[list[Frame], float]:
+    stack, _, count = line.rpartition(" ")
+    frames = []
+    for each in stack.split(";"):
+        match = _RAW.match(each)
+        frames.append((match[1], match[2], int(match[3] or 0)) if match else (each, "", 0))
+    return frames, int(count) / _RATE
+
+
+async def read_memray(path: str, leaks: bool) -> Samples:
+    """Return what memray has recorded in a file, read by a process of its own."""
+    command = [sys.executable, "-c", python_command("miniray.profiling.memray_file"), path]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        "leaks" if leaks else "peak",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ValueError(f"what memray recorded cannot be read: {last}")
+    return [(frames, size) for frames, size in json.loads(output)]
 
 
 def py_spy() -> str | None:

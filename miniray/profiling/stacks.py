@@ -68,9 +68,9 @@ def stacks() -> list[Stack]:
     found: list[Stack] = []
     loops: list[asyncio.AbstractEventLoop] = []
     for ident, frame in sorted(frames.items(), key=lambda item: item[0] != main):
-        outward = list(_outward(frame))
-        loops += [loop for each in outward if (loop := _loop_of(each)) is not None]
-        stack = trimmed(frame_of(each.f_code, each.f_lineno) for each in reversed(outward))
+        chain = list(outward(frame))
+        loops += [loop for each in chain if (loop := _loop_of(each)) is not None]
+        stack = trimmed(frame_of(each.f_code, each.f_lineno) for each in reversed(chain))
         if stack or ident == main:
             found.append({"who": names.get(ident, str(ident)), "stack": stack})
     return [*found, *(stack for loop in loops for stack in _coroutines(loop))]
@@ -117,7 +117,8 @@ def short_path(path: str) -> str:
 _SHORT: dict[str, str] = {}
 
 
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it."""
     while frame is not None:
         yield frame
         frame = frame.f_back

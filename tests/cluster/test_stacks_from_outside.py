@@ -56,7 +56,7 @@ def functions(stacks: list[outside.Stack]) -> list[str]:
 
 def test_native_code_that_holds_the_lock_is_seen_by_py_spy(busy: int) -> None:
     way, stacks, note = asyncio.run(outside.stacks(busy))
-    assert way == "by py-spy"
+    assert way == "py-spy"
     assert functions(stacks)[-1] == "native"
     assert "native code holds Python's lock" in note
 
@@ -65,7 +65,7 @@ def test_native_code_that_holds_the_lock_is_seen_by_py_spy(busy: int) -> None:
 def test_without_rights_a_signal_shows_the_stacks_and_the_process_goes_on(busy: int) -> None:
     for _ in range(2):
         way, stacks, _ = asyncio.run(outside.stacks(busy))
-        assert way == "by a signal (faulthandler)"
+        assert way == "a signal (faulthandler)"
         assert functions(stacks)[-1] == "native"
     os.kill(busy, 0)
 
@@ -84,7 +84,7 @@ def test_a_stopped_process_is_seen_by_py_spy(busy: int) -> None:
     os.kill(busy, signal.SIGSTOP)
     os.waitid(os.P_PID, busy, os.WSTOPPED | os.WNOWAIT)
     way, stacks, note = asyncio.run(outside.stacks(busy))
-    assert (way, functions(stacks)[-1]) == ("by py-spy", "native")
+    assert (way, functions(stacks)[-1]) == ("py-spy", "native")
     assert "it is stopped (SIGSTOP)" in note
 
 

@@ -83,7 +83,7 @@ def test_a_busy_actor_shows_its_own_code_at_once(
     actor_id = busy._actor_id.hex()
     for of in (actor_id, str(pid)):
         found = look(cluster, of)
-        assert found["way"] == "in the process"
+        assert found["way"] == "the process itself"
         assert frames(found)["MainThread"][0] == "spin"
     (tmp_path / "runs").unlink()
     miniray.get(running)

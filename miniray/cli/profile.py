@@ -1,0 +1,146 @@
+"""`miniray stack` and `miniray profile`: where processes are, and what they use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from miniray.cli.parsing import cluster_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.cli.services import Services
+    from miniray.client.command_connection import CommandConnection
+
+
+@contextlib.contextmanager
+def _connected(
+    services: Services, address: str | None, token_file: str | None
+) -> Iterator[CommandConnection]:
+    """Connect for a question; what it says of a wrong one is the user's to know."""
+    with contextlib.closing(services.connect(address, token_file)) as connection:
+        try:
+            yield connection
+        except ValueError as error:
+            raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@click.argument("of")
+@cluster_options
+@click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.pass_obj
+def stack(
+    services: Services,
+    of: str,
+    address: str | None,
+    token_file: str | None,
+    rank: int | None,
+    as_json: bool,
+) -> None:
+    """Show where OF is in its code: a pid, an actor (id, name or class), or a training run.
+
+    Equal stacks of several processes are shown once. It works while user code runs, also if that
+    holds Python's lock (the GIL), and for the coroutines of asyncio actors.
+    """
+    from miniray.profiling.looks import look
+
+    with _connected(services, address, token_file) as connection:
+        found = look(connection, of, rank)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for group in found["groups"]:
+        click.echo(f"{', '.join(group['who'])}:")
+        for frame in group["stack"] or ["waits for work"]:
+            click.echo(f"    {frame}")
+    for note in found["notes"]:
+        click.echo(note, err=True)
+    if found["way"]:
+        click.echo(f"Seen by {found['way']}.", err=True)
+
+
+@click.group()
+def profile() -> None:
+    """Record for some seconds what processes use: cpu or memory."""
+
+
+def _profile_options(command: Any) -> Any:
+    """Give a command what all profiles take."""
+    for option in (
+        click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only."),
+        click.option(
+            "--seconds",
+            type=click.FloatRange(0, 300, min_open=True),
+            default=5.0,
+            show_default=True,
+            help="How long to record.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="The file: .html (a flame graph that needs no network), .collapsed, or "
+            ".speedscope.json.  [default: KIND.html]",
+        ),
+        cluster_options,
+        click.argument("of"),
+    ):
+        command = option(command)
+    return command
+
+
+@profile.command()
+@_profile_options
+@click.pass_obj
+def cpu(services: Services, /, **how: Any) -> None:
+    """Record what OF uses the CPU for: a pid, an actor (id, name or class), or a training run.
+
+    By py-spy where it is installed and allowed, else by the process itself. What waits costs
+    nothing: `miniray stack` shows where.
+    """
+    _record(services, "cpu", **how)
+
+
+@profile.command()
+@_profile_options
+@click.option("--leaks", is_flag=True, help="Only what is still there at the end.")
+@click.pass_obj
+def memory(services: Services, /, **how: Any) -> None:
+    """Record what OF allocates: a pid, an actor (id, name or class), or a training run.
+
+    By memray, in the process itself; without memray by tracemalloc, which sees only Python's own
+    allocations.
+    """
+    _record(services, "memory", **how)
+
+
+def _record(
+    services: Services,
+    kind: str,
+    *,
+    of: str,
+    address: str | None,
+    token_file: str | None,
+    output: Path | None,
+    **how: Any,
+) -> None:
+    from miniray.profiling import forms, looks
+
+    path = output or Path(f"{kind}.html")
+    if not path.name.endswith(forms.ENDINGS):
+        raise click.UsageError(f"The name of {path} has to end in {', '.join(forms.ENDINGS)}.")
+    with _connected(services, address, token_file) as connection:
+        found = looks.profile(connection, kind, of, **how)
+    for note in found["notes"]:
+        click.echo(note, err=True)
+    if not found["tree"]["value"]:
+        raise click.ClickException("Nothing was recorded.")
+    path.write_text(forms.as_file(found, f"{kind} of {of}", path), encoding="utf-8")
+    click.echo(f"Recorded by {found['way']}: {path}")
