@@ -158,11 +158,11 @@ def _of_values(values: list[Any]) -> Any:
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
     kinds = set(map(type, values))
     if {str, bytes} <= kinds or kinds & {set, frozenset}:  # Arrow would make others of them
-        return _pickled(values)
+        return pickled(values)
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError):
-        return _pickled(values)
+        return pickled(values)
 
 
 def _of_arrays(values: list[Any]) -> Any:
@@ -177,7 +177,7 @@ def _of_arrays(values: list[Any]) -> Any:
     if all(v is None or (isinstance(v, np.ndarray) and v.dtype.kind in "biuf") for v in values):
         kind = np.result_type(*(value.dtype for value in values if value is not None))
         return _ragged(values, kind)
-    return _pickled(values)
+    return pickled(values)
 
 
 def _ragged(values: list[Any], kind: Any) -> Any:
@@ -192,7 +192,8 @@ def _ragged(values: list[Any], kind: Any) -> Any:
     return pa.ExtensionArray.from_storage(type_, pa.array(storage, type_.storage_type))
 
 
-def _pickled(values: list[Any]) -> Any:
+def pickled(values: list[Any]) -> Any:
+    """Return values as a column of pickled objects, which no file can have."""
     from miniray.cloudpickle import dumps
 
     storage = pa.array([None if v is None else dumps(v) for v in values], pa.large_binary())
@@ -245,7 +246,7 @@ def _to_pandas(table: Any) -> Any:
     frame = table.drop_columns(special).to_pandas() if special else table.to_pandas()
     for name in special:
         place = table.column_names.index(name)
-        frame.insert(place, name, _values(table.column(name)), allow_duplicates=True)
+        frame.insert(place, name, values_of(table.column(name)), allow_duplicates=True)
     return frame
 
 
@@ -273,7 +274,7 @@ def to_numpy(values: Any) -> Any:
         flat = values.storage.flatten().to_numpy(zero_copy_only=False)
         return flat.reshape(len(values), *kind.shape)
     if isinstance(kind, Pickled | Ragged | pa.FixedShapeTensorType):
-        return _objects(_values(values))
+        return _objects(values_of(values))
     if isinstance(kind, pa.BaseExtensionType):
         return to_numpy(values.storage)
     if pa.types.is_fixed_size_list(kind) and not values.null_count:
@@ -294,10 +295,10 @@ def _objects(values: Sequence[Any]) -> Any:
     return array
 
 
-def _values(values: Any) -> list[Any]:
+def values_of(values: Any) -> list[Any]:
     """Return a column as a list of what a row has of it."""
     if isinstance(values, pa.ChunkedArray):
-        return [value for chunk in values.chunks for value in _values(chunk)]
+        return [value for chunk in values.chunks for value in values_of(chunk)]
     kind = values.type
     if isinstance(kind, Pickled):
         return [None if v is None else pickle.loads(v) for v in values.storage.to_pylist()]
@@ -330,7 +331,7 @@ def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
     if not names:
         yield from ({} for _ in range(table.num_rows))
         return
-    columns = [_values(table.column(name)) for name in names]
+    columns = [values_of(table.column(name)) for name in names]
     for cells in zip(*columns, strict=True):
         yield dict(zip(names, cells, strict=True))
 
@@ -365,13 +366,13 @@ def _alike(tables: Sequence[Any]) -> list[Any]:
         if len(kinds) < 2 or not special:
             _check_types(name, kinds)
             continue
-        pickled = any(isinstance(k, Pickled) for k in kinds) or len(special) < len(kinds)
+        as_objects = any(isinstance(k, Pickled) for k in kinds) or len(special) < len(kinds)
         changed = []
         for table in tables:
             if name in table.column_names:
                 place = table.column_names.index(name)
-                values = _values(table.column(name))
-                made = _pickled(values) if pickled else _ragged(values, _common(special))
+                values = values_of(table.column(name))
+                made = pickled(values) if as_objects else _ragged(values, _common(special))
                 table = table.set_column(place, name, made)  # noqa: PLW2901
             changed.append(table)
         tables = changed

@@ -10,6 +10,7 @@ from miniray.data.transforms import Columns, FilterExpr, Transform
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from miniray.data.exchange import How
     from miniray.data.sources import Datasource
 
 
@@ -111,6 +112,25 @@ class Regroup(PlanNode):
         return f"Repartition({self.rows} rows)"
 
 
+@dataclasses.dataclass(frozen=True)
+class Exchange(PlanNode):
+    """Brings rows that belong together into one partition.
+
+    Attributes:
+        how: Which rows, and what is made of them.
+        partitions: How many; None: by the bytes of the input.
+    """
+
+    inputs: tuple[PlanNode, ...]
+    how: How
+    partitions: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of what is done."""
+        return self.how.name
+
+
 # --- stages -----------------------------------------------------------------------------
 
 
@@ -126,8 +146,7 @@ class Stage(PlanNode):
     def name(self) -> str:
         """The names of what is in it, as Ray joins them."""
         names = [step.name for step in self.steps]
-        if isinstance(self.inputs[0], Read):
-            names.insert(0, self.inputs[0].name)
+        names[:0] = [each.name for each in self.inputs if isinstance(each, Read | Exchange)]
         return "->".join(names)
 
     @property
@@ -222,6 +241,8 @@ def count_of(node: PlanNode) -> int | None:
         return node.source.count()
     if isinstance(node, Stage) and not keeps_count(node.steps):
         return None
+    if isinstance(node, Exchange):
+        return count_of(node.inputs[0]) if node.how.keeps_count else None
     counts = [count_of(each) for each in node.inputs]
     if None in counts:
         return None
@@ -233,6 +254,9 @@ def schema_of(node: PlanNode) -> Any:
     """Return the schema if it is known without executing the plan, else None."""
     if isinstance(node, Read):
         return node.source.schema()
+    if isinstance(node, Exchange):
+        schemas = [schema_of(each) for each in node.inputs]
+        return None if None in schemas else node.how.schema(schemas)
     schema = schema_of(node.inputs[0])
     for step in node.steps if isinstance(node, Stage) else ():
         schema = None if schema is None else step.schema(schema)

@@ -30,6 +30,8 @@ class ReadUnit(abc.ABC):
     size: int = 0
     #: What random numbers of functions are drawn from; None: its place among the calls.
     key: int | None = None
+    #: Of a block: the call of its stage that has made it, and how many blocks came before.
+    place: tuple[int, int] | None = None
     #: Refs whose values ``read`` gets, in this order.
     refs: tuple[ObjectRef[Any], ...] = ()
 
@@ -323,6 +325,8 @@ class TablesDatasource(Datasource):
         total = self.count()
         step = wish.rows_each(total, sum(table.nbytes for table in self.tables)) if total else 1
         before = 0
+        if not total and self.tables:
+            yield TableUnit(self.tables[0])  # it tells the columns
         for table in self.tables:
             for start in range(0, table.num_rows, step):
                 yield TableUnit(table.slice(start, step), before + start)
@@ -346,6 +350,7 @@ class BlockUnit(ReadUnit):
     size: int
     start: int = 0
     origin: str = ""
+    place: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:
@@ -425,3 +430,16 @@ class FixedDatasource(Datasource):
     def files(self) -> list[str]:
         """Return the files of the source that they are of."""
         return list(self.paths)
+
+
+def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
+    """Return the units, or parts of them, of a range of rows."""
+    found: list[ReadUnit] = []
+    at = 0
+    for unit in units:
+        rows = unit.rows or 0
+        low, high = max(start - at, 0), min(stop - at, rows)
+        if low < high:
+            found.append(unit if high - low == rows else unit.part(low, high))
+        at += rows
+    return found

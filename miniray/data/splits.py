@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from miniray.data.batches import StreamIterator
 from miniray.data.context import DataContext
 from miniray.data.plan import Read, chain, keeps_count, optimised
-from miniray.data.sources import BlocksDatasource, CutWish, FixedDatasource
+from miniray.data.sources import BlocksDatasource, CutWish, FixedDatasource, ranged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from miniray.data.plan import PlanNode, Stage
     from miniray.data.sources import ReadUnit
@@ -62,19 +62,6 @@ def between(dataset: Any, start: int, stop: int) -> Any:
     made = type(dataset)(plan)
     made._schema = dataset._schema
     return made
-
-
-def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
-    """Return the units, or parts of them, of a range of rows."""
-    found: list[ReadUnit] = []
-    at = 0
-    for unit in units:
-        rows = unit.rows or 0
-        low, high = max(start - at, 0), min(stop - at, rows)
-        if low < high:
-            found.append(unit if high - low == rows else unit.part(low, high))
-        at += rows
-    return found
 
 
 def streamed(

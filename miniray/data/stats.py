@@ -12,7 +12,8 @@ class Record:
     """What a task tells of a block that it has made.
 
     Attributes:
-        first: How many rows the task has given before it.
+        number: How many blocks the task has given before it.
+        first: How many rows these have.
         rows: Its rows.
         size: Its bytes.
         wall: Seconds that it took to make.
@@ -20,6 +21,7 @@ class Record:
         heap: Most bytes that the process has held so far.
     """
 
+    number: int
     first: int
     rows: int
     size: int
@@ -76,11 +78,6 @@ class ExecutionStats:
     waited: float = 0.0
     started: float = dataclasses.field(default_factory=time.perf_counter)
     ended: float = 0.0
-
-    def stage(self, name: str) -> StageStats:
-        """Add a stage."""
-        self.stages.append(StageStats(name))
-        return self.stages[-1]
 
     @property
     def seconds(self) -> float:

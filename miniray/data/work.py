@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import resource
 import sys
@@ -29,7 +30,7 @@ class StageWork:
 
     Args:
         steps: The steps.
-        target: Bytes of a block.
+        target: Bytes of a block; 0: tables are blocks as they come.
         retried: Texts of errors after which a unit is read again.
     """
 
@@ -60,7 +61,8 @@ class StageWork:
             for unit, own in zip(units, values, strict=True)
             for table in self._read(unit, own)
         )
-        return resized(run_steps(self._steps, tables, where), self._target)
+        made = run_steps(self._steps, tables, where)
+        return resized(made, self._target) if self._target else made
 
     def _read(self, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         for attempt in range(_READS):
@@ -88,13 +90,13 @@ def yield_blocks(
     own = [[next(each) for _ in range(count)] for count in counts]
     tables = work.tables(where, units, own)
     first = 0
-    while True:
+    for number in itertools.count():
         wall, cpu = time.perf_counter(), time.process_time()
         table = next(tables, None)
         if table is None:
             return
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        record = Record(first, table.num_rows, table.nbytes, wall, cpu, _heap())
+        record = Record(number, first, table.num_rows, table.nbytes, wall, cpu, _heap())
         first += record.rows
         yield table
         del table  # in the store now

@@ -1,0 +1,238 @@
+"""Exchanges: rows that belong together are brought into one partition, which is made a table.
+
+Every exchange cuts rows by an order: that of key columns, of row numbers, or of numbers drawn from
+a seed and the row number. A partition has a range of that order, so that rows of equal keys are
+together, and what comes out is the same however the input was cut and wherever it ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from miniray.data.blocks import concat
+from miniray.data.sources import ReadUnit
+from miniray.data.transforms import Transform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from miniray.common.object_ref import ObjectRef
+    from miniray.data.transforms import Where
+
+#: The column that pieces of a shuffle have beside those of the rows.
+ORDER = "__miniray_order__"
+
+
+class How:
+    """What an exchange does; see ``Exchange`` in the plan.
+
+    Attributes:
+        name: As plans name it.
+        keeps_count: Whether as many rows come out as go in.
+        sampled: Whether bounds are chosen from keys of some units.
+    """
+
+    name: str = ""
+    keeps_count: bool = True
+    sampled: bool = False
+
+    def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
+        """Return where each partition but the first begins.
+
+        Args:
+            samples: Tables of keys, if ``sampled``.
+            parts: How many partitions there are.
+        """
+        raise NotImplementedError
+
+    def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
+        """Return the rows of a table that go into each partition.
+
+        Args:
+            table: The rows.
+            first: The number of its first row among all of the input.
+            side: Which input it is of.
+            bounds: What ``bounds`` returned.
+        """
+        raise NotImplementedError
+
+    def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
+        """Return the table of a partition.
+
+        Args:
+            sides: Of each input the tables of this partition, in order.
+        """
+        raise NotImplementedError
+
+    def schema(self, schemas: Sequence[Any]) -> Any:
+        """Return the schema of what comes out of inputs of these; None if only running tells."""
+        return schemas[0] if self.keeps_count and len(schemas) == 1 else None
+
+
+# --- row numbers ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered(How):
+    """Distributes rows by their numbers: at random, or in turns.
+
+    Attributes:
+        seed: What the new order is drawn from; None: partitions take rows in turns.
+    """
+
+    seed: int | None
+    name: str = "RandomShuffle"
+
+    def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
+        """Return equal shares of all numbers."""
+        step = [part << 40 if self.seed is None else (part << 64) // parts for part in range(parts)]
+        return step[1:]
+
+    def _numbers(self, first: int, rows: int, parts: int) -> Any:
+        index: Any = np.arange(first, first + rows, dtype=np.uint64)
+        if self.seed is None:
+            return (index % parts << 40) | index // parts
+        with np.errstate(over="ignore"):  # splitmix64, which maps no two rows to one number
+            index += np.uint64(self.seed * 0x9E3779B97F4A7C15 & 2**64 - 1)
+            index = (index ^ index >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            index = (index ^ index >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return index ^ index >> np.uint64(31)
+
+    def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
+        """Return the rows by their new numbers, which go with them."""
+        numbers = self._numbers(first, table.num_rows, len(bounds) + 1)
+        starts = np.array(bounds, dtype=np.uint64)
+        part: Any = np.searchsorted(starts, numbers, side="right").astype(np.uint16)
+        order = np.argsort(part, kind="stable")
+        table = table.append_column(ORDER, pa.array(numbers)).combine_chunks().take(order)
+        ends = np.cumsum(np.bincount(part, minlength=len(bounds) + 1)).tolist()
+        return sliced(table, ends)
+
+    def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
+        """Return the rows in the order of their new numbers."""
+        table = concat(sides[0])
+        if ORDER not in table.column_names:  # all rows are in this partition
+            table = concat([table.append_column(ORDER, pa.array(self._numbers(0, len(table), 1)))])
+        table = table.combine_chunks()
+        order = np.argsort(table.column(ORDER).to_numpy())
+        return table.drop_columns([ORDER]).take(order)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aligned(How):
+    """Brings together the rows of the same numbers: of one input a range, of several a zip."""
+
+    name: str = "Repartition"
+
+    def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
+        """Return the columns of all inputs; a name that is there gets a number behind it."""
+        table = concat(sides[0])
+        for each in sides[1:]:
+            other = concat(each)
+            for name in other.column_names:
+                free, number = name, 0
+                while free in table.column_names:
+                    number += 1
+                    free = f"{name}_{number}"
+                table = table.append_column(free, other.column(name))
+        return table
+
+
+def sliced(table: Any, ends: Sequence[int]) -> list[Any]:
+    """Return the parts of a table that end at these rows."""
+    starts = [0, *ends[:-1]]
+    return [table.slice(low, high - low) for low, high in zip(starts, ends, strict=True)]
+
+
+# --- steps and units --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut(Transform):
+    """Gives a table for each partition, with the rows of a call that go there."""
+
+    how: How
+    side: int
+    bounds: Sequence[Any]
+    keeps_count = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the exchange."""
+        return f"{self.how.name}Map"
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield as many tables as there are partitions, in their order."""
+        pieces: list[list[Any]] = [[] for _ in range(len(self.bounds) + 1)]
+        first = where.index
+        for table in tables:
+            cut = self.how.cut(table, first, self.side, self.bounds)
+            for own, piece in zip(pieces, cut, strict=True):
+                own.append(piece)
+            first += table.num_rows
+        for place, own in enumerate(pieces):
+            yield concat([piece for piece in own if piece.num_rows] or own[:1])
+            pieces[place] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition(ReadUnit):
+    """Units that are read together.
+
+    Attributes:
+        sides: Of each input, its units.
+        how: Makes one table of theirs; None: they come one after another.
+        place: Which of how many partitions this is.
+        key: As of any unit.
+    """
+
+    sides: tuple[tuple[ReadUnit, ...], ...]
+    how: How | None = None
+    place: tuple[int, int] = (0, 1)
+    key: int | None = None
+    refs: tuple[ObjectRef[Any], ...] = dataclasses.field(init=False, default=())
+    counts: tuple[int, ...] = dataclasses.field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        units = [unit for side in self.sides for unit in side]
+        rows = [unit.rows for unit in self.sides[0]]
+        if None not in rows and (self.how is None or self.how.keeps_count):
+            object.__setattr__(self, "rows", sum(filter(None, rows)))
+        object.__setattr__(self, "size", sum(unit.size for unit in units))
+        object.__setattr__(self, "refs", tuple(ref for unit in units for ref in unit.refs))
+        object.__setattr__(self, "counts", tuple(len(unit.refs) for unit in units))
+
+    @property
+    def label(self) -> str:
+        """The partition, or its units."""
+        if self.how is not None:
+            return f"partition {self.place[0] + 1} of {self.place[1]} of {self.how.name}"
+        first, last = self.sides[0][0].label, self.sides[0][-1].label
+        return first if first == last else f"{first} up to {last}"
+
+    def bare(self) -> ReadUnit:
+        """Return the same without refs; how many values each unit gets is kept."""
+        sides = tuple(tuple(unit.bare() for unit in side) for side in self.sides)
+        made = Partition(sides, self.how, self.place, self.key)
+        object.__setattr__(made, "counts", self.counts)
+        return made
+
+    def read(self, *values: Any) -> Iterator[Any]:
+        """Yield what the exchange makes of the units, or the units' tables."""
+        left, counts = iter(values), iter(self.counts)
+        sides = (
+            (unit.read(*itertools.islice(left, next(counts))) for unit in side)
+            for side in self.sides
+        )
+        if self.how is None:
+            for tables in next(sides):
+                yield from tables
+            return
+        # Tables without columns are of units that were empty before anything was known.
+        read = [[table for tables in side for table in tables] for side in sides]
+        yield self.how.merge([[t for t in side if t.num_columns] or side for side in read])

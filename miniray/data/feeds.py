@@ -1,0 +1,249 @@
+"""Feeds: they give units, those of a source or blocks that tasks have made, and never wait.
+
+They are polled from the consumer's side; see ``executor``. ``Setting`` is what all of an execution
+know of their surroundings, and the limits that follow.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from miniray.data.stats import ExecutionStats
+from miniray.data.transforms import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from miniray.data.context import DataContext, ExecutionOptions
+    from miniray.data.plan import Compute
+    from miniray.data.sources import ReadUnit
+
+
+@dataclasses.dataclass
+class Setting:
+    """What an execution knows of its surroundings.
+
+    Attributes:
+        context: The settings.
+        local: Run everything in this process.
+        ordered: Keep the order of rows.
+        seed: What random numbers of the tasks are drawn from.
+        share: Of how many executions of the same plan this one is: pools are divided among them.
+        resources: The cluster's totals; empty if local.
+        pooled: CPUs that pools of the plan hold at least, at one time.
+        stats: Where stages count.
+    """
+
+    context: DataContext
+    local: bool = False
+    ordered: bool = True
+    seed: int = 0
+    share: int = 1
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    pooled: float = 0
+    stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)
+
+    @property
+    def options(self) -> ExecutionOptions:
+        """The options of the context."""
+        return self.context.execution_options
+
+    def slots(self, compute: Compute, heap: int = 0) -> int:
+        """Return how many tasks of a kind can run at once.
+
+        Args:
+            compute: What they run on.
+            heap: Bytes that one of them takes.
+        """
+        given = compute.options
+        demand = {"CPU": given.get("num_cpus", 1), "GPU": given.get("num_gpus", 0)}
+        demand.update(given.get("resources") or {})
+        limits = self.options.resource_limits
+        totals = dict(self.resources)
+        for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu)):
+            if limit is not None:
+                totals[name] = min(limit, totals.get(name, 0))
+        found = [totals.get(name, 0) / amount for name, amount in demand.items() if amount]
+        if heap and totals.get("memory"):
+            found.append(totals["memory"] / heap)
+        if compute.most is not None:
+            found.append(compute.most)
+        return max(1, int(min(found, default=1)))
+
+    def tasks_at_most(self, compute: Compute) -> int:
+        """Return how many tasks of a kind may run at once, whatever the cluster has."""
+        cpus, each = self.options.resource_limits.cpu, compute.options.get("num_cpus", 1)
+        allowed = 2**31 if cpus is None or not each else max(1, int(cpus / each))
+        return allowed if compute.most is None else min(allowed, compute.most)
+
+    def actors_at_most(self, compute: Compute) -> int:
+        """Return how many actors leave a CPU to the tasks that feed them.
+
+        Raises:
+            DataError: Not even the least number of them does.
+        """
+        each = compute.options.get("num_cpus", 0)
+        least = compute.pool[0] if compute.pool is not None else 1
+        others = self.pooled - least * each
+        cpus = self.resources.get("CPU", 0)
+        most = int((cpus - 1 - others) / each) if each else 2**31
+        if most < least:
+            beside = f", beside other pools that hold {others:g}," if others else ""
+            raise DataError(
+                f"A pool of {least} actors with num_cpus={each}{beside} leaves none of the "
+                f"cluster's {cpus:g} CPUs to the tasks that read the data. Use fewer actors, or "
+                f"leave num_cpus out."
+            )
+        return most
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """The most bytes of blocks that a stage may have made and not handed on."""
+        limit = self.options.resource_limits.object_store_memory
+        store = self.resources.get("object_store_memory", 0) / 4
+        return int(limit if limit is not None else store) or 2**62
+
+
+class Feed:
+    """Gives units, one after another, without waiting."""
+
+    done = False
+
+    def poll(self) -> ReadUnit | None:
+        """Return the next unit; None if there is none yet, or, if ``done``, none any more."""
+        raise NotImplementedError
+
+    def waiting(self) -> list[Any]:
+        """Return the generators of which one must go on before ``poll`` can give anything."""
+        return []
+
+    def close(self) -> None:
+        """Stop what runs."""
+
+
+class SourceFeed(Feed):
+    """The units of a source."""
+
+    def __init__(self, units: Iterator[ReadUnit]) -> None:
+        self._units = units
+
+    def poll(self) -> ReadUnit | None:
+        """Return the next one."""
+        unit = next(self._units, None)
+        self.done = unit is None
+        return unit
+
+
+class UnionFeed(Feed):
+    """What several feeds give, one feed after another."""
+
+    def __init__(self, makers: Sequence[Callable[[], Feed]]) -> None:
+        self._makers = collections.deque(makers)
+        self._current: Feed | None = None
+
+    def poll(self) -> ReadUnit | None:
+        """Return the next unit of the feed whose turn it is."""
+        while True:
+            if self._current is None:
+                if not self._makers:
+                    self.done = True
+                    return None
+                self._current = self._makers.popleft()()
+            unit = self._current.poll()
+            if unit is not None or not self._current.done:
+                return unit
+            self._current = None
+
+    def waiting(self) -> list[Any]:
+        """Return what that feed waits for."""
+        return self._current.waiting() if self._current is not None else []
+
+    def close(self) -> None:
+        """Close that feed."""
+        self._makers.clear()
+        if self._current is not None:
+            self._current.close()
+
+
+class LimitFeed(Feed):
+    """The first rows of a feed, which is closed when there are enough."""
+
+    def __init__(self, below: Feed, rows: int) -> None:
+        self._below = below
+        self._left = rows
+
+    def poll(self) -> ReadUnit | None:
+        """Return the next unit, or the part of it that is wanted."""
+        if self._left <= 0:
+            self.close()
+            self.done = True
+            return None
+        unit = self._below.poll()
+        if unit is None:
+            self.done = self._below.done
+            return None
+        if unit.rows is None or unit.rows > self._left:
+            unit = unit.part(0, self._left)
+        self._left -= unit.rows or 0
+        return unit
+
+    def waiting(self) -> list[Any]:
+        """Return what the feed below waits for."""
+        return self._below.waiting()
+
+    def close(self) -> None:
+        """Close the feed below."""
+        self._below.close()
+
+
+class HeadFeed(LimitFeed):
+    """The first rows of each unit, where nobody knows how many these have."""
+
+    def poll(self) -> ReadUnit | None:
+        """Return a part of the next unit."""
+        unit = self._below.poll()
+        self.done = self._below.done
+        return unit if unit is None else unit.part(0, self._left)
+
+
+class Groups:
+    """Puts units together, so that each group has as many rows as are wanted."""
+
+    def __init__(self, below: Feed, rows: int, *, strict: bool) -> None:
+        self._below = below
+        self._rows = rows
+        self._strict = strict
+        self._held: list[ReadUnit] = []
+        self._have = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether no group will come any more."""
+        return self._below.done and not self._held
+
+    def next(self) -> list[ReadUnit] | None:
+        """Return a group; None if there is none yet, or none any more."""
+        while self._have < self._rows:
+            unit = self._below.poll()
+            if unit is None:
+                break
+            self._held.append(unit)
+            # What has an unknown number of rows is a group.
+            self._have += self._rows if unit.rows is None else unit.rows
+        if self._have < self._rows and not self._below.done:
+            return None
+        group, self._held = self._held, []
+        over, self._have = self._have - self._rows, 0
+        if self._strict and over > 0 and group[-1].rows is not None:
+            last = group[-1].rows
+            self._held = [group[-1].part(last - over, last)]
+            group[-1] = group[-1].part(0, last - over)
+            self._have = over
+        return group or None
+
+
+def index_of(group: Sequence[ReadUnit], place: int) -> int:
+    """Return what random numbers of a call are drawn from."""
+    return place if group[0].key is None else group[0].key

@@ -1,0 +1,225 @@
+"""``GroupedData``: what ``Dataset.groupby`` returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from miniray.data.aggregate import (
+    ALL,
+    AggregateFn,
+    Combine,
+    Count,
+    Max,
+    Mean,
+    Min,
+    Partial,
+    Std,
+    Sum,
+    runs,
+)
+from miniray.data.blocks import batch_to_table, check_format, table_to_batch
+from miniray.data.compute import compute_of, udf_of
+from miniray.data.ordered import Ordered, key_table
+from miniray.data.plan import Apply, Exchange, optimised, schema_of
+from miniray.data.transforms import Transform, failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from miniray.data.plan import PlanNode
+    from miniray.data.transforms import Where
+
+
+@dataclasses.dataclass(frozen=True)
+class MapGroups(Transform):
+    """Calls a function for each group of a partition, whose rows are sorted by key."""
+
+    udf: Any
+    keys: tuple[str, ...]
+    batch_format: str | None = "default"
+    zero_copy: bool = True
+    user = True
+    keeps_count = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Ray's name of the operator."""
+        return f"MapGroups({self.udf.name})"
+
+    def prepared(self) -> Transform:
+        """Make an object of the class."""
+        return dataclasses.replace(self, udf=self.udf.made())
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield what the function makes of the groups."""
+        for table in tables:
+            if not table.num_rows:
+                continue
+            keys = key_table(table, self.keys, self.name) if self.keys else None
+            for low, high in runs(keys) if keys is not None else [(0, table.num_rows)]:
+                yield from self._call(table.slice(low, high - low), low, where)
+
+    def _call(self, group: Any, low: int, where: Where) -> Iterator[Any]:
+        try:
+            batch = table_to_batch(group, self.batch_format, writable=not self.zero_copy)
+            result = self.udf(batch)
+            for each in result if hasattr(result, "__next__") else (result,):
+                yield batch_to_table(each)
+        except (Exception, SystemExit) as error:
+            rows = f"rows {low} to {low + group.num_rows - 1}, a group,"
+            raise failed(self.name, where, rows, error) from error
+
+
+def key_names(caller: str, key: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of key columns.
+
+    Args:
+        caller: The method, for messages.
+        key: A name, or several.
+        columns: Those that there are, if they are known.
+
+    Raises:
+        ValueError: They are no names, or no such columns.
+    """
+    names = (key,) if isinstance(key, str) else key
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{caller}({key!r}): key must be a string or a list of strings.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{caller}({list(names)}) names a column twice.")
+    missing = [name for name in names if columns and name not in columns]
+    if missing:
+        raise ValueError(
+            f"{caller}(): there is no column {missing[0]!r} in the dataset. The dataset has "
+            f"columns: {', '.join(columns or ())}."
+        )
+    return tuple(names)
+
+
+class GroupedData:
+    """The groups of a dataset.
+
+    Args:
+        plan: Of the dataset.
+        make: Makes a dataset of a plan.
+        key: The columns whose values name the groups; None: all rows are one group.
+        num_partitions: Of how many parts results are made. Default: by their bytes.
+    """
+
+    def __init__(
+        self,
+        plan: PlanNode,
+        make: Callable[[PlanNode], Any],
+        key: Any,
+        num_partitions: int | None = None,
+    ) -> None:
+        self._plan = plan
+        self._make = make
+        schema = schema_of(optimised(plan))
+        self._columns = None if schema is None else list(schema.names)
+        self._keys = () if key is None else key_names("groupby", key, self._columns)
+        self._partitions = num_partitions
+
+    def aggregate(self, *aggs: AggregateFn) -> Any:
+        """Return a dataset with a row for each group, in the order of their keys.
+
+        Args:
+            *aggs: Of ``miniray.data.aggregate``.
+
+        Raises:
+            TypeError: One is no aggregation.
+            ValueError: There is none, or two have the same name.
+        """
+        for agg in aggs:
+            if not isinstance(agg, AggregateFn):
+                raise TypeError(f"aggregate({agg!r:.60}) is no miniray.data.aggregate.AggregateFn.")
+            if agg.on is not None:
+                key_names(agg.name, agg.on, self._columns)
+        names = [*self._keys, *(agg.name for agg in aggs)]
+        if not aggs or len(set(names)) < len(names):
+            raise ValueError(f"aggregate() needs aggregations of different names, not {names}.")
+        keys = self._keys or (ALL,)
+        below = Apply((self._plan,), Partial(keys, aggs))
+        how = Combine(keys, (False,) * len(keys), aggs=aggs)
+        return self._make(Exchange((below,), how, self._partitions))
+
+    def over(self, kind: type[Any], on: Any, **options: Any) -> Any:
+        """Aggregate columns in the same way; by default all that are no keys."""
+        if on is None:
+            known = self._columns or self._make(self._plan).columns() or []
+            on = [name for name in known if name not in self._keys]
+        columns = [on] if isinstance(on, str) else list(on)
+        if not columns:
+            raise ValueError("At least 1 column to aggregate on has to be provided")
+        return self.aggregate(*(kind(column, **options) for column in columns))
+
+    def count(self) -> Any:
+        """Return how many rows each group has."""
+        return self.aggregate(Count())
+
+    def sum(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return sums of columns for each group."""
+        return self.over(Sum, on, ignore_nulls=ignore_nulls)
+
+    def min(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the smallest values of columns for each group."""
+        return self.over(Min, on, ignore_nulls=ignore_nulls)
+
+    def max(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the largest values of columns for each group."""
+        return self.over(Max, on, ignore_nulls=ignore_nulls)
+
+    def mean(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the means of columns for each group."""
+        return self.over(Mean, on, ignore_nulls=ignore_nulls)
+
+    def std(
+        self, on: str | list[str] | None = None, ddof: int = 1, ignore_nulls: bool = True
+    ) -> Any:
+        """Return the standard deviations of columns for each group."""
+        return self.over(Std, on, ddof=ddof, ignore_nulls=ignore_nulls)
+
+    def map_groups(
+        self,
+        fn: Callable[..., Any] | type,
+        *,
+        zero_copy_batch: bool = True,
+        batch_format: str | None = "default",
+        **options: Any,
+    ) -> Any:
+        """Call a function for each group, in the order of their keys.
+
+        Args:
+            fn: Gets all rows of a group as a batch, and returns one or yields several.
+            zero_copy_batch: Pass arrays that can't be written to, and save the copy.
+            batch_format: As of ``Dataset.map_batches``.
+            **options: As of ``Dataset.map``.
+        """
+        check_format("map_groups", batch_format)
+        udf = udf_of("map_groups", fn, options)
+        how = Ordered(self._keys, (False,) * len(self._keys), name="GroupBy")
+        below = Exchange((self._plan,), how, self._partitions if self._keys else 1)
+        step = MapGroups(udf, self._keys, batch_format, zero_copy_batch)
+        return self._make(Apply((below,), step, compute_of("map_groups", udf, options)))
+
+    def __repr__(self) -> str:
+        return f"GroupedData(key={list(self._keys)})"
+
+
+class Share:
+    """Gives the first rows of each group, or the rest.
+
+    Args:
+        size: The share of the rest.
+        last: Whether the rest is given.
+    """
+
+    def __init__(self, size: float, *, last: bool) -> None:
+        self._size = size
+        self._last = last
+        self.__name__ = "TrainTestSplit"
+
+    def __call__(self, group: Any) -> Any:
+        """Return the rows of a group that are of this part."""
+        first = group.num_rows - int(group.num_rows * self._size)
+        return group.slice(first) if self._last else group.slice(0, first)

@@ -1,0 +1,425 @@
+"""Exchanges against plain lists, in many partitions, run in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miniray import data
+
+pa = pytest.importorskip("pyarrow")
+
+from miniray.data.aggregate import (  # noqa: E402 -- needs pyarrow
+    AbsMax,
+    AggregateFn,
+    AggregateFnV2,
+    AsList,
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Min,
+    Quantile,
+    Std,
+    Sum,
+    Unique,
+)
+from miniray.data.blocks import table_to_rows  # noqa: E402
+from miniray.data.executor import execute, table_of  # noqa: E402
+from miniray.data.joins import JOINS  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+keys = st.one_of(st.none(), st.integers(-3, 3))
+rows_of_keys = st.lists(keys, max_size=40)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_blocks() -> Iterator[None]:
+    """Of a few rows, so that everything has many blocks and partitions."""
+    context = data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, 64
+    yield
+    context.target_max_block_size = before
+
+
+def made(dataset: Any) -> list[dict[str, Any]]:
+    units = execute(dataset._plan, local=True)
+    return [row for unit in units for row in table_to_rows(table_of(unit))]
+
+
+def table(values: list[Any], kind: Any = None) -> Any:
+    """A dataset of blocks of five rows: a key, and the row's number."""
+    tables = [
+        pa.table(
+            {
+                "k": pa.array(values[low : low + 5], kind or pa.int64()),
+                "n": pa.array(range(low, low + len(values[low : low + 5])), pa.int64()),
+            }
+        )
+        for low in range(0, len(values), 5)
+    ]
+    return data.from_arrow(tables or [pa.table({"k": pa.array([], pa.int64()), "n": []})])
+
+
+def in_order(values: list[Any], *, descending: bool = False) -> list[int]:
+    """The numbers of rows, sorted by key with null last."""
+    there = [n for n, value in enumerate(values) if value is not None]
+    there.sort(key=lambda n: -values[n] if descending else values[n])
+    return there + [n for n, value in enumerate(values) if value is None]
+
+
+@given(rows_of_keys, st.booleans())
+def test_sorting_is_that_of_a_list_with_null_last(values: list[Any], descending: bool) -> None:
+    rows = made(table(values).sort("k", descending))
+    assert [row["n"] for row in rows] == in_order(values, descending=descending)
+
+
+@given(rows_of_keys)
+def test_sorting_by_two_columns_takes_each_in_its_own_direction(values: list[Any]) -> None:
+    rows = made(table(values).sort(["k", "n"], [False, True]))
+    last = len(values) - 1
+    assert [row["n"] for row in rows] == [last - n for n in in_order(values[::-1])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.float64(), [2.5, float("nan"), None, -0.0, 0.0, float("-inf"), 1.0] * 3),
+        (pa.string(), ["b", "", None, "ä", "a", "z", "aa"] * 3),
+        (pa.bool_(), [True, None, False, True, False, None] * 3),
+        (pa.timestamp("ns"), [5, None, 3, 2**60, -7, 1] * 3),
+        (pa.date32(), [5, None, 3, 9, -7, 1] * 3),
+        (pa.decimal128(5, 2), [None, *map(int, "5317902")]),
+        (pa.float16(), [2.0, None, 1.0, -1.0, 0.5, 3.0]),
+        (pa.dictionary(pa.int8(), pa.string()), ["b", None, "a", "c"] * 4),
+    ],
+)
+def test_every_type_with_an_order_is_sorted(kind: Any, values: list[Any]) -> None:
+    rows = made(table(values, kind).sort("k"))
+    numbers = range(len(values))
+    null = [n for n in numbers if values[n] is None]
+    nan = [n for n in numbers if values[n] != values[n]]
+    plain = sorted(set(numbers) - {*null, *nan}, key=lambda n: (values[n], n))
+    assert [row["n"] for row in rows] == plain + nan + null
+
+
+@given(st.integers(0, 60), st.integers(0, 2**31), st.integers(1, 9))
+def test_a_shuffle_keeps_all_rows_and_depends_on_its_seed_alone(
+    count: int, seed: int, blocks: int
+) -> None:
+    one = [row["n"] for row in made(table([0] * count).random_shuffle(seed=seed))]
+    other = [
+        row["id"] for row in made(data.range(count).random_shuffle(seed=seed, num_blocks=blocks))
+    ]
+    assert sorted(one) == list(range(count))
+    assert one == other
+
+
+def test_every_row_may_come_to_every_place_in_a_shuffle() -> None:
+    seen = {
+        (n, place)
+        for seed in range(200)
+        for place, row in enumerate(made(table([0] * 6).random_shuffle(seed=seed)))
+        for n in [row["n"]]
+    }
+    assert seen == {(n, place) for n in range(6) for place in range(6)}
+
+
+@given(st.integers(0, 40), st.integers(1, 60))
+def test_a_repartition_keeps_the_order_and_makes_as_many_blocks(count: int, blocks: int) -> None:
+    units = [table_of(u) for u in execute(table([0] * count).repartition(blocks)._plan, local=True)]
+    assert [n for each in units for n in each.column("n").to_pylist()] == list(range(count))
+    sizes = [each.num_rows for each in units]
+    if count:
+        assert len(sizes) == blocks
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(rows_of_keys, st.integers(2, 6))
+def test_a_repartition_by_keys_has_equal_keys_in_one_block(values: list[Any], blocks: int) -> None:
+    dataset = table(values).repartition(blocks, keys=["k"])
+    units = [table_of(unit) for unit in execute(dataset._plan, local=True)]
+    assert sorted(n for each in units for n in each.column("n").to_pylist()) == list(
+        range(len(values))
+    )
+    for key in set(values):
+        assert sum(key in each.column("k").to_pylist() for each in units) == 1
+
+
+def test_a_repartition_that_shuffles_takes_rows_in_turns() -> None:
+    units = execute(table([0] * 7).repartition(3, shuffle=True)._plan, local=True)
+    assert [table_of(u).column("n").to_pylist() for u in units] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def groups_of(values: list[Any]) -> dict[Any, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for n in in_order(values):
+        groups.setdefault(values[n], []).append(n)
+    return groups
+
+
+@given(rows_of_keys)
+def test_aggregates_of_groups_are_those_of_lists(values: list[Any]) -> None:
+    aggs = (Count(), Sum("n"), Min("n"), Max("n"), Mean("n"), Std("n"), AbsMax("n"))
+    lists = (AsList("n"), Unique("n"), CountDistinct("n"), Quantile("n"))
+    rows = made(table(values).groupby("k").aggregate(*aggs, *lists))
+    expected = [
+        {
+            "k": key,
+            "count()": len(ns),
+            "sum(n)": sum(ns),
+            "min(n)": min(ns),
+            "max(n)": max(ns),
+            "mean(n)": pytest.approx(sum(ns) / len(ns)),
+            "std(n)": pytest.approx(statistics.stdev(ns) if ns[1:] else math.nan, nan_ok=True),
+            "abs_max(n)": max(ns),
+            "list(n)": ns,
+            "unique(n)": ns,
+            "count_distinct(n)": len(ns),
+            "quantile(n)": statistics.median(ns),
+        }
+        for key, ns in groups_of(values).items()
+    ]
+    assert rows == expected
+
+
+@given(rows_of_keys, st.booleans())
+def test_null_is_left_out_or_makes_the_result_null(values: list[Any], ignore: bool) -> None:
+    there = [value for value in values if value is not None]
+    aggs = [kind("k", ignore_nulls=ignore) for kind in (Sum, Min, Max, Mean, Std, Count)]
+    rows = made(table(values).groupby(None).aggregate(*aggs))
+    if not values:
+        assert rows == []
+        return
+    known = there and (ignore or len(there) == len(values))
+    (row,) = rows
+    assert row.pop("count(k)") == (len(there) if ignore else len(values))
+    std = statistics.stdev(there) if there[1:] else math.nan
+    mean = statistics.mean(there) if there else 0
+    functions = (sum, min, max, lambda _: mean, lambda _: std)
+    for result, function in zip(row.values(), functions, strict=True):
+        expected = pytest.approx(function(there), nan_ok=True) if known else None
+        assert result == expected
+
+
+def test_an_aggregation_of_functions_sees_keys_and_rows() -> None:
+    product = AggregateFn(
+        init=lambda key: [key],
+        accumulate_row=lambda found, row: [*found, row["n"]],
+        merge=lambda one, other: one + other[1:],
+        finalize=lambda found: str(found),
+        name="all",
+    )
+    rows = made(table([1, 2, 1, 2, 1, 1]).groupby("k").aggregate(product))
+    assert rows == [{"k": 1, "all": "[1, 0, 2, 4, 5]"}, {"k": 2, "all": "[2, 1, 3]"}]
+
+
+def test_an_aggregation_as_a_class_combines_blocks() -> None:
+    class Size(AggregateFnV2):
+        def __init__(self) -> None:
+            super().__init__("size", lambda: 0, on="n", ignore_nulls=True)
+
+        def aggregate_block(self, block: Any) -> Any:
+            return block.num_rows
+
+        def combine(self, current_accumulator: Any, new: Any) -> Any:
+            return current_accumulator + new
+
+        def finalize(self, accumulator: Any) -> Any:
+            return -accumulator
+
+    assert made(table([1] * 7).groupby("k").aggregate(Size())) == [{"k": 1, "size": -7}]
+
+
+@given(rows_of_keys)
+def test_each_group_is_mapped_whole_and_in_the_order_of_keys(values: list[Any]) -> None:
+    def first_and_size(group: Any) -> Any:
+        return pa.table({"n": group.column("n").slice(0, 1), "size": [group.num_rows]})
+
+    grouped = table(values).groupby("k").map_groups(first_and_size, batch_format="pyarrow")
+    assert made(grouped) == [{"n": ns[0], "size": len(ns)} for ns in groups_of(values).values()]
+
+
+def test_all_rows_are_one_group_without_a_key() -> None:
+    grouped = table([1, 2] * 9).groupby(None).map_groups(lambda group: {"size": [len(group["n"])]})
+    assert made(grouped) == [{"size": 18}]
+
+
+def test_a_function_that_fails_on_a_group_is_named_with_the_rows() -> None:
+    def fails(group: Any) -> Any:
+        raise ValueError("no good")
+
+    told = r"MapGroups\(fails\) failed on rows 0 to \d, a group, of .*GroupBy: ValueError: no good"
+    with pytest.raises(data.DataError, match=told):
+        made(table([1, 1, 2]).groupby("k").map_groups(fails))
+
+
+@given(rows_of_keys, rows_of_keys, st.sampled_from(list(JOINS)))
+def test_joins_are_those_of_lists(left: list[Any], right: list[Any], kind: str) -> None:
+    pairs = [
+        (one, other)
+        for one, key in enumerate(left)
+        for other, found in enumerate(right)
+        if key == found and key is not None
+    ]
+    lone_left = [(n, None) for n in range(len(left)) if n not in {one for one, _ in pairs}]
+    lone_right = [(None, n) for n in range(len(right)) if n not in {two for _, two in pairs}]
+    lefts, rights = {one for one, _ in pairs}, {two for _, two in pairs}
+    expected: Any = {
+        "inner": pairs,
+        "left_outer": pairs + lone_left,
+        "right_outer": pairs + lone_right,
+        "full_outer": pairs + lone_left + lone_right,
+        "left_semi": lefts,
+        "right_semi": rights,
+        "left_anti": set(range(len(left))) - lefts,
+        "right_anti": set(range(len(right))) - rights,
+    }[kind]
+    dataset = table(left).join(table(right), kind, on=("k",), right_suffix="_r", num_partitions=3)
+    rows = made(dataset)
+    if kind.endswith(("semi", "anti")):
+        own = left if kind.startswith("left") else right
+        assert [row["n"] for row in rows] == [n for n in in_order(own) if n in expected]
+        return
+    found = [(row["n"], row["n_r"]) for row in rows]
+    assert sorted(found, key=str) == sorted(expected, key=str)
+    for row, (one, other) in zip(rows, found, strict=True):
+        assert row["k"] == (left[one] if one is not None else right[other])
+
+
+def test_keys_of_different_numeric_types_are_joined_by_value() -> None:
+    whole = data.from_arrow(pa.table({"k": pa.array([1, 2, 3], pa.int32()), "a": ["x", "y", "z"]}))
+    real = data.from_arrow(pa.table({"k": [3.0, 1.0, 1.5], "b": [30, 10, 15]}))
+    for parts in (1, 3):
+        rows = made(whole.join(real, "inner", parts, on=("k",)))
+        assert rows == [{"k": 1, "a": "x", "b": 10}, {"k": 3, "a": "z", "b": 30}]
+
+
+def test_keys_of_a_number_and_a_text_do_not_go_together() -> None:
+    text = data.from_arrow(pa.table({"k": ["1"], "b": [2]}))
+    for parts in (1, 3):
+        with pytest.raises((ValueError, data.DataError), match="'k' has types that do not go"):
+            made(table([1]).join(text, "inner", parts, on=("k",)))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lists_structs_and_tensors_are_joined_beside_their_keys(parts: int) -> None:
+    np = pytest.importorskip("numpy")
+    nested = data.from_items(
+        [
+            {"k": n, "list": [n] * n, "struct": {"a": n}, "image": np.full((2, 2), n)}
+            for n in range(4)
+        ]
+    )
+    rows = made(nested.join(data.from_items([{"k": 2}, {"k": 9}]), "right_outer", parts, on=("k",)))
+    assert [row["k"] for row in rows] == [2, 9]
+    assert rows[0]["list"] == [2, 2]
+    assert rows[0]["struct"] == {"a": 2}
+    assert rows[0]["image"].tolist() == [[2, 2], [2, 2]]
+    assert rows[1]["list"] is rows[1]["struct"] is rows[1]["image"] is None
+
+
+@given(st.integers(0, 30), st.integers(1, 7))
+def test_a_zip_has_the_columns_of_both(count: int, blocks: int) -> None:
+    rows = made(table([5] * count).zip(data.range(count).repartition(blocks), table([6] * count)))
+    assert rows == [{"k": 5, "n": n, "id": n, "k_1": 6, "n_1": n} for n in range(count)]
+
+
+def test_datasets_of_different_length_are_not_zipped() -> None:
+    with pytest.raises(ValueError, match="the same length; these have 3, 4 rows"):
+        made(data.range(3).zip(data.range(4)))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_row_and_one_row_go_through_everything(count: int) -> None:
+    one = table([1] * count)
+    expected = [{"k": 1, "n": 0}] * count
+    for dataset in (
+        one.sort("k"),
+        one.random_shuffle(seed=1),
+        one.repartition(5),
+        one.repartition(5, shuffle=True),
+        one.repartition(5, keys=["k"]),
+        one.groupby("k").map_groups(lambda group: group),
+        one.join(one, "left_semi", 4, on=("k",)),
+        one.sort("k").random_shuffle(seed=2).sort("n", descending=True),
+    ):
+        assert made(dataset) == expected
+    assert one.sum("n") == (0 if count else None)
+    assert one.unique("k") == [1] * count
+    assert one.aggregate(Count()) == ({"count()": 1} if count else None)
+
+
+def test_a_dataset_of_nothing_at_all_is_sorted_grouped_and_joined() -> None:
+    nothing = data.from_items([])
+    assert made(nothing.sort("k")) == made(nothing.groupby("k").count()) == []
+    assert made(nothing.join(table([1]), "right_outer", on=("k",))) == [{"k": 1, "n": 0}]
+    assert made(table([1]).join(nothing, "left_outer", on=("k",))) == [{"k": 1, "n": 0}]
+
+
+def test_a_missing_column_is_named_with_those_that_there_are() -> None:
+    dataset = table([1])
+    for call in (
+        lambda: dataset.sort("x"),
+        lambda: dataset.groupby("x"),
+        lambda: dataset.repartition(2, keys=["x"]),
+        lambda: dataset.join(dataset, "inner", on=("x",)),
+        lambda: dataset.groupby("k").sum("x"),
+        lambda: dataset.unique("x"),
+    ):
+        with pytest.raises(ValueError, match=r"no column 'x'.*columns: k, n"):
+            call()
+    later = dataset.map(lambda row: row)
+    for lazy in (later.sort("x"), later.groupby("x").count(), later.groupby("k").sum("x")):
+        with pytest.raises(data.DataError, match=r"no column 'x', but k, n"):
+            made(lazy)
+
+
+def test_a_column_of_lists_has_no_order() -> None:
+    with pytest.raises(data.DataError, match=r"Sort: the column 'a' has the type list.*no order"):
+        made(data.from_items([{"a": [1]}, {"a": [2]}]).sort("a"))
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    dataset = table([1])
+    for call, message in (
+        (lambda: dataset.sort(None), "cannot be None"),
+        (lambda: dataset.sort([]), "Length of `descending`"),
+        (lambda: dataset.sort("k", [True, False]), "Length of `descending`"),
+        (lambda: dataset.sort(["k", "k"]), "twice"),
+        (lambda: dataset.sort("k", boundaries=["a"]), "int or float"),
+        (lambda: dataset.repartition(), "one of them"),
+        (lambda: dataset.repartition(1, 1), "one of them"),
+        (lambda: dataset.repartition(0), "1 or more"),
+        (lambda: dataset.join(dataset, "outer", on=("k",)), "must be one of inner"),
+        (lambda: dataset.join(dataset, "inner", on="k"), "Expected tuple or list"),
+        (lambda: dataset.join(dataset, "inner", on=("k",)), r"overlapping columns: \['n'\]"),
+        (lambda: dataset.groupby("k").aggregate(), "needs aggregations"),
+        (lambda: dataset.groupby("k").aggregate(Count(), Count()), "different names"),
+        (lambda: dataset.train_test_split(0.5, shuffle=True, stratify="k"), "not both"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_boundaries_are_where_blocks_of_a_sort_begin() -> None:
+    shuffled = random.Random(1).sample(range(15), 15)
+    dataset = table(shuffled).sort("k", boundaries=[5, 10])
+    blocks = [table_of(unit).column("k").to_pylist() for unit in execute(dataset._plan, local=True)]
+    assert blocks == [list(range(5)), list(range(5, 10)), list(range(10, 15))]
+
+
+def test_what_is_known_of_rows_and_columns_is_known_before() -> None:
+    dataset = table([2, 1]).sort("k").random_shuffle()
+    assert (dataset.count(), dataset.columns()) == (2, ["k", "n"])
+    assert dataset._stats is None
+    assert not dataclasses.is_dataclass(dataset)
