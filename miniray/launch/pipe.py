@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Names this rendezvous where others name a folder.
 NAME = "-"
 #: Seconds between two lines of the other end, and of silence after which it is gone.
-BEAT, SILENCE = 5, 30
+BEAT, SILENCE = 5, 20
 
 
 class Pipe:

@@ -129,12 +129,13 @@ class SharedFolder:
         return {rank: HostState.parse(json.loads(text)) for rank, text in found.items() if text}
 
     def all_joined(self) -> None:
-        """Remove the secret."""
-        self._join.unlink(missing_ok=True)
+        """Remove the folder, so that nothing of it stays however the run ends."""
+        _remove(self._folder)
 
     def give_up(self, reason: str) -> None:
         """Write a file that stays for hosts that come late; it holds no secret."""
-        self._write("end", reason)
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone: all have joined
+            self._write("end", reason)
 
     def leave(self, rank: int) -> None:
         """Remove the file of this host; the last host removes the folder."""
@@ -253,13 +254,18 @@ def _require_private(folder: Path) -> None:
 
 
 def _remove_old(base: Path, before: float) -> None:
-    """Remove what runs have left that were killed on every host; nothing but files of runs."""
+    """Remove what runs have left that were killed on every host."""
     for folder in base.iterdir():
         with contextlib.suppress(OSError):
-            if folder.lstat().st_mtime > before:
-                continue
-            files = list(folder.iterdir())
-            if files and all(re.fullmatch(r"join|end|n[0-9]+", path.name) for path in files):
-                for path in files:
-                    path.unlink()
-                folder.rmdir()
+            if folder.lstat().st_mtime <= before:
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder of a run; one with other files in it stays as it is."""
+    with contextlib.suppress(OSError):
+        files = list(folder.iterdir())
+        if files and all(re.fullmatch(r"join|end|n[0-9]+", path.name) for path in files):
+            for path in files:
+                path.unlink()
+            folder.rmdir()

@@ -25,6 +25,45 @@ print(sorted(node["Labels"]["rank"] for node in miniray.nodes() if node["Alive"]
 sys.exit(int(sys.argv[1]))
 """
 
+#: A program that prints how many places have a secret where it runs, and where a task of it does.
+LOOKS_FOR_SECRETS = """
+import os, pathlib, re, miniray
+miniray.init()
+secret = re.compile(rb"mr1[.][A-Za-z0-9_-]{43}[.]")
+def found():
+    texts = []
+    for path in [*pathlib.Path("/proc").glob("[0-9]*/cmdline"), pathlib.Path("/proc/self/environ")]:
+        try:
+            texts.append(path.read_bytes())
+        except OSError:
+            pass
+    return sum(bool(secret.search(text)) for text in texts)
+print(found(), miniray.get(miniray.remote(found).remote()))
+"""
+
+#: A program that saves what another host computes when SIGTERM comes, and ends with 5.
+SAVES_AT_SIGTERM = """
+import pathlib, signal, sys, time, miniray
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+miniray.init()
+folder = pathlib.Path(sys.argv[1])
+other = next(n["NodeID"] for n in miniray.nodes() if n["Labels"]["rank"] == "1")
+
+@miniray.remote
+def save():
+    return "saved on the other host"
+
+def end(*_):
+    ref = save.options(scheduling_strategy=On(other, soft=False)).remote()
+    (folder / "checkpoint").write_text(miniray.get(ref))
+    sys.exit(5)
+
+signal.signal(signal.SIGTERM, end)
+(folder / "running").touch()
+while True:
+    signal.pause()
+"""
+
 
 def slurm(rank: int, size: int) -> dict[str, str]:
     """What ``srun -N SIZE --ntasks-per-node=1`` sets."""

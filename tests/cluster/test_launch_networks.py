@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launch_helpers import PATIENCE, slurm
+from needed_tools import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def networks() -> Iterator[tuple[str, str]]:
     made = subprocess.run(["sh", "-e", "-c", text], capture_output=True, check=False, text=True)
     try:
         if made.returncode != 0:
-            pytest.skip(f"network namespaces cannot be connected here: {made.stderr.strip()}")
+            missing(f"network namespaces cannot be connected here: {made.stderr.strip()}")
         yield a, b
     finally:
         for name in (a, b):

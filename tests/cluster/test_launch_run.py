@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from cluster_helpers import wait_for_file, wait_for_text, wait_until
+from cluster_helpers import wait_for_file
 from command_helpers import CommandLine, one_line
-from launch_helpers import SHOW_RANKS, hosts, hydra, open_mpi, slurm
+from launch_helpers import SAVES_AT_SIGTERM, SHOW_RANKS, hosts, hydra, open_mpi, slurm
+from needed_tools import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,34 +96,6 @@ def test_a_program_that_does_not_exist_ends_the_run_on_all_hosts(
     command.leaves_nothing()
 
 
-def test_a_host_that_does_not_come_is_named(command: CommandLine, tmp_path: Path) -> None:
-    with hosts(command, tmp_path, 3) as run:
-        run.start(1, "true")
-        wait_for_file(tmp_path / "slurm-4711-0-0" / "n1")
-        run.start(0, "true", options=("--wait", "20"))
-        code, output = run.end_of(0)
-        assert code == 1
-        assert "2 of 3 hosts joined within 20 s: host 2 has not been heard of." in output
-        assert run.end_of(1)[0] == 0
-    command.leaves_nothing()
-
-
-def test_a_host_that_cannot_join_says_why_before_the_time_is_up(
-    command: CommandLine, tmp_path: Path
-) -> None:
-    full = tmp_path / "no folder"
-    full.write_text("")
-    with hosts(command, tmp_path / "meet", 2, "--wait", "300") as run:
-        run.start(1, "true", options=("--temp-dir", str(full)))
-        run.start(0, "true")
-        code, output = run.end_of(0)
-        assert code == 1
-        assert "1 of 2 hosts joined within " in output
-        assert "cannot join: No folder can be made in" in output
-        assert run.end_of(1)[0] == 1
-    command.leaves_nothing()
-
-
 def test_a_run_that_is_stopped_while_it_waits_leaves_nothing(
     command: CommandLine, tmp_path: Path
 ) -> None:
@@ -141,29 +114,6 @@ def test_a_run_that_is_stopped_while_it_waits_leaves_nothing(
         assert code == 1
         assert "ended the run: it was stopped before all hosts had joined." in output
     command.leaves_nothing()
-
-
-SAVES_AT_SIGTERM = """
-import pathlib, signal, sys, time, miniray
-from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-miniray.init()
-folder = pathlib.Path(sys.argv[1])
-other = next(n["NodeID"] for n in miniray.nodes() if n["Labels"]["rank"] == "1")
-
-@miniray.remote
-def save():
-    return "saved on the other host"
-
-def end(*_):
-    ref = save.options(scheduling_strategy=On(other, soft=False)).remote()
-    (folder / "checkpoint").write_text(miniray.get(ref))
-    sys.exit(5)
-
-signal.signal(signal.SIGTERM, end)
-(folder / "running").touch()
-while True:
-    signal.pause()
-"""
 
 
 def test_the_other_hosts_hold_through_sigterm_until_the_program_has_saved(
@@ -220,84 +170,15 @@ def test_a_schedulers_warning_reaches_the_program_alone(
     command.leaves_nothing()
 
 
-def test_when_the_first_host_is_killed_nothing_of_the_run_is_left(
-    command: CommandLine, tmp_path: Path
-) -> None:
-    with hosts(command, tmp_path / "meet", 3) as run:
-        run.start_all("sh", "-c", f"sleep 600 & echo $! > {tmp_path / 'pid'}; wait")
-        sleeper = int(wait_for_text(tmp_path / "pid"))
-        run.processes[0].kill()
-        assert run.codes() == [-signal.SIGKILL, 0, 0]
-        wait_until(lambda: not command.pids())
-        wait_until(lambda: not Path(f"/proc/{sleeper}").exists())
-    command.leaves_nothing()
-
-
-def test_the_program_goes_on_when_a_host_is_lost(command: CommandLine, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    script = f"echo > {tmp_path / 'running'}; until [ -e {go} ]; do sleep .1; done; exit 6"
-    with hosts(command, tmp_path / "meet", 2) as run:
-        run.start_all("sh", "-c", script)
-        wait_for_file(tmp_path / "running")
-        run.processes[1].kill()
-        run.end_of(1)
-        go.touch()
-        assert run.end_of(0)[0] == 6
-    command.leaves_nothing()
-
-
-def test_with_strict_the_run_ends_when_a_host_is_lost(command: CommandLine, tmp_path: Path) -> None:
-    with hosts(command, tmp_path / "meet", 2, "--strict") as run:
-        run.start_all("sh", "-c", f"echo > {tmp_path / 'running'}; exec sleep 600")
-        wait_for_file(tmp_path / "running")
-        run.processes[1].kill()
-        code, output = run.end_of(0)
-        assert code == 128 + signal.SIGTERM
-        assert "Host 1 of the run: lost. It ends (--strict)." in output
-    command.leaves_nothing()
-
-
-def test_two_runs_of_one_user_on_the_same_hosts_do_not_meet(
-    command: CommandLine, tmp_path: Path
-) -> None:
-    def second(rank: int, size: int) -> dict[str, str]:
-        return {**slurm(rank, size), "SLURM_STEP_ID": "1"}
-
-    with hosts(command, tmp_path, 2) as one, hosts(command, tmp_path, 2, scheduler=second) as other:
-        for run, code in ((one, "3"), (other, "4")):
-            run.start_all(PYTHON, "-c", SHOW_RANKS, code)
-        assert one.end_of(0) == (3, "['0', '1']\n")
-        assert other.end_of(0) == (4, "['0', '1']\n")
-        assert [one.end_of(1)[0], other.end_of(1)[0]] == [0, 0]
-    command.leaves_nothing()
-    assert list(tmp_path.iterdir()) == []
-
-
-SHOWS_SECRETS = """
-import os, pathlib, miniray, sys
-miniray.init()
-@miniray.remote
-def environment():
-    return dict(os.environ)
-found = [*os.environ.values(), *miniray.get(environment.remote()).values()]
-for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    try:
-        found.append(path.read_bytes().decode("utf-8", "replace"))
-    except OSError:
-        pass
-print(any("mr1." + "" in text and text.count(".") > 1 and "MINIRAY" not in text for text in found))
-print(list(pathlib.Path(sys.argv[1]).rglob("join")))
-"""
-
-
-def test_the_secret_is_in_no_argument_no_environment_and_no_file_once_all_have_joined(
-    command: CommandLine, tmp_path: Path
-) -> None:
-    given = "mr1." + "A" * 43 + "." + "B" * 43
-    with hosts(command, tmp_path, 2) as run:
-        run.start_all(PYTHON, "-c", SHOWS_SECRETS, str(tmp_path), MINIRAY_TOKEN=given)
-        assert run.end_of(0) == (0, "False\n[]\n")
-        assert run.end_of(1)[0] == 0
+def test_a_host_without_munge_is_told(command: CommandLine, tmp_path: Path) -> None:
+    done = command.run(
+        *("run", "--rendezvous", "munge", "--host", "127.0.0.1", "--", PYTHON),
+        **slurm(0, 2),
+        HOME=str(tmp_path),
+        PATH=os.path.dirname(PYTHON),
+    )
+    assert done.returncode == 1
+    assert "There is no program 'munge' here: give --rendezvous a folder." in done.stderr
     command.leaves_nothing()
 
 
@@ -352,7 +233,7 @@ def test_the_first_process_of_a_container_reaps_orphans_and_passes_signals_on(
 ) -> None:
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("process namespaces are not available to this user")
+        missing("process namespaces are not available to this user")
     program = (PYTHON, "-c", LEAVES_ORPHAN, str(tmp_path))
     run = command.popen(*container, "miniray", "run", "--", *program)
     wait_for_file(tmp_path / "on")

@@ -1,25 +1,22 @@
-"""`miniray ssh`: with a program that stands for ssh, and with real servers where there are some."""
+"""`miniray ssh`, with a program that stands for ssh; `test_launch_servers.py` has real servers."""
 
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from cluster_helpers import wait_for_file, wait_for_text, wait_until
 from command_helpers import CommandLine, command_line
-from launch_helpers import PATIENCE, SHOW_RANKS
+from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SHOW_RANKS
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
+    from pathlib import Path
 
 #: Stands for ssh: a shell of this machine is the host. Its end is that of the connection.
 SSH = """#!/bin/sh
@@ -160,96 +157,6 @@ def test_hosts_hear_of_this_end_while_nobody_reads_what_it_prints(
         run.communicate(timeout=PATIENCE)
 
 
-LOOKS_FOR_SECRETS = """
-import os, pathlib, re, miniray
-miniray.init()
-secret = re.compile(rb"mr1[.][A-Za-z0-9_-]{43}[.]")
-def found():
-    texts = []
-    for path in [*pathlib.Path("/proc").glob("[0-9]*/cmdline"), pathlib.Path("/proc/self/environ")]:
-        try:
-            texts.append(path.read_bytes())
-        except OSError:
-            pass
-    return sum(bool(secret.search(text)) for text in texts)
-print(found(), miniray.get(miniray.remote(found).remote()))
-"""
-
-
 def test_the_secret_is_in_no_command_line_and_no_environment(hosts: CommandLine) -> None:
     run = hosts.popen("miniray", "ssh", "a", "b", "--", sys.executable, "-c", LOOKS_FOR_SECRETS)
     assert end_of(run) == (0, "0 0\n")
-
-
-# --- real servers ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[CommandLine]:
-    """A command line whose ssh knows two real servers, ``hosta`` and ``hostb``."""
-    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    if sshd is None or shutil.which("ssh") is None:
-        pytest.skip("no OpenSSH server is installed")
-    if os.geteuid() == 0 and not Path("/run/sshd").is_dir():
-        pytest.skip("the OpenSSH server has no /run/sshd")
-    for name in ("host", "user"):
-        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
-        subprocess.run(keygen, check=True)
-    shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
-    for command in command_line():
-        processes, known, config = [], [], []
-        for host in ("hosta", "hostb"):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-            settings = tmp_path / f"{host}.conf"
-            settings.write_text(
-                f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path / 'host'}\n"
-                f"AuthorizedKeysFile {tmp_path / 'authorized'}\nStrictModes no\nUsePAM no\n"
-                f"PermitRootLogin prohibit-password\nPidFile none\n"
-                f"SetEnv MINIRAY_TMPDIR={command.root} MINIRAY_MACHINE_ID={host}\n"
-            )
-            processes.append(command.popen(sshd, "-D", "-e", "-f", str(settings)))
-            key = (tmp_path / "host.pub").read_text()
-            known.append(f"[127.0.0.1]:{port} {key}")
-            config.append(f"Host {host}\n  HostName 127.0.0.1\n  Port {port}\n")
-        (tmp_path / "known").write_text("".join(known))
-        (tmp_path / "config").write_text(
-            f"{''.join(config)}Host *\n  User {pwd.getpwuid(os.geteuid()).pw_name}\n"
-            f"  IdentityFile {tmp_path / 'user'}\n  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {tmp_path / 'known'}\n  StrictHostKeyChecking yes\n"
-        )
-        (tmp_path / "bin").mkdir()
-        real = shutil.which("ssh")
-        (tmp_path / "bin/ssh").write_text(f'#!/bin/sh\nexec {real} -F {tmp_path}/config "$@"\n')
-        (tmp_path / "bin/ssh").chmod(0o755)
-        path = command.environment["PATH"]
-        command.environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{path}"
-        try:
-            yield command
-        finally:
-            for process in processes:
-                process.terminate()
-                process.communicate(timeout=PATIENCE)
-
-
-def test_real_servers_become_one_cluster(servers: CommandLine) -> None:
-    run = servers.popen(
-        "miniray", "ssh", "hosta", "hostb", "--", sys.executable, "-c", SHOW_RANKS, "9"
-    )
-    assert end_of(run) == (9, "['0', '1']\n")
-    wait_until(lambda: not servers.records())
-
-
-def test_when_the_clients_of_real_servers_are_killed_nothing_is_left(
-    servers: CommandLine, tmp_path: Path
-) -> None:
-    run = servers.popen(
-        *("miniray", "ssh", "hosta", "hostb", "--"),
-        *("sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 600"),
-    )
-    program = int(wait_for_text(tmp_path / "pid"))
-    for client in psutil.Process(run.pid).children():
-        client.kill()
-    assert end_of(run)[0] != 0
-    wait_until(lambda: not psutil.pid_exists(program))
-    wait_until(lambda: not servers.records())

@@ -1,0 +1,96 @@
+"""`miniray ssh` and a real `mpirun` on two hosts that real OpenSSH servers lead to."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic as clock
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from cluster_helpers import processes_with, wait_for_file, wait_for_text, wait_until
+from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SHOW_RANKS
+from needed_tools import find_tool
+from ssh_hosts import Network, network
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from command_helpers import CommandLine
+
+PYTHON = sys.executable
+SSH = ("miniray", "ssh", "hosta", "hostb", "--")
+#: Seconds after which both ends of a cut connection have noticed that, and ended.
+CABLE = 45.0
+
+
+@pytest.fixture
+def hosts(command: CommandLine, tmp_path: Path) -> Iterator[Network]:
+    with network(command, tmp_path) as found:
+        yield found
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=PATIENCE)
+    return process.returncode, output
+
+
+def leaves_nothing(hosts: Network) -> None:
+    """Wait until nothing but the servers is left."""
+    wait_until(lambda: not hosts.command.pids() - hosts.of_servers() and not hosts.command.files())
+
+
+def test_the_hosts_become_one_cluster_and_leave_nothing(hosts: Network) -> None:
+    names = "import os, miniray; print(os.uname().nodename)"
+    assert end_of(hosts.popen(*SSH, PYTHON, "-c", names)) == (0, "hosta\n")
+    assert end_of(hosts.popen(*SSH, PYTHON, "-c", SHOW_RANKS, "9")) == (9, "['0', '1']\n")
+    assert end_of(hosts.popen(*SSH, PYTHON, "-c", LOOKS_FOR_SECRETS)) == (0, "0 0\n")
+    leaves_nothing(hosts)
+
+
+def test_when_the_clients_are_killed_nothing_is_left(hosts: Network) -> None:
+    run = hosts.popen(*SSH, "sh", "-c", f"echo $$ > {hosts.folder / 'pid'}; sleep 600")
+    program = int(wait_for_text(hosts.folder / "pid"))
+    for client in psutil.Process(run.pid).children():
+        client.kill()
+    assert end_of(run)[0] != 0
+    wait_until(lambda: not psutil.pid_exists(program))
+    leaves_nothing(hosts)
+
+
+def test_after_a_cut_cable_both_ends_end_and_a_run_that_lost_one_host_goes_on(
+    hosts: Network,
+) -> None:
+    go, on = hosts.folder / "go", hosts.folder / "on"
+    goes_on = f"echo > {on}-1; until [ -e {go} ]; do sleep .1; done; exit 6"
+    run = ("miniray", "ssh", "--grace", "2")
+    kept = hosts.popen(*run, "hosta", "hostb", "--", "sh", "-c", goes_on)
+    waits = f"echo > {on}-2; sleep 600"
+    lost = hosts.popen(*run, "hostb", "hosta", "--", "sh", "-c", waits)
+    for number in (1, 2):
+        wait_for_file(on.with_name(f"on-{number}"))
+    hosts.cut("hostb")
+    deadline = clock() + CABLE
+    code, output = end_of(lost)
+    assert code == 255, output
+    wait_until(lambda: not processes_with("MINIRAY_MACHINE_ID", "hostb"), deadline - clock())
+    go.touch()
+    assert end_of(kept)[0] == 6
+    leaves_nothing(hosts)
+
+
+def test_a_real_mpirun_starts_one_part_on_each_host(hosts: Network) -> None:
+    (hosts.folder / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
+    mpirun = (
+        *(find_tool("mpirun"), "--allow-run-as-root", "-N", "1"),
+        *("--hostfile", str(hosts.folder / "hosts"), "--mca", "plm_rsh_agent", "ssh"),
+    )
+    run = (PYTHON, "-m", "miniray", "run", "--rendezvous", str(hosts.folder / "meet"), "--")
+    shown = hosts.popen(*mpirun, *run, PYTHON, "-c", SHOW_RANKS, "7")
+    code, output = end_of(shown)
+    assert (code, output.splitlines()[0]) == (7, "['0', '1']"), output
+    assert list((hosts.folder / "meet").iterdir()) == []
+    assert end_of(hosts.popen(*mpirun, *run, PYTHON, "-c", LOOKS_FOR_SECRETS)) == (0, "0 0\n")
+    leaves_nothing(hosts)
