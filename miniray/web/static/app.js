@@ -112,7 +112,7 @@ function App() {
   const current = PARENTS[at[0]] ?? at[0];
   const title = NAVIGATION.flatMap(([, entries]) => entries).find(([name]) => name === current)?.[1];
   useEffect(() => {
-    document.title = title ? `${title} – miniray` : "miniray";
+    document.title = title ? `${title} · miniray` : "miniray";
   }, [title]);
   if (link.state === "login") return html`<${Login} reason=${link.reason} />`;
   return html`<nav class="side ${menu ? "opened" : ""}" aria-label="Pages">

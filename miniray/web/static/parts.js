@@ -69,9 +69,9 @@ export function Ago({ time }) {
   return html`<time title=${clock(time, true)}>${seconds(Math.max(0, Math.floor(Date.now() / 1000 - time)))}</time>`;
 }
 
-const GOOD = /^(ALIVE|RUNNING|CREATED|SUCCEEDED|FINISHED|info|running)$/;
-const WAITS = /^(PENDING|PENDING_CREATION|STARTING|RESTARTING|SCHEDULING|RESCHEDULING|DEPENDENCIES_UNREADY|DRAINING|QUEUED|RESIZING|warning|waiting|queued)$/;
-const BAD = /^(FAILED|ERRORED|LOST|INFEASIBLE|QUARANTINED|error)$/;
+const GOOD = /^(ALIVE|RUNNING|CREATED|SUCCEEDED|FINISHED|INFO)$/i;
+const WAITS = /^(PENDING|PENDING_CREATION|STARTING|RESTARTING|SCHEDULING|RESCHEDULING|DEPENDENCIES_UNREADY|DRAINING|QUEUED|RESIZING|WARNING|WAITING)$/i;
+const BAD = /^(FAILED|ERRORED|LOST|INFEASIBLE|QUARANTINED|ERROR)$/i;
 export const kindOf = (state) => (GOOD.test(state) ? "ok" : WAITS.test(state) ? "wait" : BAD.test(state) ? "bad" : "off");
 
 /** A state: a word with a dot; never the colour alone. `bad` marks an end that nobody wanted. */

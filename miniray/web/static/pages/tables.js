@@ -3,12 +3,12 @@ import { html } from "../vendor/preact-htm.js";
 import { TopicPage } from "../table.js";
 import { Ago, Bar, Id, State, amounts, bytes, clock, number, seconds, workerHref } from "../parts.js";
 
-const node = (row) => html`<span title=${row.node_id}>${row.node_name ?? (row.node_id ? row.node_id.slice(0, 10) : "–")}</span>`;
+const node = (row) => html`<span title=${row.node_id}>${row.node_name ?? (row.node_id ? row.node_id.slice(0, 8) : "–")}</span>`;
 const job = { name: "job_id", title: "Job", width: "88px", wide: true, cell: (row) => html`<code title=${row.job_id}>${row.job_id ? row.job_id.slice(0, 8) : "–"}</code>` };
-const pid = { name: "pid", title: "Process", width: "72px", right: true, wide: true, cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}>${row.pid}</a>` : "–") };
+const pid = { name: "pid", title: "Process", width: "72px", right: true, wide: true, cell: (row) => (workerHref(row) && row.state !== "DEAD" ? html`<a href=${workerHref(row)}>${row.pid}</a>` : row.pid || "–") };
 const text = (name, title, width, rest = {}) => ({ name, title, width, cell: (row) => html`<span title=${row[name]}>${row[name] || "–"}</span>`, ...rest });
 const names = (row) => (row.names?.length ? row.names.join(", ") : (row.name ?? "–"));
-const reason = (row) => row.death_cause ?? row.reason ?? row.running ?? "";
+const reason = (row) => row.death_cause ?? row.why_waits ?? row.reason ?? row.running ?? "";
 const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED|exit_actor|out of scope|killed|owner died|placement group removed)$/;
 
 export const actorColumns = [
@@ -72,7 +72,7 @@ const TABLES = {
       { name: "state", title: "State", width: "116px", cell: (row) => html`<${State} of=${row.state} />` },
       { name: "strategy", title: "Strategy", width: "122px", wide: true, cell: (row) => String(row.strategy ?? "–").toLowerCase().replaceAll("_", " ") },
       { name: "bundles", title: "Bundles", width: "minmax(140px, 2fr)", sort: false, cell: (row) => { const told = folded((row.bundles ?? []).map(amounts)); return html`<span title=${told}>${told || "–"}</span>`; } },
-      { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 10) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
+      { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 8) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
       text("reason", "Why it waits", "minmax(80px, 1.5fr)", { sort: false, wide: true }),
     ],
     empty: html`No placement group. <code>placement_group([{"GPU": 1}] * 4)</code> reserves bundles together, all or none; train runs make one each.`,
@@ -92,12 +92,12 @@ const TABLES = {
     empty: html`No object in shared memory. Values above 100 KiB that <code>put</code> stores or a task returns are here with their size, their owner and why they are held.`,
   },
   events: {
-    title: "Events", first: "-time", tell: (row) => row.text,
+    title: "Events", first: "-time", tell: (row) => row.message ?? row.text,
     columns: [
       { name: "time", title: "When", width: "84px", cell: (row) => html`<time title=${clock(row.time, true)}>${clock(row.time)}</time>` },
       { name: "severity", title: "", width: "86px", wide: true, cell: (row) => html`<${State} of=${row.severity} />` },
-      { name: "kind", title: "Kind", width: "minmax(90px, 150px)", cell: (row) => String(row.kind ?? "–").replaceAll("_", " ") },
-      text("text", "What happened", "minmax(180px, 4fr)"),
+      { name: "event_type", title: "Kind", width: "minmax(90px, 150px)", cell: (row) => String(row.event_type ?? row.kind ?? "–").toLowerCase().replaceAll("_", " ") },
+      { name: "message", title: "What happened", width: "minmax(180px, 4fr)", sort: false, cell: (row) => html`<span title=${row.message ?? row.text}>${row.message ?? row.text}</span>` },
       { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", wide: true, cell: node },
     ],
     open: (row) => (row.actor_id ? `#/actor/${row.actor_id}` : null),
