@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -20,6 +19,7 @@ from needed_tools import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PYTHON = sys.executable
 
