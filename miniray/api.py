@@ -72,67 +72,57 @@ def init(
     ignore_reinit_error: bool = False,
     job_config: JobConfig | None = None,
     object_store_memory: int | None = None,
-    _memory: int | None = None,
-    _temp_dir: str | None = None,
     **kwargs: Any,
 ) -> InitContext:
     """Attach this process to a cluster, or start one that ends with the process.
 
     Args:
-        address: "host:port" of a cluster's head, "auto" for one that runs on this
-            machine, "local" to start one. Default: the variable MINIRAY_ADDRESS, else a
-            running one, else a new one. "ray://host:10001" is a cluster of Ray.
-        engine: "miniray", or "ray" to run on a cluster of Ray, whose address is then Ray's.
-            Default: the variable MINIRAY_ENGINE, else "miniray".
+        address: "host:port" of a head, "auto" for a cluster of this machine, "local" to start one,
+            "ray://host:10001" for Ray. Default: MINIRAY_ADDRESS, else a running or a new one.
+        engine: "miniray" or "ray". Default: the variable MINIRAY_ENGINE, else "miniray".
         num_cpus: Logical CPUs of a new cluster. Default: those of the machine.
         num_gpus: Logical GPUs of a new cluster. Default: those of the machine.
-        gpu_family: Whose these GPUs are: "nvidia", "amd" or "intel". Default: the first of
-            these that is found; GPUs that are not there are NVIDIA's.
-        resources: Further resources of a new cluster, by name: amounts, accelerators such as
-            ``{"TPU": 4}`` included, or custom devices as
-            ``{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}``.
+        gpu_family: "nvidia", "amd" or "intel". Default: what is found first, else "nvidia".
+        resources: Further ones by name: amounts, or ``{"count": 4, "env": "FPGA_VISIBLE"}``.
         labels: Labels of the node of a new cluster.
-        namespace: Where names of actors and placement groups are looked up. Default: one
-            that nobody else uses.
+        namespace: Where names are looked up. Default: one that nobody else uses.
         runtime_env: Environment of the job's tasks and actors.
         log_to_driver: Whether what workers print is printed here too. Default: True.
         ignore_reinit_error: Return the context of the first call if there was one.
-        job_config: More about the job: the lifetime that its actors have by default, and metadata.
+        job_config: The lifetime that the job's actors have by default, and its metadata.
         object_store_memory: Size of a new cluster's object store, in bytes.
-        _memory: Bytes of the resource ``memory`` of a new cluster. Default: those of the machine
-            that are not the object store's.
-        _temp_dir: Folder for logs and sockets of a new cluster.
-        **kwargs: Arguments of Ray that have no effect here; they are accepted with a
-            warning.
+        **kwargs: ``_memory`` and ``_temp_dir`` of a new cluster; others of Ray, with a warning.
 
     Returns:
         The context, with ``address_info``; used in ``with``, it shuts down at the end.
 
     Raises:
-        RuntimeError: ``init`` was called before.
-        TypeError: There is no such argument, or a value is of a wrong type.
-        ValueError: A value is not allowed.
         ConnectionError: There is no cluster at the address.
+        RuntimeError: ``init`` was called before.
+        TypeError, ValueError: There is no such argument, or its value is not allowed.
     """
     options = check_init(
-        {
-            "address": address,
-            "engine": engine,
-            "num_cpus": num_cpus,
-            "num_gpus": num_gpus,
-            "gpu_family": gpu_family,
-            "resources": resources,
-            "labels": labels,
-            "namespace": namespace,
-            "runtime_env": runtime_env,
-            "log_to_driver": log_to_driver,
-            "object_store_memory": object_store_memory,
-            "memory": _memory,
-            "temp_dir": _temp_dir,
-        },
         kwargs,
         job_config,
+        address=address,
+        engine=engine,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        gpu_family=gpu_family,
+        resources=resources,
+        labels=labels,
+        namespace=namespace,
+        runtime_env=runtime_env,
+        log_to_driver=log_to_driver,
+        object_store_memory=object_store_memory,
     )
+    return _connect(options, ignore_reinit_error)
+
+
+def _connect(options: InitOptions, ignore_reinit_error: bool) -> InitContext:
+    from miniray.client.bootstrap import connect
+
+    global _context, _owner_pid
     with _lock:
         if runtime_or_none() is not None:
             if not ignore_reinit_error:
@@ -144,21 +134,14 @@ def init(
             if _context is None:  # a worker's
                 return InitContext({"address": current_runtime().context().address}, shutdown)
             return _context
-        return _connect(options)
-
-
-def _connect(options: InitOptions) -> InitContext:
-    from miniray.client.bootstrap import connect
-
-    global _context, _owner_pid
-    runtime, address_info = connect(options)
-    set_runtime(runtime)
-    if options.logging_level is not None:
-        logging.getLogger("miniray").setLevel(options.logging_level)
-    _context = InitContext(address_info, shutdown)
-    _owner_pid = os.getpid()
-    atexit.register(shutdown)
-    return _context
+        runtime, address_info = connect(options)
+        set_runtime(runtime)
+        if options.logging_level is not None:
+            logging.getLogger("miniray").setLevel(options.logging_level)
+        _context = InitContext(address_info, shutdown)
+        _owner_pid = os.getpid()
+        atexit.register(shutdown)
+        return _context
 
 
 def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from miniray.calls.call import Channel
+from miniray.common.state_types import ALIVE, DEAD, PENDING
 from miniray.exceptions import (
     ActorUnavailableError,
     MinirayError,
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from miniray.calls.calls import CallTable
     from miniray.messages.value import Value
     from miniray.wire.peers import Peer, PeerTable
-
-PENDING = "PENDING"
-ALIVE = "ALIVE"
-RESTARTING = "RESTARTING"
-DEAD = "DEAD"
 
 
 class ActorClient(Channel):
@@ -117,8 +113,6 @@ class ActorClient(Channel):
             (
                 p.PEER_CALL,
                 call.number,
-                self.actor_id,
-                self._epoch,
                 call.target,
                 call.arguments,
                 refs,

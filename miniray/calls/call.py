@@ -141,6 +141,11 @@ class Call:
     #: Of a call that a running one has made: those of that which have not ended.
     siblings: dict[int, Call] | None = None
 
+    def join(self, siblings: dict[int, Call]) -> None:
+        """Be one of the calls that a running one has made."""
+        self.siblings = siblings
+        siblings[self.number] = self
+
     def try_again(self, *, crashed: bool = False) -> float:
         """Count one more run; return how many seconds after the last it is due."""
         steps = self.tries - crashed

@@ -375,6 +375,7 @@ class TaskGroup:
 
     def lose_patience(self) -> None:
         """Let tasks that have waited long enough for a certain node go to others."""
+        self.next_look = math.inf
         self.wishes.give_up(self.queue, self._clock())
 
     def full(self, node: bytes) -> None:

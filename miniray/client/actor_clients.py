@@ -7,7 +7,7 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.calls.actor_client import ALIVE, DEAD, ActorClient
+from miniray.calls.actor_client import ActorClient
 from miniray.calls.call import Call, Channel, serialize_call
 from miniray.calls.task_groups import effective_placement
 from miniray.common.config import config
@@ -15,6 +15,7 @@ from miniray.common.names import call_site, describe
 from miniray.common.object_ref import ObjectRef
 from miniray.common.runtime import ActorLocation
 from miniray.common.specs import ActorSpec
+from miniray.common.state_types import ALIVE, DEAD
 from miniray.exceptions import (
     ActorUnschedulableError,
     DeathCause,

@@ -53,7 +53,14 @@ _REFUSED = {
 
 
 #: Arguments that ``init`` does not name.
-_ALSO_TAKEN = ("logging_level", "include_dashboard", "dashboard_host", "dashboard_port")
+_ALSO_TAKEN = (
+    "_memory",
+    "_temp_dir",
+    "logging_level",
+    "include_dashboard",
+    "dashboard_host",
+    "dashboard_port",
+)
 #: Arguments that are fields of ``BootOptions``.
 _OF_NODE = (
     "num_cpus",
@@ -89,22 +96,24 @@ class InitOptions:
 
 
 def check_init(
-    given: Mapping[str, Any], others: Mapping[str, Any], job_config: JobConfig | None = None
+    others: Mapping[str, Any], job_config: JobConfig | None = None, **given: Any
 ) -> InitOptions:
     """Check the arguments of ``init()``.
 
     Args:
-        given: The arguments that ``init`` names.
-        others: What else was given by name.
+        others: What was given by name beside them.
         job_config: Says what the other arguments do not.
+        **given: The arguments that ``init`` names.
 
     Raises:
         TypeError: There is no such argument, or a value is of a wrong type.
         ValueError: A value is not allowed, or the arguments don't go together.
     """
     others = dict(others)
-    given = {**given, **{name: others.pop(name, None) for name in _ALSO_TAKEN}}
-    _check_others(others, {*given, "job_config", *_NO_EFFECT})
+    given |= {name.lstrip("_"): others.pop(name, None) for name in _ALSO_TAKEN}
+    _check_others(
+        others, {*given, *_ALSO_TAKEN, "job_config", *_NO_EFFECT} - {"memory", "temp_dir"}
+    )
     checks: dict[str, Callable[[str, Any], Any]] = {
         "address": _check_address,
         "engine": check.text,

@@ -128,13 +128,12 @@ class Submission(RuntimeCalls):
             try:
                 if hooks.dropped:
                     self.refs.drain()
-                number = call.number = calls.next_number()
-                call.return_ids, call.stream, result = self.returns.of(number, options)
+                call.number = calls.next_number()
+                call.return_ids, call.stream, result = self.returns.of(call.number, options)
                 call.arguments = calls.store(serialized)
                 running = context.execution.get()
                 if running is not None:
-                    call.siblings = running.children
-                    call.siblings[number] = call
+                    call.join(running.children)
                 calls.submit(call)
                 submitted = True
             finally:

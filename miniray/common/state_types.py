@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+#: States of an actor: to its callers, and in the head's directory.
+PENDING, ALIVE, RESTARTING, DEAD = "PENDING", "ALIVE", "RESTARTING", "DEAD"
+
 
 class QuarantineStatus(TypedDict):
     """A worker that was killed and is not gone: its devices are out of service until it is."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
 from miniray.common.specs import ActorSpec, Allocation, CommandSpec, JobSpec, field_names
-from miniray.head.directories.actor_table import DEAD, Actor, DeadActor, remembered
+from miniray.common.state_types import DEAD
+from miniray.head.directories.actor_table import Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
 from miniray.head.directories.submitted_job import SubmittedJob

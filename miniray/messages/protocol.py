@@ -60,9 +60,9 @@ NODE_REFUSAL = 12
 # --- two processes ---------------------------------------------------------------
 #: first on a direct connection: (kind, node_id, process_id)
 PEER_HELLO = 32
-#: (kind, call, actor_id, epoch, method, args value, refs, return_ids, how, stream): how is None,
-#: or (concurrency group or None, name or None) as this call was given them; stream is None, or for
-#: generators how many items may wait unread (-1: any)
+#: (kind, call, method, args value, refs, return_ids, how, stream): how is None, or (concurrency
+#: group or None, name or None) as this call was given them; stream is None, or for generators how
+#: many items may wait unread (-1: any)
 PEER_CALL = 33
 #: (kind, call, status, values, borrowed, seconds the task took, pin): the executor keeps the
 #: refs in the values under the number ``pin`` until PEER_RELEASE; 0: there are none

@@ -7,8 +7,8 @@ import logging
 import marshal
 from typing import TYPE_CHECKING, Protocol
 
-from miniray.calls.actor_client import DEAD
 from miniray.common.host_port import DaemonAddress
+from miniray.common.state_types import DEAD
 from miniray.node.reports import actor_report, attached, blocked_report, hello
 from miniray.node.workers.worker import NodeLease, started_report
 

@@ -68,10 +68,8 @@ def _libc() -> ctypes.CDLL:
 @functools.cache
 def _new_bytes() -> Callable[[None, int], bytes]:
     """Return what makes a bytes object of some length, to be filled before others see it."""
-    new = ctypes.PyDLL(None).PyBytes_FromStringAndSize
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
-    return new
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
+    return kind(("PyBytes_FromStringAndSize", ctypes.pythonapi))
 
 
 def map_memory(

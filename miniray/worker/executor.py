@@ -131,7 +131,7 @@ class Executor:
 
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """Take a method call of this worker's actor (PEER_CALL)."""
-        _, number, _actor, _epoch, method, arguments, refs, return_ids, how, stream = message
+        _, number, method, arguments, refs, return_ids, how, stream = message
         own = f"{self._class_name}.{method}"
         group, given = how or (None, None)
         name = own if given is None else given

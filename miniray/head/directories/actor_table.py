@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.ids import owner_of
+from miniray.common.state_types import DEAD, PENDING, RESTARTING
 from miniray.exceptions import DeathCause
 from miniray.messages.errors import Death
 
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.nodes import ClusterNode
     from miniray.head.scheduling.demands import Demand
-
-#: States of an actor.
-PENDING = "PENDING"
-ALIVE = "ALIVE"
-RESTARTING = "RESTARTING"
-DEAD = "DEAD"
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import head_pb2
 from miniray.common.ids import owner_of
 from miniray.common.specs import ActorSpec, BundleAffinity, GrantedLease, JobSpec
+from miniray.common.state_types import ALIVE, DEAD
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
 from miniray.head.directories.actor_table import (
-    ALIVE,
-    DEAD,
     NEVER_MADE,
     ORDINARY,
     REQUESTED,

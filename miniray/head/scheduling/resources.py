@@ -60,6 +60,8 @@ class ResourcePool:
         labels: Mapping[str, str] | None = None,
         bundle: tuple[bytes, int] | None = None,
         whole: Container[str] = (),
+        *,
+        closed: bool = False,
     ) -> None:
         self.node_id = node_id
         #: (group id, index) for a bundle, None for a node.
@@ -72,7 +74,7 @@ class ResourcePool:
         }
         self.labels: Mapping[str, str] = labels or {}
         #: Grants nothing new: draining, or gone.
-        self.closed = False
+        self.closed = closed
         #: Position in the stable order of its set.
         self.order = 0
         #: Counts every change, so that what was computed from the pool can be told stale.
@@ -391,9 +393,9 @@ def bundle_pool(allocation: Allocation, node: ResourcePool, key: tuple[bytes, in
         node.labels,
         key,
         node.whole,
+        closed=node.closed,
     )
     for name, devices in node.devices.items():
         for id, why in devices.out.items():
             pool.set_in_service(name, id, False, why)
-    pool.closed = node.closed
     return pool

@@ -38,17 +38,17 @@ def test_an_argument_comes_before_the_variable(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv(engines.ENGINE_VARIABLE, variable)
-    assert check_init(given, {}).engine == engine
+    assert check_init({}, **given).engine == engine
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="engine must be one of miniray, ray, not 'dask'"):
-        check_init({"engine": "dask"}, {})
+        check_init({}, engine="dask")
 
 
 def test_an_address_of_ray_is_refused_for_another_engine() -> None:
     with pytest.raises(ValueError, match="is Ray's: leave out engine='miniray'"):
-        check_init({"engine": "miniray", "address": "ray://host:10001"}, {})
+        check_init({}, engine="miniray", address="ray://host:10001")
 
 
 @pytest.mark.usefixtures("undecided")
@@ -82,7 +82,7 @@ def test_the_error_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPa
     from miniray.client.bootstrap import connect
 
     with pytest.raises(ImportError, match=r"pip install 'miniray\[ray\]'"):
-        connect(check_init({"engine": "ray"}, {}))
+        connect(check_init({}, engine="ray"))
 
 
 @pytest.mark.usefixtures("undecided")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeTimers, granted, report
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.common.state_types import DEAD
 from miniray.head import storage as records
-from miniray.head.directories.actor_table import DEAD
 from miniray.head.storage import Saved
 from miniray.messages import plain
 from miniray.node.base.head_client import Unconfirmed
