@@ -27,8 +27,7 @@ flameGraph(document.getElementById("graph"), tree, "{unit}");
 """
 _STYLE = """
 :root { color-scheme: light dark; } body { font: 15px system-ui, sans-serif; margin: 1.5rem; }
-h1 { font-size: 1.2rem; } .flame-bar { display: flex; gap: 1rem; align-items: center; }
-.flame-status { min-height: 1.5em; margin: 0.5rem 0; }
+h1 { font-size: 1.2rem; }
 """
 
 

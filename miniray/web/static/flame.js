@@ -50,6 +50,24 @@ function tone(name, dark) {
   return dark ? `hsl(${HUES[hash % 9]} ${22 + 2 * shade}% ${29 + shade}%)` : `hsl(${HUES[hash % 9]} ${36 + 3 * shade}% ${85 - shade}%)`;
 }
 
+// A style sheet that a strict content security policy allows, and that a saved file has too.
+const sheet = new CSSStyleSheet();
+sheet.replaceSync(`
+.flame { display: flex; flex-direction: column; gap: 8px; min-width: 0; }
+.flame-bar { display: flex; gap: 10px; align-items: center; flex-wrap: wrap; }
+.flame-bar input { width: 240px; max-width: 100%; }
+.flame-scroll { overflow: hidden auto; max-height: 70vh; }
+.flame canvas { display: block; width: 100%; cursor: pointer; }
+.flame-found, .flame-status { color: var(--dim, GrayText); font-size: 12px; overflow-wrap: anywhere; }
+.flame-status { min-height: 18px; font-family: var(--mono, monospace); }
+.flame-hottest { list-style: none; display: grid; gap: 1px; font-size: 12px; margin: 0; padding: 0; }
+.flame-hottest:not(:empty)::before { content: "Most by itself"; font-weight: 600; }
+.flame-hottest li { display: flex; gap: 12px; min-width: 0; }
+.flame-hottest span { flex: 0 0 130px; color: var(--dim, GrayText); font-variant-numeric: tabular-nums; }
+.flame-hottest button { border: 0; background: none; color: inherit; cursor: pointer; padding: 0; font: 12px/18px var(--mono, monospace); overflow: hidden; text-overflow: ellipsis; white-space: nowrap; text-align: left; }
+`);
+document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+
 const make = (tag, properties = {}, ...children) => {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -70,6 +88,7 @@ export function flameGraph(element, tree, unit = "seconds") {
   let chosen = null;
   let pattern = "";
 
+  element.classList.add("flame");
   const field = make("input", { type: "search", placeholder: "Search frames", spellcheck: false });
   field.setAttribute("aria-label", "Search frames");
   const found = make("span", { className: "flame-found" });
@@ -82,8 +101,6 @@ export function flameGraph(element, tree, unit = "seconds") {
   const scroller = make("div", { className: "flame-scroll" }, canvas);
   const hottest = make("ol", { className: "flame-hottest" });
   element.replaceChildren(make("div", { className: "flame-bar" }, field, found, reset), scroller, status, hottest);
-  Object.assign(canvas.style, { display: "block", width: "100%", cursor: "pointer" });
-  Object.assign(scroller.style, { overflowY: "auto", overflowX: "hidden", maxHeight: "70vh" });
 
   const matches = (frame) => pattern && frame.name.toLowerCase().includes(pattern);
   const style = (name, otherwise) => getComputedStyle(element).getPropertyValue(name).trim() || otherwise;
@@ -92,7 +109,7 @@ export function flameGraph(element, tree, unit = "seconds") {
   const visible = (frame) => (frame.depth < zoomed.depth ? within(zoomed, frame) : within(frame, zoomed));
 
   function describe(frame) {
-    if (!frame) return void (status.textContent = `${show(root.value)} in all. Click or press enter to zoom, / or the field to search.`);
+    if (!frame) return void (status.textContent = `${show(root.value)} in all. Click a frame, or choose it with the arrow keys and press enter, to zoom.`);
     const share = ((100 * frame.value) / (root.value || 1)).toFixed(1);
     status.textContent = `${frame.name} — ${show(frame.value)}, ${share} %${frame.own ? `; itself ${show(frame.own)}` : ""}`;
   }

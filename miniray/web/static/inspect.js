@@ -13,7 +13,7 @@ export function Flame({ tree, unit }) {
     const graph = flameGraph(place.current, tree, unit);
     return () => graph.remove();
   }, [tree, unit]);
-  return html`<div class="flame" ref=${place} />`;
+  return html`<div ref=${place} />`;
 }
 
 const frameText = (frame) => (typeof frame === "string" ? frame : `${frame.name} (${frame.file}:${frame.line})`);
