@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from miniray.client.cluster_choice import cluster_of_page
 from miniray.client.command_connection import JobConnection
 from miniray.system import option_checks as check
 
@@ -128,7 +129,8 @@ class JobSubmissionClient:
     """Submits jobs to a cluster.
 
     Args:
-        address: ``HOST:PORT`` of its head; None or "auto": that of ``MINIRAY_ADDRESS``, else the
+        address: ``HOST:PORT`` of its head, or the ``http://`` address of its page if that is on
+            this machine; None or "auto": that of ``MINIRAY_ADDRESS``, else the
             one of this user that runs on this machine. One that has no node of this user here
             needs its token in ``MINIRAY_TOKEN``.
         create_cluster_if_needed: Refused: start one with ``miniray start --head``.
@@ -160,10 +162,7 @@ class JobSubmissionClient:
         if address is not None:
             check.text("address", address)
         if address is not None and "://" in address:
-            raise ValueError(
-                f"address={address!r}: give HOST:PORT of the cluster's head, as `miniray status` "
-                f"tells it."
-            )
+            address = cluster_of_page(address)
         self._metadata = _strings("metadata", metadata)
 
         def connect() -> CommandConnection:

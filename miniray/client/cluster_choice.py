@@ -101,6 +101,24 @@ def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | No
     return next(iter(found.values()), None)
 
 
+def cluster_of_page(url: str) -> str:
+    """Return the address of the cluster whose page is at a URL, as Ray's clients give it.
+
+    Raises:
+        ValueError: No cluster of this user on this machine has its page there.
+    """
+    scheme, _, place = url.partition("://")
+    pages = {record.dashboard_url: record.address for record in find_clusters()}
+    host = place.split("/")[0].replace("localhost", "127.0.0.1")
+    if scheme in ("http", "https") and host and host in pages:
+        return pages[host]
+    known = ", ".join(f"http://{page}" for page in pages if page) or "none"
+    raise ValueError(
+        f"address={url!r}: no cluster of yours on this machine has its page there (pages here: "
+        f"{known}). Give HOST:PORT of the cluster's head, as `miniray status` tells it."
+    )
+
+
 def running_here() -> str:
     """Say which clusters of this user run on this machine."""
     addresses = dict.fromkeys(record.address for record in find_clusters() if record.ready)

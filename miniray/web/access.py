@@ -57,7 +57,7 @@ class Access:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        refusal = self._refusal(method, path, headers)
+        refusal = self.refusal(method, path, headers)
         if refusal is not None:
             status, text = refusal
             answer = JSONResponse({"error": text}, status)
@@ -65,7 +65,7 @@ class Access:
             return
         await self._app(scope, receive, send_with_headers)
 
-    def _refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """Return the status and the reason of a refusal; None if the request may pass."""
         host = headers.get("host", "")
         if not self._is_own(host):

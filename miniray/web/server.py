@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import logging
 import time
 from pathlib import Path
@@ -18,14 +18,16 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from miniray.common.config import config
-from miniray.exceptions import MinirayError
 from miniray.version import VERSION
 from miniray.web.access import Access
+from miniray.web.answers import Answers, as_json, refusal, refused
+from miniray.web.jobs import JobRoutes
+from miniray.web.log_socket import LogSocket
 from miniray.web.tables import View, Window
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from starlette.requests import Request
 
@@ -41,12 +43,8 @@ _MOST_CONNECTIONS, _MOST_STREAMS = 256, 100
 _MOST_TOPICS, _MOST_ROWS = 8, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.
 _BETWEEN, _ALIVE = 0.25, 15.0
-#: Questions to processes that are open at a time.
-_MOST_QUESTIONS = 8
 #: Seconds for which a viewer may read nothing.
 _SLOW = 30.0
-#: Bytes of a request to look at something.
-_MOST_BYTES = 64 << 10
 
 
 class WebServer:
@@ -56,7 +54,8 @@ class WebServer:
         self._topics = topics
         self._feed = topics.feed
         self._facts = facts
-        self._streams = self._asked = 0
+        self._streams = 0
+        self._answers = Answers()
         #: Requests that are being answered, and when the last one was.
         self._open, self._last = 0, time.monotonic()
         app = Starlette(
@@ -67,8 +66,9 @@ class WebServer:
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
                 Route("/api/stack", self._stack, methods=["POST"]),
+                *JobRoutes(facts, self._answers).routes,
             ],
-            exception_handlers={HTTPException: _refused},
+            exception_handlers={HTTPException: refused},
         )
         self._access = Access(app, facts)
         self._server = uvicorn.Server(
@@ -76,7 +76,9 @@ class WebServer:
                 self._count,
                 interface="asgi3",
                 http="h11",
-                ws="none",
+                ws=functools.partial(  # type: ignore[arg-type]
+                    LogSocket, self._feed, self._access.refusal, self._somebody
+                ),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -104,19 +106,24 @@ class WebServer:
 
     async def _count(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request, and note that somebody is there."""
+        with self._somebody():
+            await self._access(scope, receive, send)
+
+    @contextlib.contextmanager
+    def _somebody(self) -> Iterator[None]:
         self._open += 1
         try:
-            await self._access(scope, receive, send)
+            yield
         finally:
             self._open -= 1
             self._last = time.monotonic()
 
     # --- letting in -----------------------------------------------------------------------
     async def _login(self, request: Request) -> Response:
-        code = str((await _posted(request)).get("code", ""))
+        code = str((await self._answers.posted(request)).get("code", ""))
         if not await self._feed.ask_node("use_page_code", code):
             text = "This code was used, or is older than a minute; `miniray dashboard` makes one."
-            return JSONResponse({"error": text}, 401)
+            return refusal(401, text)
         return Response(status_code=204, headers={"set-cookie": self._access.cookie()})
 
     async def _session(self, _request: Request) -> Response:
@@ -126,22 +133,8 @@ class WebServer:
     async def _stack(self, request: Request) -> Response:
         from miniray.profiling.looks import look
 
-        of = _named((await _posted(request)).get("of"))
-        return await self._answer(look, self._feed.source, *of)
-
-    async def _answer(self, function: Callable[..., Any], *arguments: Any) -> Response:
-        """Answer with what a function returns, which a thread runs; or with its error."""
-        if self._asked >= _MOST_QUESTIONS:
-            text = f"{_MOST_QUESTIONS} questions are being answered; ask again in a moment."
-            return JSONResponse({"error": text}, 503)
-        self._asked += 1
-        try:
-            found = await asyncio.to_thread(function, *arguments)
-        except (ValueError, OSError, TimeoutError, MinirayError) as error:
-            return JSONResponse({"error": str(error)}, 400)
-        finally:
-            self._asked -= 1
-        return Response(_json(found), media_type="application/json")
+        of = _named((await self._answers.posted(request)).get("of"))
+        return await self._answers.of(look, self._feed.source, *of)
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:
@@ -149,16 +142,16 @@ class WebServer:
         topics = wanted.get("topic", "").split(",")
         for topic in topics[:_MOST_TOPICS]:
             if not self._topics.known(topic):
-                return JSONResponse({"error": f"There is no topic {topic!r:.80}."}, 404)
+                return refusal(404, f"There is no topic {topic!r:.80}.")
         if len(topics) > _MOST_TOPICS:
-            return JSONResponse({"error": f"A stream has at most {_MOST_TOPICS} topics."}, 400)
+            return refusal(400, f"A stream has at most {_MOST_TOPICS} topics.")
         if self._streams >= _MOST_STREAMS:
             text = f"{_MOST_STREAMS} views are open, and no more may be; close some."
-            return JSONResponse({"error": text}, 503)
+            return refusal(503, text)
         try:
             first, size = int(wanted.get("from", 0)), int(wanted.get("size", 60))
         except ValueError:
-            return JSONResponse({"error": "from and size are whole numbers."}, 400)
+            return refusal(400, "from and size are whole numbers.")
         window = Window(
             max(0, first),
             min(max(1, size), _MOST_ROWS),
@@ -180,7 +173,7 @@ class WebServer:
                 while True:
                     news = [each for each in (view.news() for view in views) if each is not None]
                     if news:
-                        events = [b"data: %s\n\n" % _json(event) for event in news]
+                        events = [b"data: %s\n\n" % as_json(event) for event in news]
                         await _send(send, b"".join(events))
                         await asyncio.sleep(_BETWEEN)
                     if not changed.is_set():
@@ -216,15 +209,6 @@ class _Stream(Response):
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
 
-def _refused(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code)
-
-
-def _json(data: Any) -> bytes:
-    return json.dumps(data, default=str, separators=(",", ":")).encode()
-
-
 async def _gone(receive: Any) -> None:
     """Wait until the client of a request has left."""
     while (await receive())["type"] != "http.disconnect":
@@ -253,17 +237,3 @@ async def _send(send: Any, data: bytes) -> None:
     await asyncio.wait_for(
         send({"type": "http.response.body", "body": data, "more_body": True}), _SLOW
     )
-
-
-async def _posted(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request; an empty one if it is none."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_BYTES:
-            return {}
-    try:
-        data = json.loads(body or b"{}")
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}

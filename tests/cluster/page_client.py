@@ -45,6 +45,13 @@ class PageClient:
             content = json.loads(content)
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
+    def put(self, path: str, data: bytes) -> int:
+        """The status of an upload."""
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("PUT", path, data, self.headers)
+            return connection.getresponse().status
+
     @contextlib.contextmanager
     def events(self, topic: str, seconds: float = 20, **wanted: Any) -> Iterator[Iterator[Any]]:
         """The events of a topic, each at most so many seconds after the one before."""

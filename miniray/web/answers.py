@@ -1,0 +1,80 @@
+"""Answers to single requests: what a function returns that may wait, or its error as a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from miniray.exceptions import JobNotFoundError, MinirayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+#: Questions that are open at a time.
+_MOST = 8
+#: Bytes of a request.
+_MOST_BYTES = 1 << 20
+
+
+class Answers:
+    """Runs what may wait in threads, as many as are allowed."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    async def of(self, function: Callable[..., Any], *arguments: Any) -> Response:
+        """Answer with what a function returns as JSON, or with its error."""
+        if self._open >= _MOST:
+            return refusal(503, f"{_MOST} questions are being answered; ask again in a moment.")
+        self._open += 1
+        try:
+            found = await asyncio.to_thread(function, *arguments)
+        except JobNotFoundError as error:
+            return refusal(404, str(error))
+        except (TypeError, ValueError, OSError, MinirayError) as error:
+            return refusal(400, str(error))
+        finally:
+            self._open -= 1
+        return Response(as_json(found), media_type="application/json")
+
+    @staticmethod
+    async def posted(request: Request) -> dict[str, Any]:
+        """Return the JSON object of a request.
+
+        Raises:
+            HTTPException: There is none, or it is too large.
+        """
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MOST_BYTES:
+                raise HTTPException(413, f"A request may have {_MOST_BYTES} bytes.")
+        try:
+            data = json.loads(body)
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            raise HTTPException(400, "The request has no JSON object.")
+        return data
+
+
+def as_json(data: Any) -> bytes:
+    """Encode what there is JSON for; what there is none for becomes text."""
+    return json.dumps(data, default=str, separators=(",", ":")).encode()
+
+
+def refusal(status: int, why: str) -> Response:
+    """Return an error as a sentence."""
+    return JSONResponse({"error": why}, status)
+
+
+def refused(_request: Request, error: Exception) -> Response:
+    """Answer an ``HTTPException``."""
+    assert isinstance(error, HTTPException)
+    return refusal(error.status_code, error.detail)

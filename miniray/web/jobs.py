@@ -1,0 +1,164 @@
+"""The REST of jobs, with Ray's paths and fields: Ray's own ``JobSubmissionClient`` drives it.
+
+What is asked for is done by ``miniray.job_submission``. Files that a client uploads are kept until
+the cluster ends, in the session's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from miniray.common.names import format_bytes
+from miniray.job_submission import JobSubmissionClient
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from miniray.web.answers import Answers
+    from miniray.web.process import WebFacts
+
+#: The release of Ray whose paths these are, which clients compare.
+_RAY = "2.60.0"
+_PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.(zip|whl|jar)")
+#: Bytes of one package, and of all that are kept.
+_LARGEST_PACKAGE, _MOST_PACKAGES = 512 << 20, 2 << 30
+_GCS = "gcs://"
+#: Fields of a submission that are arguments of ``submit_job``.
+_FIELDS = (
+    "entrypoint",
+    "submission_id",
+    "job_id",
+    "metadata",
+    "entrypoint_num_cpus",
+    "entrypoint_num_gpus",
+    "entrypoint_memory",
+    "entrypoint_resources",
+    "entrypoint_label_selector",
+)
+
+
+class JobRoutes:
+    """Routes for jobs and their packages."""
+
+    def __init__(self, facts: WebFacts, answers: Answers) -> None:
+        self._address = facts.cluster_address
+        self._packages = Path(facts.logs).parent / "packages_of_jobs"
+        self._answers = answers
+        one = "/api/jobs/{job}"
+        package = "/api/packages/gcs/{package}"
+        self.routes = [
+            Route("/api/version", self._version),
+            Route(package, self._has_package, methods=["GET"]),
+            Route(package, self._put_package, methods=["PUT"]),
+            Route("/api/jobs/", self._list, methods=["GET"]),
+            Route("/api/jobs/", self._submit, methods=["POST"]),
+            Route(one, self._info, methods=["GET"]),
+            Route(one, self._delete, methods=["DELETE"]),
+            Route(f"{one}/stop", self._stop, methods=["POST"]),
+            Route(f"{one}/logs", self._logs, methods=["GET"]),
+        ]
+
+    @functools.cached_property
+    def _client(self) -> JobSubmissionClient:
+        return JobSubmissionClient(self._address)
+
+    def _version(self, _request: Request) -> Response:
+        return JSONResponse(
+            {"version": "4", "ray_version": _RAY, "ray_commit": "", "session_name": self._address}
+        )
+
+    # --- jobs ------------------------------------------------------------------------------
+    async def _submit(self, request: Request) -> Response:
+        asked = await self._answers.posted(request)
+        given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
+
+        def submit() -> Any:
+            environment = self._with_packages(asked.get("runtime_env") or {})
+            id = self._client.submit_job(runtime_env=environment, **given)
+            return {"job_id": id, "submission_id": id}
+
+        if "entrypoint" not in given:
+            raise HTTPException(400, "entrypoint is missing: the command that the job runs.")
+        return await self._answers.of(submit)
+
+    async def _list(self, _request: Request) -> Response:
+        return await self._answers.of(
+            lambda: [dataclasses.asdict(job) for job in self._client.list_jobs()]
+        )
+
+    async def _info(self, request: Request) -> Response:
+        job = request.path_params["job"]
+        return await self._answers.of(lambda: dataclasses.asdict(self._client.get_job_info(job)))
+
+    async def _stop(self, request: Request) -> Response:
+        job = request.path_params["job"]
+        return await self._answers.of(lambda: {"stopped": self._client.stop_job(job)})
+
+    async def _delete(self, request: Request) -> Response:
+        job = request.path_params["job"]
+        return await self._answers.of(lambda: {"deleted": self._client.delete_job(job)})
+
+    async def _logs(self, request: Request) -> Response:
+        job = request.path_params["job"]
+        return await self._answers.of(lambda: {"logs": self._client.get_job_logs(job)})
+
+    # --- packages --------------------------------------------------------------------------
+    def _path(self, name: str) -> Path:
+        if _PACKAGE.fullmatch(name) is None:
+            raise HTTPException(400, f"A package is a file such as name.zip, not {name!r:.80}.")
+        return self._packages / name
+
+    async def _has_package(self, request: Request) -> Response:
+        is_there = self._path(request.path_params["package"]).is_file()
+        return JSONResponse({}, 200 if is_there else 404)
+
+    async def _put_package(self, request: Request) -> Response:
+        path = self._path(request.path_params["package"])
+        self._packages.mkdir(mode=0o700, exist_ok=True)
+        kept = sum(each.stat().st_size for each in self._packages.iterdir())
+        draft = path.with_name(f".{path.name}.{id(request)}")
+        size = 0
+        try:
+            with draft.open("wb") as file:
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size > _LARGEST_PACKAGE or kept + size > _MOST_PACKAGES:
+                        raise HTTPException(
+                            413,
+                            f"The package is too large: one may have "
+                            f"{format_bytes(_LARGEST_PACKAGE)}, all of a cluster "
+                            f"{format_bytes(_MOST_PACKAGES)}.",
+                        )
+                    await asyncio.to_thread(file.write, piece)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return JSONResponse({})
+
+    def _with_packages(self, environment: dict[str, Any]) -> dict[str, Any]:
+        """Return an environment with the files of packages in place of their names."""
+        found = dict(environment)
+        if "working_dir" in found:
+            found["working_dir"] = self._file_of(found["working_dir"])
+        if "py_modules" in found:
+            found["py_modules"] = [self._file_of(each) for each in found["py_modules"]]
+        for name in ("_ray_release", "_ray_commit"):
+            found.pop(name, None)
+        return found
+
+    def _file_of(self, uri: Any) -> Any:
+        if not isinstance(uri, str) or not uri.startswith(_GCS):
+            raise ValueError(f"{uri!r:.80} is no package that was uploaded, as {_GCS}NAME.zip is.")
+        path = self._path(uri[len(_GCS) :])
+        if not path.is_file():
+            raise ValueError(f"The package {uri} was not uploaded.")
+        return str(path)
