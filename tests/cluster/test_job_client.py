@@ -180,7 +180,7 @@ def test_arguments_are_checked_at_the_call(client: JobSubmissionClient) -> None:
     with pytest.raises(TypeError, match="metadata"):
         client.submit_job(entrypoint="true", metadata={"a": 1})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="HOST:PORT"):
-        JobSubmissionClient("http://127.0.0.1:8265")
+        JobSubmissionClient("http://127.0.0.1:1")
 
 
 def test_without_the_token_a_client_of_another_user_is_refused(
