@@ -151,6 +151,7 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "job_info": state.submitted_job,
         "job_infos": state.submitted_jobs,
         "state": state.listing,
+        "actor_row": state.actor_row,
         "events_after": cluster.events.after,
         "status": state.status,
     }

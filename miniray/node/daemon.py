@@ -25,6 +25,7 @@ from miniray.node.relay.relay import RelayHub
 from miniray.node.reports import WorkerNotices, attached
 from miniray.node.shared_objects import SharedObjects
 from miniray.node.traffic import Traffic
+from miniray.node.usage import Usage
 from miniray.node.web_door import WebDoor
 from miniray.node.workers.process_names import MemoryKills, ProcessNames
 from miniray.node.workers.workers import WorkerPool
@@ -82,6 +83,7 @@ class NodeDaemon:
         )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
         Probes(self._clients, self._questions, self._names)
+        Usage(node, self._clients, self._questions)
         self._memory_kills = MemoryKills()
         self._objects = SharedObjects(
             node,

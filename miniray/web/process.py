@@ -14,6 +14,7 @@ import marshal
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from miniray.node.base import control_socket
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 _NICE = 10
 #: Objects made since the last collection; most are rows, which go by themselves.
 _COLLECT_AFTER = 20_000
+#: Threads that wait for answers of the cluster.
+_THREADS = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +78,7 @@ async def _run(control: socket.socket, facts: WebFacts, listener: socket.socket)
     gc.set_threshold(_COLLECT_AFTER)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     topics = Topics(facts, ended.set)
     control.setblocking(False)
     loop.add_reader(control.fileno(), ended.set)  # the daemon only ever hangs up

@@ -66,6 +66,7 @@ class WebServer:
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
                 Route("/api/stack", self._stack, methods=["POST"]),
+                Route("/api/profile", self._profile, methods=["POST"]),
                 *JobRoutes(facts, self._answers).routes,
             ],
             exception_handlers={HTTPException: refused},
@@ -135,6 +136,16 @@ class WebServer:
 
         of = _named((await self._answers.posted(request)).get("of"))
         return await self._answers.of(look, self._feed.source, *of)
+
+    async def _profile(self, request: Request) -> Response:
+        from miniray.profiling.looks import profile
+
+        asked = await self._answers.posted(request)
+        of, rank = _named(asked.get("of"))
+        kind, seconds = str(asked.get("kind")), asked.get("seconds", 5)
+        if not isinstance(seconds, int | float):
+            raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
+        return await self._answers.of(profile, self._feed.source, kind, of, float(seconds), rank)
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:

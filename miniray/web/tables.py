@@ -21,6 +21,8 @@ class Table:
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
+        #: Further fields of rows, from elsewhere.
+        self._more: dict[str, Row] = {}
         self._changed_at: dict[str, int] = {}
         #: 0: nothing is known yet.
         self.revision = 0
@@ -38,9 +40,14 @@ class Table:
             self.rows.pop(key, None)
             self._changed_at.pop(key, None)
         for key, row in changed.items():
-            self.rows[key] = row
+            self.rows[key] = {**row, **self._more[key]} if key in self._more else row
             self._changed_at[key] = self.revision
         self.wake()
+
+    def overlay(self, more: dict[str, Row]) -> None:
+        """Give rows further fields, which they keep when the others change."""
+        self._more = more
+        self.update({key: self.rows[key] for key in more if key in self.rows})
 
     def replace(self, rows: Mapping[str, Row]) -> None:
         """Hold these rows only; those that are as before have not changed."""

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import functools
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import short_name
+from miniray.exceptions import MinirayError
 from miniray.job_submission import job_details
 from miniray.util.state_records import (
     ActorState,
+    ClusterEventState,
     JobState,
     NodeState,
     PlacementGroupState,
     WorkerState,
 )
 from miniray.version import VERSION
+from miniray.web.asked import NodeUsage, source_of
 from miniray.web.feed import Feed
 from miniray.web.tables import Table
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator
 
+    from miniray.web.asked import Asked
     from miniray.web.process import WebFacts
 
     Row = dict[str, Any]
@@ -36,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 def _actor(data: Row) -> Row:
     row = vars(ActorState.of(data))
-    return {**row, "state": "STARTING"} if data["state"] == "STARTING" else row
+    return {**row, "state": "STARTING"} if row["is_starting"] else row
 
 
 def _node(data: Row) -> Row:
@@ -64,6 +69,13 @@ def _submitted(data: Row) -> Row:
     return {**vars(job_details(data)), "driver_info": None}
 
 
+def _event(data: Row) -> Row:
+    row = vars(ClusterEventState.of(data))
+    return {**row, **row["custom_fields"], "severity": row["severity"].lower()}
+
+
+#: Seconds between two questions, at least; and how many times longer than one takes.
+_BETWEEN, _SHARE = 2.0, 10
 #: Topics that are listings of the head, and how their rows are made.
 _LISTINGS: dict[str, dict[str, Adapt]] = {
     "nodes": {"node_states": _node},
@@ -71,6 +83,7 @@ _LISTINGS: dict[str, dict[str, Adapt]] = {
     "waiting": {"pending": _waiting},
     "jobs": {"jobs": lambda data: vars(JobState.of(data)), "submissions": _submitted},
     "devices": {"devices": dict},
+    "events": {"events": _event},
     "groups": {"placement_groups": lambda data: vars(PlacementGroupState.of(data))},
     "workers": {"workers": lambda data: vars(WorkerState.of(data))},
 }
@@ -82,10 +95,12 @@ class Topics:
     def __init__(self, facts: WebFacts, on_lost: Callable[[], object]) -> None:
         self._tables: dict[str, Table] = {}
         self._facts = facts
+        #: What asks for the rows of topics that are not pushed.
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self.feed = Feed(facts, on_lost, self._tell_error)
 
     def known(self, topic: str) -> bool:
-        return topic in _LISTINGS
+        return topic in _LISTINGS or source_of(topic) is not None
 
     @contextlib.contextmanager
     def watched(self, topic: str, viewer: asyncio.Event) -> Iterator[Table]:
@@ -105,13 +120,42 @@ class Topics:
 
     def _begin(self, topic: str, table: Table) -> None:
         table.error = self.feed.error
+        source = source_of(topic)
+        if source is not None:
+            self._asking[topic] = asyncio.ensure_future(self._ask(source, table))
+            return
         if topic == "nodes":
             table.facts = functools.partial(_cluster, self._facts, table)
+            self._asking[topic] = asyncio.ensure_future(self._ask_usage(table))
         for listing, adapt in _LISTINGS[topic].items():
             self.feed.subscribe(listing, functools.partial(_take, table, adapt))
 
+    async def _ask(self, source: Callable[[Feed], Asked], table: Table) -> None:
+        """Ask for the rows of a table, as long as somebody looks at it."""
+        while True:
+            began = time.monotonic()
+            try:
+                rows, facts = await asyncio.to_thread(source, self.feed)
+            except (ValueError, OSError, TimeoutError, MinirayError) as error:
+                table.fail(str(error))
+            else:
+                table.facts = functools.partial(dict, facts)
+                table.replace(rows)
+            await asyncio.sleep(max(_BETWEEN, _SHARE * (time.monotonic() - began)))
+
+    async def _ask_usage(self, table: Table) -> None:
+        """Add to the rows of nodes what these use."""
+        usage = NodeUsage()
+        while True:
+            with contextlib.suppress(OSError, TimeoutError, MinirayError):
+                table.overlay(await asyncio.to_thread(usage, self.feed))
+            await asyncio.sleep(_BETWEEN)
+
     def _end(self, topic: str) -> None:
-        for listing in _LISTINGS[topic]:
+        asking = self._asking.pop(topic, None)
+        if asking is not None:
+            asking.cancel()
+        for listing in _LISTINGS.get(topic, ()):
             self.feed.unsubscribe(listing)
 
     def _tell_error(self, error: str) -> None:

@@ -28,6 +28,10 @@ class Counter:
     def pid(self) -> int:
         return os.getpid()
 
+    def spin(self) -> None:
+        while True:
+            sum(range(1000))
+
     def wait(self) -> None:
         time.sleep(60)
 
@@ -220,6 +224,86 @@ def test_the_stack_of_an_actor_is_shown_while_it_runs(page: PageClient) -> None:
     assert (status, "x" in answer["error"]) == (400, True)
     assert page.ask("POST", "/api/stack", {"of": 7})[0] == 400
     assert page.ask("GET", "/api/stack")[0] == 405
+
+
+def test_tasks_are_counted_by_function(page: PageClient) -> None:
+    @miniray.remote
+    def counted(fails: bool) -> None:
+        assert not fails
+
+    refs = [counted.remote(number == 0) for number in range(4)]
+    miniray.wait(refs, num_returns=4)
+
+    def told(rows: dict[str, Any]) -> bool:
+        row = next((row for name, row in rows.items() if name.endswith("counted")), {})
+        return (row.get("finished"), row.get("failed")) == (3, 1)
+
+    with page.events("tasks") as events:
+        assert rows_until(events, told)
+
+
+def test_an_object_is_listed_with_its_size_and_what_holds_it(page: PageClient) -> None:
+    ref = miniray.put(bytes(500_000))
+    with page.events("objects", sort="-object_size") as events:
+        rows = rows_until(events, lambda rows: any(ref.hex() in key for key in rows))
+    (row,) = (row for key, row in rows.items() if ref.hex() in key)
+    assert row["object_size"] >= 500_000
+    assert row["held_by"]
+
+
+def test_events_name_what_happened(page: PageClient) -> None:
+    actor = Counter.options(name="with an end").remote()
+    miniray.get(actor.pid.remote())
+    miniray.kill(actor)
+    with page.events("events", sort="-event_id") as events:
+        rows_until(events, lambda rows: any("killed" in row["message"] for row in rows.values()))
+
+
+def test_the_page_of_an_actor_says_what_it_runs(page: PageClient) -> None:
+    actor = Counter.remote()
+    pid = miniray.get(actor.pid.remote())
+    running = [actor.wait.remote() for _ in range(3)]
+    with page.events(f"actor:{actor._actor_id.hex()}") as events:
+        rows_until(events, lambda rows: len(rows) == 3)
+    with page.events(f"worker:{miniray.nodes()[0]['NodeID']}:{pid}") as events:
+        event = next(event for event in events if event["total"] == 3)
+    assert sorted(row["state"] for row in event["changed"].values()) == [
+        "queued",
+        "queued",
+        "running",
+    ]
+    assert event["summary"]["worker"]["memory"] > 1e6
+    miniray.kill(actor)
+    for ref in running:
+        with pytest.raises(miniray.exceptions.ActorDiedError):
+            miniray.get(ref)
+    with page.events(f"actor:{'0' * 32}") as events:
+        assert "no actor" in next(events)["error"]
+
+
+def test_nodes_say_what_their_machine_uses(page: PageClient) -> None:
+    with page.events("nodes") as events:
+        rows = rows_until(
+            events,
+            lambda rows: all(row.get("cpu_percent") is not None for row in rows.values()),
+        )
+    (row,) = rows.values()
+    assert 0 < row["memory_used"] < row["memory_total"]
+    assert 0 <= row["cpu_percent"] <= 100
+
+
+def test_a_busy_actor_is_profiled(page: PageClient) -> None:
+    actor = Counter.remote()
+    miniray.get(actor.pid.remote())
+    running = actor.spin.remote()
+    asked = {"of": {"actor": actor._actor_id.hex()}, "kind": "cpu", "seconds": 0.5}
+    status, _, answer = page.ask("POST", "/api/profile", asked)
+    assert status == 200, answer
+    assert "spin" in str(answer["tree"])
+    miniray.kill(actor)
+    with pytest.raises(miniray.exceptions.ActorDiedError):
+        miniray.get(running)
+    assert page.ask("POST", "/api/profile", {**asked, "kind": "x"})[0] == 400
 
 
 @pytest.mark.parametrize("topic", ["nodes", "jobs", "workers", "groups"])
