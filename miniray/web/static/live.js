@@ -77,6 +77,18 @@ export async function login(code) {
   return null;
 }
 
+/** The stream of the window before this one: it ends when this one's rows are here, so that the server keeps the table. */
+let leaving = null;
+
+function leave(source) {
+  leaving?.close();
+  leaving = source;
+  if (source) {
+    source.onmessage = source.onerror = null;
+    setTimeout(() => leaving === source && leave(null), 1000);
+  }
+}
+
 const nothing = { rows: [], start: 0, total: 0, summary: {}, ready: false, error: null };
 
 /** Take a message of the stream into what is known of its topic. */
@@ -129,6 +141,7 @@ export function useLive(topics, asked = {}) {
       source.onmessage = (event) => {
         delay = 400;
         setLink("open");
+        leave(null);
         queue.push(JSON.parse(event.data));
         frame ||= requestAnimationFrame(draw);
       };
@@ -148,13 +161,14 @@ export function useLive(topics, asked = {}) {
       clearTimeout(timer);
     };
     const seen = () => (document.hidden ? close() : source || open());
-    const opened = setTimeout(open, link.state === "open" ? 30 : 0);
+    const opened = setTimeout(open, 0);
     document.addEventListener("visibilitychange", seen);
     return () => {
       closed = true;
       clearTimeout(opened);
+      clearTimeout(timer);
       cancelAnimationFrame(frame);
-      close();
+      if (source) leave(source);
       document.removeEventListener("visibilitychange", seen);
     };
   }, [url, link.state === "login"]);
