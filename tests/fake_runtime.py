@@ -233,6 +233,9 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     def head_call(self, method: str, *args: Any) -> Any:
         raise NotImplementedError(method)
 
+    def tell(self, method: str, *args: Any) -> None:
+        raise NotImplementedError(method)
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
         raise NotImplementedError
 
@@ -250,6 +253,9 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
 
     def exit_actor(self) -> None:
         raise SystemExit(0)
+
+    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
+        raise NotImplementedError(question)
 
     def owns_actors(self) -> bool:
         return False

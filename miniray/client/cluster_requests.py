@@ -151,6 +151,9 @@ class ClusterRequests(RuntimeHead):
     def head_call(self, method: str, *args: Any) -> Any:
         return self.link.head_request(method, *args)
 
+    def tell(self, method: str, *args: Any) -> None:
+        self.link.head_notice(method, *args)
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         return self.link.memory_report(limit, detail, seconds)
 

@@ -306,6 +306,12 @@ class ClusterRuntime(Runtime):
     def context(self) -> RuntimeContextData:
         return self.facts.runtime_context()
 
+    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
+        if handler is None:
+            self.answers.by_name.pop(question, None)
+        else:
+            self.answers.by_name[question] = handler
+
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
         return self.uploads.environment(own)
 

@@ -234,6 +234,10 @@ class RuntimeHead(abc.ABC):
     def head_call(self, method: str, *args: Any) -> Any:
         """Ask the head (key-values, jobs, and more); plain data both ways."""
 
+    @abc.abstractmethod
+    def tell(self, method: str, *args: Any) -> None:
+        """Send the head a request whose answer does not matter; returns at once."""
+
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Return one of the head's listings: "actors", "node_states", ..."""
         found: list[dict[str, Any]] = self.head_call("state", what)
@@ -282,6 +286,10 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
         """Return the job's environment with what a task or actor adds, as canonical JSON."""
+
+    @abc.abstractmethod
+    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
+        """Have a function answer what is asked of this process, as ``Answers``; None: no more."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:

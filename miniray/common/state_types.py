@@ -11,6 +11,9 @@ from typing import Literal, TypedDict
 #: States of an actor: to its callers, and in the head's directory.
 PENDING, ALIVE, RESTARTING, DEAD = "PENDING", "ALIVE", "RESTARTING", "DEAD"
 
+#: Where the head's key-values have the train runs of a cluster, each as JSON.
+TRAIN_RUNS = "train_runs"
+
 
 class QuarantineStatus(TypedDict):
     """A worker that was killed and is not gone: its devices are out of service until it is."""

@@ -6,6 +6,7 @@ Only reads; every number comes from the part that owns it.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from miniray.common.amounts import from_units
 from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.common.state_types import (
+    TRAIN_RUNS,
     ActorStatus,
     AwaitedNode,
     ClusterStatus,
@@ -75,6 +77,7 @@ class ClusterState:
             "submissions": self.submitted_jobs,
             "devices": lambda: device_map(self._cluster),
             "events": lambda: self._cluster.events.after(0),
+            "runs": self._list_runs,
         }
 
     # --- Ray's tables ----------------------------------------------------------------
@@ -274,6 +277,15 @@ class ClusterState:
             for client in self._cluster.clients.all()
             if client.is_driver or client.job_id != client.id  # else it is a command, which looks
         ]
+
+    def _list_runs(self) -> list[dict[str, Any]]:
+        """Return the train runs of this cluster, as their controllers have told; oldest first."""
+        runs = []
+        for key in self._cluster.kv.keys(TRAIN_RUNS, ""):
+            run = json.loads(self._cluster.kv.get(TRAIN_RUNS, key) or b"{}")
+            lives = self._cluster.clients.get(bytes.fromhex(run["worker_id"])) is not None
+            runs.append({**run, "alive": lives})
+        return runs
 
     # --- the status --------------------------------------------------------------
     def status(self) -> ClusterStatus:

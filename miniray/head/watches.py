@@ -32,6 +32,7 @@ _KEYS = {
     "placement_groups": "placement_group_id",
     "workers": "worker_id",
     "submissions": "submission_id",
+    "runs": "run_id",
     "devices": "key",
 }
 #: Rows by what names them.

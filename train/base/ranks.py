@@ -29,6 +29,7 @@ class WorkerInfo:
         port: Port on which the worker listens, for rank 0 to be found by the others.
         pid: Process id on its node.
         accelerator_ids: Ids of its devices, by resource name.
+        worker_id: Hex id of its process in the cluster.
         output: Path on its node of the files with what it prints, without ``.out`` and ``.err``;
             empty if there are none.
     """
@@ -38,6 +39,7 @@ class WorkerInfo:
     port: int
     pid: int
     accelerator_ids: dict[str, list[str]]
+    worker_id: str = ""
     output: str = ""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

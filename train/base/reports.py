@@ -80,6 +80,9 @@ MAX_LAG = 100
 #: And for one that has not reported at all, while others have at most this often.
 SILENT_LAG = 10
 
+#: Of so many reports it is kept when each rank made them.
+LAGS_KEPT = 50
+
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
@@ -169,6 +172,7 @@ class ReportBoard:
         self._since: dict[int, float] = {}  # when the first report of each index came
         self._with_upload: set[int] = set()  # indexes of `_waiting` that have a checkpoint
         self._next = 0
+        self._arrivals: dict[int, list[float | None]] = {}  # of the newest indexes, by rank
         self.uneven: str | None = None
 
     def add(self, rank: int, index: int, report: Report, now: float = 0.0) -> list[Step]:
@@ -178,6 +182,7 @@ class ReportBoard:
             ReportMismatchError: The ranks named different folders for one checkpoint, or a rank
                 reported a checkpoint so late that its step has gone.
         """
+        self._note_arrival(rank, index, now)
         self._counts[rank] += 1
         self._most = max(self._most, self._counts[rank])
         if index < self._next:  # the others did not wait for this rank
@@ -223,6 +228,32 @@ class ReportBoard:
     def completes_with(self, coming: Collection[tuple[int, int]]) -> bool:
         """Whether the next step becomes complete when these reports come, as (rank, index)."""
         return all((rank, self._next) in coming for rank in self._absent(self._next))
+
+    def lags(self, first_number: int = 0) -> dict[str, list[Any]]:
+        """Seconds by which each rank made the newest reports after the first that made them.
+
+        Returns:
+            ``numbers``: of the reports, the first of all has ``first_number``. ``seconds``: a list
+            for each report, by rank; None for a rank that has not made it.
+        """
+        earliest = [min(at for at in came if at is not None) for came in self._arrivals.values()]
+        return {
+            "numbers": [first_number + index for index in self._arrivals],
+            "seconds": [
+                [None if at is None else round(at - first, 3) for at in came]
+                for came, first in zip(self._arrivals.values(), earliest, strict=True)
+            ],
+        }
+
+    def _note_arrival(self, rank: int, index: int, now: float) -> None:
+        came = self._arrivals.get(index)
+        if came is None:
+            if index <= self._most - LAGS_KEPT:
+                return  # long gone
+            came = self._arrivals[index] = [None] * self._world_size
+            if len(self._arrivals) > LAGS_KEPT:
+                del self._arrivals[min(self._arrivals)]
+        came[rank] = now
 
     def count(self, rank: int) -> int:
         return self._counts[rank]

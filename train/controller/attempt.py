@@ -151,6 +151,7 @@ class Attempt:
         # A process that is cut off from the cluster may still write to the folder of that name.
         folder = f"{name}_attempt_{self.number}" if name in self.unsafe_names else name
         self._uploading[rank, index] = _Uploading(folder, time.monotonic())
+        self.recorder.begin_upload(folder)
         if self.recorder.is_taken(folder):
             make_way = functools.partial(self.recorder.make_way, in_place=in_place)
             await self.work.do(make_way, folder)
@@ -304,6 +305,31 @@ class Attempt:
         """Names of checkpoints that ranks whose processes may live may be writing."""
         ended = self.returned | self._lost
         return {upload.folder for (rank, _), upload in self._uploading.items() if rank not in ended}
+
+    def lags(self) -> dict[str, list[Any]]:
+        """Return what ``ReportBoard.lags`` does, with numbers of reports of the run."""
+        return self._board.lags(self.first_number)
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """How far each rank is, as JSON values, in order of rank."""
+        counts = [self._board.count(rank) for rank in range(self.world_size)]
+        doing = {} if self._closed else self._look_around()
+        most, clock = max(counts), time.time() - time.monotonic()
+        return [
+            {
+                "rank": rank,
+                "state": "FAILED"
+                if rank in self.failures
+                else "RETURNED"
+                if rank in self.returned
+                else "RUNNING",
+                "reports": count,
+                "behind": most - count,
+                "last_report": clock + self._last_report[rank] if count else None,
+                "doing": doing.get(rank, ""),
+            }
+            for rank, count in enumerate(counts)
+        ]
 
     def recorded(self, index: int) -> None:
         """Enter that the step of this index is in the storage, and all before it."""

@@ -22,10 +22,10 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.base.policies import FailureDecision, GroupFailure, RunState, check_transition
-from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.controller.attempt import Attempt, watch_for_hang
-from miniray.train.controller.outcome import RunOutcome
+from miniray.train.controller.board import RunBoard
+from miniray.train.controller.outcome import STOPPED, RunOutcome
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import RunFacts, pause_after
@@ -63,6 +63,13 @@ FAILURE_GRACE = 0.5
 UPLOAD_GRACE = 30.0
 
 
+#: Why an attempt ended, where that follows from the run's state.
+_ENDED = {
+    RunState.RESIZING: "There was room for more workers.",
+    RunState.ABORTED: STOPPED,
+}
+
+
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
 
@@ -78,16 +85,7 @@ class TrainController:
         self._spec = spec
         self._make_group = make_group
         storage = spec.storage
-        context = RunContext(
-            spec.name,
-            storage.path,
-            spec.run_config,
-            spec.scaling_config,
-            storage.filesystem,
-            run_id=spec.run_id,
-            train_loop_config=spec.configuration.get("train_loop_config"),
-        )
-        self._callbacks = CallbackRunner(spec.run_config.callbacks or [], context)
+        self._callbacks = CallbackRunner(spec.run_config.callbacks or [], spec.context())
         assert spec.run_config.checkpoint_config is not None
         assert spec.run_config.logging_config is not None
         spec.run_config.logging_config.apply()
@@ -101,7 +99,8 @@ class TrainController:
         #: Steps that every rank has reported and that are to be recorded.
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._logs = RankLogs(storage)
-        self._facts = RunFacts(storage, spec.run_id, self._token)
+        self._facts = RunFacts(spec.name, spec.run_id, self._token)
+        self._run_board = RunBoard(spec, self._facts, self._recorder, self._feed)
         self._state = RunState.INITIALIZING
         self._group: WorkerGroup | None = None
         #: Checkpoints that a rank may still be writing although its attempt has ended.
@@ -124,6 +123,7 @@ class TrainController:
             loop: The ref of the train loop, in a list so that it is not fetched here: it may
                 need modules that only the ranks should load.
         """
+        self._run_board.open()
         recording = asyncio.create_task(self._record_steps())
         self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
         if self._stop_asked:
@@ -200,6 +200,7 @@ class TrainController:
                 f"{type(error).__name__}: {error}. Set RunConfig(storage_path=...) to a folder or "
                 f"URL that can be written to."
             ) from error
+        self._run_board.forget_old()
         self._logs.open()
         self._recorder.open()
         self._callbacks.start()
@@ -210,9 +211,8 @@ class TrainController:
         self._group = group = self._make_group(spec, decision)
         limit = spec.scaling_config.placement_timeout_s
         await place(group, limit, self._feed.note, self._blocking)
-        self._facts.attempts += 1
         self._attempt = Attempt(
-            self._facts.attempts,
+            self._facts.begin_attempt(group.size),
             group.size,
             self._recorder,
             self._work,
@@ -228,6 +228,7 @@ class TrainController:
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
             return await self._judge_failure(at_start=error.lost)
+        self._run_board.watch(self._attempt, group.infos)
         self._facts.count_start()
         await self._note_size(group.size)
         return RunState.RUNNING
@@ -344,12 +345,7 @@ class TrainController:
             assert self._attempt is not None
             first = self._attempt.first_number
             notes = await self._blocking(self._recorder.record, first, steps)
-            self._feed.add_rows(
-                Row(
-                    first + step.index, step.metrics, step.uploads[0].name if step.uploads else None
-                )
-                for step in steps
-            )
+            self._feed.add_rows(Row.of(first + step.index, step) for step in steps)
             for note in notes:
                 self._feed.note(note)
             self._attempt.recorded(steps[-1].index)
@@ -404,7 +400,8 @@ class TrainController:
         group, self._group = self._group, None
         if group is not None:
             await group.stop(graceful=graceful)
-            self._logs.keep(group.infos)
+            reason = "" if self._state is RunState.FINISHED else self._message
+            self._facts.end_attempt(_ENDED.get(self._state, reason), self._logs.keep(group.infos))
 
     async def _finish(self) -> RunOutcome:
         aborted = self._state is RunState.ABORTED
@@ -416,6 +413,7 @@ class TrainController:
             except Exception as error:  # noqa: PERF203, BLE001 - the driver is told
                 self._fail_at_end(error)
         self._work.close()  # idle: its work was waited for
+        self._run_board.close()
         return self._outcome()
 
     def _outcome(self) -> RunOutcome:
@@ -450,7 +448,7 @@ class TrainController:
         self._write_facts()
 
     def _write_facts(self) -> None:
-        self._facts.write(self._state, self._message)
+        self._run_board.write(self._state, self._message)
 
 
 def _is_own(error: BaseException) -> bool:

@@ -15,8 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.ranks import listed
-from miniray.train.storage.manifests import CheckpointRecord
-from miniray.train.storage.metrics_log import MetricsLog, flatten, read_rows
+from miniray.train.storage.metrics_log import History, MetricsLog, flatten, iter_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from miniray.train.callbacks.runner import CallbackRunner
     from miniray.train.config import CheckpointConfig
     from miniray.train.storage.checkpoint import Checkpoint
+    from miniray.train.storage.manifests import CheckpointRecord
     from miniray.train.storage.storage import RunStorage
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,9 @@ class RunRecorder:
         #: Names of checkpoints that earlier attempts and runs have left.
         self._earlier: set[str] = set()
         self.latest_metrics: dict[str, Any] | None = None
+        self.history = History()
+        #: When the first rank began to upload a checkpoint that is not complete, by its name.
+        self._begun: dict[str, float] = {}
 
     def open(self) -> None:
         """Take up what an earlier run of this name left, without what it left incomplete."""
@@ -137,16 +140,24 @@ class RunRecorder:
         records = self.storage.records()
         self._book.restore(records)
         older = [(record.number, dict(record.metrics)) for record in records]
-        older += [(row["number"], row["metrics"]) for row in read_rows(self.storage)]
+        for row in iter_rows(self.storage):
+            self.history.add(row)
+        if self.history.reports:
+            older.append((self.history.newest["number"], self.history.newest["metrics"]))
         if older:
             newest, self.latest_metrics = max(older, key=operator.itemgetter(0))
             self.next_number = max(self.next_number, newest + 1)
 
     def clear_incomplete(self, least: int) -> None:
         """Delete what ended workers left incomplete; later reports begin at ``least`` or above."""
+        self._begun.clear()
         free = self.storage.delete_incomplete()
         self.next_number = max(self.next_number, least, free)
         self._earlier = self.storage.committed()
+
+    def begin_upload(self, name: str) -> None:
+        """Note when the first rank begins to upload a checkpoint."""
+        self._begun.setdefault(name, time.monotonic())
 
     def is_taken(self, name: str) -> bool:
         """Whether a checkpoint of an earlier attempt or run has this name, and is in the way."""
@@ -202,6 +213,8 @@ class RunRecorder:
                 # Copies: a callback that changes them does not change what is kept.
                 self.callbacks.tell_report(number, step.metrics_of_all, checkpoint)
         self._log.append(rows)
+        for row in rows:
+            self.history.add(row)
         if any(step.uploads for step in steps):
             self._log.sync()
         return notes
@@ -232,8 +245,10 @@ class RunRecorder:
     def _commit(self, number: int, step: Step) -> Checkpoint:
         name = step.uploads[0].name
         self.storage.require_owner(self.token)
-        self.storage.commit(number, step.uploads, step.metrics)
-        for surplus in self._book.add(CheckpointRecord(name, number, step.metrics)):
+        begun = self._begun.pop(name, None)
+        seconds = 0.0 if begun is None else round(time.monotonic() - begun, 3)
+        record = self.storage.commit(number, step.uploads, step.metrics, seconds)
+        for surplus in self._book.add(record):
             try:
                 self.storage.delete(surplus.name)
             except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again

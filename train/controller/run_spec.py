@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.policies import RunState
+from miniray.train.callbacks import RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,9 +47,42 @@ class RunSpec:
     #: Tells it from other runs of the same name; a controller that was started again keeps it.
     run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
+    def context(self) -> RunContext:
+        """Return what callbacks are told of the run."""
+        return RunContext(
+            self.name,
+            self.storage.path,
+            self.run_config,
+            self.scaling_config,
+            self.storage.filesystem,
+            run_id=self.run_id,
+            train_loop_config=self.configuration.get("train_loop_config"),
+        )
+
 
 #: The longest pause, in seconds, before workers are started again whose start was lost.
 MOST_PAUSE = 10.0
+
+
+#: Attempts that are told of in a run's facts, the newest ones; and characters of why each ended.
+MAX_ATTEMPTS, MAX_REASON = 20, 2000
+
+
+@dataclasses.dataclass
+class AttemptFacts:
+    """What is stored of an attempt; times by time.time(), ``ended`` None while it goes on.
+
+    Attributes:
+        reason: Why it ended; empty if its train loops returned.
+        logs: Folder, in the run's folder, of what its ranks have printed; empty if there is none.
+    """
+
+    number: int
+    workers: int
+    started: float = dataclasses.field(default_factory=time.time)
+    ended: float | None = None
+    reason: str = ""
+    logs: str = ""
 
 
 @dataclasses.dataclass
@@ -61,9 +95,10 @@ class RunFacts:
         start_failures: How many starts were lost, those of the controller included.
         lost_in_a_row: How many starts were lost one after the other by now.
         started: When the run began, by time.time().
+        history: The attempts, oldest first.
     """
 
-    storage: RunStorage
+    name: str
     run_id: str
     token: str
     attempts: int = 0
@@ -71,6 +106,7 @@ class RunFacts:
     start_failures: int = 0
     lost_in_a_row: int = 0
     started: float = dataclasses.field(default_factory=time.time)
+    history: list[AttemptFacts] = dataclasses.field(default_factory=list)
 
     def take_up(self, facts: Mapping[str, Any]) -> None:
         """Count on from where an earlier controller of this run was when it was killed."""
@@ -80,6 +116,20 @@ class RunFacts:
             self.worker_failures = int(facts.get("worker_failures", 0))
             self.start_failures = int(facts.get("start_failures", 0)) + 1
             self.started = float(facts.get("started", self.started))
+            self.history = [AttemptFacts(**each) for each in facts.get("history", ())]
+            self.end_attempt("The controller of the run was lost.")
+
+    def begin_attempt(self, workers: int) -> int:
+        """Enter that workers were placed; return the attempt's number."""
+        self.attempts += 1
+        self.history = [*self.history, AttemptFacts(self.attempts, workers)][-MAX_ATTEMPTS:]
+        return self.attempts
+
+    def end_attempt(self, reason: str, logs: str = "") -> None:
+        """Enter why the attempt has ended that goes on, if one does."""
+        last = self.history[-1] if self.history else None
+        if last is not None and last.ended is None:
+            last.ended, last.reason, last.logs = time.time(), reason[:MAX_REASON], logs
 
     def count_failure(self, *, at_start: bool) -> None:
         if at_start:
@@ -91,22 +141,14 @@ class RunFacts:
     def count_start(self) -> None:
         self.lost_in_a_row = 0
 
-    def write(self, state: RunState, message: str) -> None:
-        """Store the counts, the state, and why the run failed if it has."""
-        self.storage.write_run_facts(
-            {
-                "name": self.storage.name,
-                "run_id": self.run_id,
-                "token": self.token,
-                "state": state.value,
-                "started": self.started,
-                "written": time.time(),
-                "attempts": self.attempts,
-                "worker_failures": self.worker_failures,
-                "start_failures": self.start_failures,
-                "error": message if state is RunState.ERRORED else None,
-            }
-        )
+    def as_json(self, state: RunState, message: str) -> dict[str, Any]:
+        """Return the counts, the state, and why the run failed if it has, as JSON values."""
+        return {
+            **dataclasses.asdict(self),
+            "state": state.value,
+            "written": time.time(),
+            "error": message if state is RunState.ERRORED else None,
+        }
 
 
 def pause_after(lost: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import time
 import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,6 +103,8 @@ class DataIterator:
         self._world_size = world_size
         self._seed = None if seed is None else seed + zlib.crc32(name.encode())
         self._position = self._start_of(0)
+        #: Seconds that the train loop has waited for batches, and rows that it was given.
+        self.waited, self.rows = 0.0, 0
 
     if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
@@ -192,6 +195,13 @@ class DataIterator:
         followed by the next one.
         """
         return state_of(self._position, self._rank, self._identity)
+
+    def progress(self) -> dict[str, Any]:
+        """Return how far this rank is, as JSON values: ``of`` rows of its part of this epoch."""
+        position = self._position
+        own = size_of(position.own(self._rank)) if isinstance(self._source, Source) else None
+        told = {"epoch": position.epoch, "taken": position.taken, "of": own}
+        return {**told, "rows": self.rows, "waited": round(self.waited, 3)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another iterator over the same data was.
@@ -340,9 +350,13 @@ class BatchIterable:
         # Frozen, as the position moves while batches are made ahead of it.
         rows = iterator._rows(dataclasses.replace(position), spec)
         made = ((len(each), spec.make(each)) for each in rows)
+        since = time.perf_counter()
         for size, batch in _on_device(read_ahead(made, spec.prefetch_batches), spec.device):
             position.taken += size
+            iterator.waited += time.perf_counter() - since
+            iterator.rows += size
             yield batch
+            since = time.perf_counter()
         iterator._end(position)
 
 

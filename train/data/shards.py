@@ -71,6 +71,10 @@ class Shards:
             self._made[name] = self._make(name)
         return self._made[name]
 
+    def progress(self) -> dict[str, Any]:
+        """Return how far this rank is in each dataset that it reads, as JSON values."""
+        return {name: iterator.progress() for name, iterator in dict(self._made).items()}
+
     def _make(self, name: str) -> DataIterator:
         from miniray.train.data.iterator import DataIterator
 

@@ -18,6 +18,8 @@ from miniray.train.base.policies import RunState
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from miniray.train.base.reports import Step
+
 #: So many rows of metrics, and so many remarks, are kept; of more, the newest.
 MAX_ROWS = 50
 MAX_NOTES = 50
@@ -47,6 +49,10 @@ class Row:
     metrics: dict[str, Any]
     checkpoint: str | None
 
+    @classmethod
+    def of(cls, number: int, step: Step) -> Row:
+        return cls(number, step.metrics, step.uploads[0].name if step.uploads else None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
@@ -71,14 +77,14 @@ class ProgressFeed:
     """Keeps the news of one run."""
 
     def __init__(self) -> None:
-        self._state = RunState.INITIALIZING
+        self.state = RunState.INITIALIZING
         self._rows: collections.deque[Row] = collections.deque(maxlen=MAX_ROWS)
         self._notes: collections.deque[str] = collections.deque(maxlen=MAX_NOTES)
         self._now = Seen(feed=secrets.token_hex(4))
         self._changed = asyncio.Event()
 
     def set_state(self, state: RunState) -> None:
-        self._state = state
+        self.state = state
         self._publish()
 
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -99,7 +105,7 @@ class ProgressFeed:
         new_rows = self._now.rows - seen.rows
         rows = _last(self._rows, new_rows)
         notes = _last(self._notes, self._now.notes - seen.notes)
-        return Progress(self._now, self._state, rows, new_rows - len(rows), notes)
+        return Progress(self._now, self.state, rows, new_rows - len(rows), notes)
 
     def _publish(self, rows: int = 0, notes: int = 0) -> None:
         feed, version, old_rows, old_notes = self._now

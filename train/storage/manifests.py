@@ -73,11 +73,17 @@ class CheckpointRecord:
         name: Name of its folder in the run's folder.
         number: Its place in the order of the run's reports.
         metrics: What rank 0 reported with it.
+        size: Bytes of all its files.
+        seconds: From the begin of its first upload until it was complete.
+        time: When it was complete, in seconds since the epoch.
     """
 
     name: str
     number: int
     metrics: Mapping[str, Any]
+    size: int = 0
+    seconds: float = 0.0
+    time: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +94,13 @@ class Manifest(CheckpointRecord):
         files: Size in bytes of each file, by its path in the folder.
     """
 
-    files: Mapping[str, int]
+    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def record(self) -> CheckpointRecord:
+        """Return the checkpoint without the names of its files."""
+        return CheckpointRecord(
+            self.name, self.number, self.metrics, self.size, self.seconds, self.time
+        )
 
     def text(self) -> str:
         """Return the manifest as it is stored; metrics that are not JSON become text."""
@@ -110,7 +122,15 @@ def parse(text: str) -> Manifest | None:
     """Return the manifest that a file holds; None if it holds no whole one."""
     try:
         facts = json.loads(text)
-        manifest = Manifest(facts["name"], facts["number"], facts["metrics"], facts["files"])
+        manifest = Manifest(
+            facts["name"],
+            facts["number"],
+            facts["metrics"],
+            facts.get("size", 0),
+            facts.get("seconds", 0.0),
+            facts.get("time", 0),
+            facts["files"],
+        )
     except (ValueError, KeyError, TypeError):
         return None
     whole = (

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from miniray.train.storage.storage import RunStorage
 
@@ -24,6 +26,9 @@ CSV_FILE = "metrics.csv"
 _FOLDER = ".metrics"
 #: Such a store gets new rows at most this often, in seconds.
 SYNC_INTERVAL = 10.0
+
+#: What is shown of a run: so many rows, metrics of each, and characters of what is no number.
+MAX_SHOWN, MAX_METRICS, MAX_TEXT = 1000, 200, 200
 
 
 class MetricsLog:
@@ -75,15 +80,71 @@ class MetricsLog:
 
 
 def read_rows(storage: RunStorage) -> list[dict[str, Any]]:
+    rows = {row["number"]: row for row in iter_rows(storage)}
+    return [rows[number] for number in sorted(rows)]
+
+
+def iter_rows(storage: RunStorage) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run as they lie in its files; some may come twice."""
     pieces = sorted(storage.files.names(_FOLDER))
-    names = [METRICS_FILE, *(f"{_FOLDER}/{name}" for name in pieces)]
-    rows: dict[int, dict[str, Any]] = {}
-    for name in names:
-        for line in storage.read_text(name).splitlines():
+    for name in (METRICS_FILE, *(f"{_FOLDER}/{name}" for name in pieces)):
+        for line in storage.files.lines(name):
             # A process that was killed may have left half a line.
             if (row := _parse(line)) is not None:
-                rows[row["number"]] = row
-    return [rows[number] for number in sorted(rows)]
+                yield row
+
+
+class History:
+    """The rows of a run, few enough to be drawn: all, or every second one, every fourth, ...
+
+    Args:
+        most: So many rows are kept.
+    """
+
+    def __init__(self, most: int = MAX_SHOWN) -> None:
+        self._most = most
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._every = 1
+        #: The row of the highest number; number -1 if there is none.
+        self.newest: Mapping[str, Any] = {"number": -1, "metrics": {}}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row, as ``MetricsLog`` has it."""
+        if row["number"] >= self.newest["number"]:
+            self.newest = row
+        if row["number"] % self._every == 0:
+            self._rows[row["number"]] = shown_row(row)
+            while len(self._rows) > self._most:
+                self._every *= 2
+                self._rows = {n: kept for n, kept in self._rows.items() if n % self._every == 0}
+
+    @property
+    def reports(self) -> int:
+        """How many reports the run has made."""
+        return int(self.newest["number"]) + 1
+
+    def shown(self, after: int = -1) -> list[dict[str, Any]]:
+        """Return the rows with a higher number than ``after``, and the newest, as JSON values."""
+        newest = self.newest
+        rows = {**self._rows, newest["number"]: shown_row(newest)}  # another thread may add rows
+        return [rows[number] for number in sorted(rows) if number > max(after, -1)]
+
+
+def shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON values that are not large: metrics by flat key, no number that is none.
+
+    Text is cut, and of very many metrics the first are there.
+    """
+    metrics = itertools.islice(flatten(row["metrics"]).items(), MAX_METRICS)
+    return {**row, "metrics": {key[:MAX_TEXT]: _shown(value) for key, value in metrics}}
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)[:MAX_TEXT]
 
 
 def _text(lines: Iterable[str]) -> str:

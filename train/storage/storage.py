@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,12 @@ class RunStorage:
     def experiment_fs_path(self) -> str:
         """Path of the run's folder."""
         return self.path
+
+    @property
+    def url(self) -> str:
+        """The run's folder, by which other processes reach it: a local path, or a URL."""
+        local = self.files.is_local
+        return self.path if local else str(self.filesystem.unstrip_protocol(self.path))
 
     def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
         """Path of the folder of a checkpoint: where a ``checkpoint_upload_fn`` writes to."""
@@ -217,8 +224,18 @@ class RunStorage:
         if manifest is not None:
             self.files.delete(manifests.manifest_path(name))  # what it tells of has been lost
 
-    def commit(self, number: int, uploads: Sequence[Upload], metrics: Mapping[str, Any]) -> None:
-        """Make a checkpoint complete, after every rank has uploaded its files."""
+    def commit(
+        self,
+        number: int,
+        uploads: Sequence[Upload],
+        metrics: Mapping[str, Any],
+        seconds: float = 0.0,
+    ) -> CheckpointRecord:
+        """Make a checkpoint complete, after every rank has uploaded its files.
+
+        Args:
+            seconds: How long that took.
+        """
         name = uploads[0].name
         files, unclear = merge(upload.files for upload in uploads)
         if unclear or any(upload.in_place for upload in uploads):
@@ -226,9 +243,11 @@ class RunStorage:
             # to the folder by themselves.
             files = self.files.sizes(name)
         files.pop(METADATA_FILE, None)
-        manifest = Manifest(name, number, dict(metrics), files)
+        size = sum(files.values())
+        manifest = Manifest(name, number, dict(metrics), size, seconds, int(time.time()), files)
         self.files.write(manifests.manifest_path(name), manifest.text())
         self._unmark(name)
+        return manifest.record()
 
     def revoke(self, name: str) -> None:
         """Make a checkpoint incomplete and leave its files; ``delete_incomplete`` deletes them."""
@@ -264,7 +283,7 @@ class RunStorage:
                 missing[0],
             )
             found.pop()
-        return [CheckpointRecord(each.name, each.number, each.metrics) for each in found]
+        return [each.record() for each in found]
 
     def delete_incomplete(self) -> int:
         """Delete checkpoints and files that are incomplete; return the first number free."""

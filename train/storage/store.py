@@ -52,6 +52,16 @@ class Store:
             return None
         return content.decode(errors="replace")
 
+    def lines(self, name: str) -> Iterator[str]:
+        """Yield the lines of a file, one after the other; none if there is no file."""
+        path = self.at(name)
+        try:
+            with Path(path).open("rb") if self.is_local else self.filesystem.open(path) as file:
+                for line in file:
+                    yield line.decode(errors="replace")
+        except FileNotFoundError:
+            return
+
     def append(self, name: str, text: str) -> bool:
         """Append lines to a file; False if this filesystem can't do that cheaply.
 

@@ -55,12 +55,18 @@ class RankLogs:
         names = [name.removeprefix("attempt_") for name in self._storage.files.names(FOLDER)]
         self._next = max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
-    def keep(self, infos: Sequence[WorkerInfo]) -> None:
-        """Begin to copy the output of an attempt's ranks; what follows need not wait for it."""
-        if any(info.output for info in infos):
-            folder = f"{FOLDER}/attempt_{self._next:03d}"
-            self._next += 1
-            self._copies.add(asyncio.create_task(keep(self._storage, folder, infos)))
+    def keep(self, infos: Sequence[WorkerInfo]) -> str:
+        """Begin to copy the output of an attempt's ranks; what follows need not wait for it.
+
+        Returns:
+            The folder; empty if there is no output.
+        """
+        if not any(info.output for info in infos):
+            return ""
+        folder = f"{FOLDER}/attempt_{self._next:03d}"
+        self._next += 1
+        self._copies.add(asyncio.create_task(keep(self._storage, folder, infos)))
+        return folder
 
     async def close(self, timeout: float) -> None:
         """Wait for what is being copied, and give up what takes longer than so many seconds."""

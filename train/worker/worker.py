@@ -11,10 +11,11 @@ import logging
 import multiprocessing
 import os
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from miniray.common.runtime import current_runtime
+from miniray.common.runtime import current_runtime, runtime_or_none
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
@@ -138,6 +139,7 @@ class TrainWorker:
             accelerator_ids={
                 name: list(ids) for name, ids in runtime.get_accelerator_ids().items() if ids
             },
+            worker_id=runtime.get_worker_id(),
             output=output_of_this_process(),
         )
 
@@ -170,6 +172,10 @@ class TrainWorker:
         session = self._make_session(setup, self._ranks, carrier)
         context.set_session(session)
         shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
+        runtime = runtime_or_none()  # in local mode there need be no cluster
+        if runtime is not None:
+            about = lambda: {"datasets": shards.progress(), "memory": _device_memory()}  # noqa: E731
+            runtime.answer("train_rank", about)
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
         if setup.shows_stacks:
             show_if_asked(rank_calls(carrier, setup.attempt, self._ranks.world_rank))
@@ -183,6 +189,8 @@ class TrainWorker:
             return self._give_up(session, error)
         finally:
             set_shards(earlier)
+            if runtime is not None:
+                runtime.answer("train_rank", None)
         context.set_session(None)
         return outcome
 
@@ -213,6 +221,23 @@ class TrainWorker:
         except Exception as unconfirmed:  # noqa: BLE001 - the failure of the loop is what counts
             logger.warning("a report did not reach the controller: %s", unconfirmed)
         return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
+
+
+def _device_memory() -> dict[str, dict[str, int]]:
+    """Return the bytes that PyTorch has on each GPU that this process uses, by index."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return {}
+    return {
+        str(index): {
+            "allocated": cuda.memory_allocated(index),
+            "peak": cuda.max_memory_allocated(index),
+            "reserved": cuda.memory_reserved(index),
+            "total": cuda.get_device_properties(index).total_memory,
+        }
+        for index in range(cuda.device_count())
+        if cuda.memory_reserved(index)
+    }
 
 
 def _pickled(value: Any) -> bytes:

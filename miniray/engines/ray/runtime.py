@@ -134,6 +134,9 @@ class RayHead(RuntimeHead):
     def head_call(self, method: str, *args: Any) -> Any:
         refuse("util.state" if method == "state" and args != ("node_states",) else "util.tpu")
 
+    def tell(self, method: str, *args: Any) -> None:
+        """Ray's head takes no such messages."""
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> Any:
         refuse("util.memory")
 
@@ -202,6 +205,9 @@ class RayRuntime(Runtime):
 
     def exit_actor(self) -> None:
         ray.actor.exit_actor()
+
+    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
+        """Ray asks no process."""
 
     def owns_actors(self) -> bool:
         return bool(self.calls.owned)

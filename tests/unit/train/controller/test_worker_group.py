@@ -93,7 +93,9 @@ def test_each_rank_is_told_its_own_address_and_that_of_rank_0():
 
 
 def test_a_worker_listens_at_the_address_of_its_node(monkeypatch):
-    place = types.SimpleNamespace(get_node_id=lambda: "b", get_accelerator_ids=dict)
+    place = types.SimpleNamespace(
+        get_node_id=lambda: "b", get_worker_id=str, get_accelerator_ids=dict
+    )
     monkeypatch.setattr("miniray.train.worker.worker.get_runtime_context", lambda: place)
     monkeypatch.setattr("miniray.train.worker.worker.output_of_this_process", str)
     worker = TrainWorker(Backend())

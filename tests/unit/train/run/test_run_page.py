@@ -1,0 +1,196 @@
+"""What the page of train runs shows, from folders and from what a controller tells."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+
+import pytest
+
+from miniray.train.base.policies import RunState
+from miniray.train.controller.run_spec import MAX_ATTEMPTS, RunFacts
+from miniray.train.run.page import RunPage, ended, listed
+from miniray.train.storage.metrics_log import MAX_SHOWN, History, shown_row
+from miniray.train.storage.storage import RunStorage
+
+NODE, PROCESS = "aa" * 8, "bb" * 8
+
+
+def row_of(storage, facts, state="RUNNING", *, alive=False, **others):
+    """A run in the head's listing."""
+    return {
+        "run_id": facts.run_id,
+        "name": facts.name,
+        "started": facts.started,
+        "state": state,
+        "written": facts.started + 60,
+        "path": storage.url,
+        "error": "",
+        "node_id": NODE,
+        "worker_id": PROCESS,
+        "alive": alive,
+        **others,
+    }
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return RunStorage(tmp_path / "runs", "run")
+
+
+@pytest.fixture
+def facts():
+    return RunFacts("run", "0123", "0123-secret")
+
+
+def report(storage, *numbers):
+    rows = [{"number": n, "time": 1.0, "checkpoint": None, "metrics": {"n": n}} for n in numbers]
+    storage.files.append("metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_a_run_that_has_ended_is_told_by_its_folder(storage, facts):
+    facts.begin_attempt(2)
+    facts.end_attempt("rank 1 failed", "logs/attempt_001")
+    facts.begin_attempt(2)
+    facts.end_attempt("")
+    storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
+    report(storage, 0, 1, 2)
+    page = ended(row_of(storage, facts, "FINISHED"))
+    assert (page["state"], page["reports"], page["keys"]) == ("FINISHED", 3, ["n"])
+    assert page["ended"] >= page["started"]
+    assert [each["reason"] for each in page["history"]] == ["rank 1 failed", ""]
+    assert page["logs"] == [f"{storage.path}/logs/attempt_001"]
+    assert "secret" not in json.dumps(page)
+    assert page["problem"] == ""
+
+
+def test_a_run_that_has_failed_says_why(storage, facts):
+    storage.write_run_facts(facts.as_json(RunState.ERRORED, "rank 0: boom"))
+    page = ended(row_of(storage, facts, "ERRORED"))
+    assert (page["state"], page["error"], page["rows"]) == ("ERRORED", "rank 0: boom", [])
+
+
+def test_a_run_whose_controller_was_killed_is_lost_unless_its_folder_says_how_it_ended(
+    storage, facts
+):
+    row = row_of(storage, facts)
+    assert listed([row])[0]["state"] == "LOST"
+    storage.write_run_facts(facts.as_json(RunState.RUNNING, ""))
+    assert ended(row)["state"] == "LOST"
+    storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
+    assert ended(row)["state"] == "FINISHED"
+
+
+def test_a_torn_last_line_is_left_out(storage, facts):
+    storage.write_run_facts(facts.as_json(RunState.ABORTED, ""))
+    report(storage, 0, 1)
+    storage.files.append("metrics.jsonl", '{"number": 2, "time": 1.0, "metr')
+    assert [row["number"] for row in ended(row_of(storage, facts))["rows"]] == [0, 1]
+
+
+def test_a_checkpoint_has_its_size_duration_and_place(storage, facts, tmp_path):
+    from miniray.train import Checkpoint
+
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model").write_text("weights")
+    upload = storage.upload(Checkpoint(tmp_path / "files"), "epoch_1")
+    storage.commit(7, [upload], {"loss": 0.5}, seconds=1.5)
+    storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
+    [checkpoint] = ended(row_of(storage, facts))["checkpoints"]
+    assert (checkpoint["size"], checkpoint["seconds"], checkpoint["number"]) == (7, 1.5, 7)
+    assert checkpoint["path"] == f"{storage.path}/epoch_1"
+    assert checkpoint["metrics"] == {"loss": 0.5}
+
+
+def test_a_folder_that_is_gone_is_said_to_be(storage, facts):
+    storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
+    shutil.rmtree(storage.path)
+    page = ended(row_of(storage, facts, "FINISHED"))
+    assert page["problem"].startswith(f"There is no run in {storage.path}")
+    assert (page["state"], page["rows"], page["checkpoints"]) == ("FINISHED", [], [])
+
+
+def test_of_two_runs_in_one_folder_the_newer_one_is_listed_and_the_older_says_so(storage, facts):
+    newer = RunFacts("run", "4567", "t", started=facts.started + 100)
+    storage.write_run_facts(newer.as_json(RunState.RUNNING, ""))
+    old, new = row_of(storage, facts, "FINISHED"), row_of(storage, newer, alive=True)
+    assert [row["run_id"] for row in listed([old, new])] == ["4567"]
+    assert "went on in the folder" in ended(old)["problem"]
+    assert ended(new)["state"] == "RUNNING"
+
+
+def test_two_runs_of_one_name_in_different_folders_are_both_listed(storage, facts, tmp_path):
+    elsewhere = RunStorage(tmp_path / "others", "run")
+    other = RunFacts("run", "4567", "t", started=facts.started + 100)
+    rows = listed([row_of(storage, facts, alive=True), row_of(elsewhere, other, alive=True)])
+    assert [row["run_id"] for row in rows] == ["4567", "0123"]
+
+
+def test_many_reports_are_few_rows_evenly_over_the_run():
+    history = History()
+    for number in range(100_000):
+        history.add({"number": number, "metrics": {"n": number}})
+    numbers = [row["number"] for row in history.shown()]
+    assert len(numbers) <= MAX_SHOWN + 1
+    assert (numbers[0], numbers[-1], history.reports) == (0, 99_999, 100_000)
+    assert len({b - a for a, b in itertools.pairwise(numbers[:-1])}) == 1
+    assert all(row["number"] > 99_000 for row in history.shown(99_000))
+
+
+def test_what_is_no_number_or_very_long_is_cut():
+    metrics = {"a": {"b": float("nan")}, "text": "x" * 5000, "flag": True}
+    shown = shown_row({"number": 0, "metrics": metrics})["metrics"]
+    assert (shown["a/b"], len(shown["text"]), shown["flag"]) == (None, 200, True)
+    many = {str(n): n for n in range(5000)}
+    assert len(shown_row({"number": 0, "metrics": many})["metrics"]) == 200
+
+
+def test_only_the_newest_attempts_are_kept(facts):
+    for _ in range(100):
+        facts.begin_attempt(1)
+        facts.end_attempt("x" * 100_000)
+    assert [each.number for each in facts.history][-1] == 100
+    assert len(facts.history) == MAX_ATTEMPTS
+    assert len(json.dumps(facts.as_json(RunState.RUNNING, ""))) < 100_000
+
+
+def told_by(process, answer, missing=""):
+    text = None if answer is None else json.dumps(answer)
+    return [(bytes.fromhex(NODE), [(bytes.fromhex(process), 1, "worker", b"", text, missing)], "")]
+
+
+def test_a_page_collects_what_a_controller_tells(storage, facts):
+    page = RunPage(*listed([row_of(storage, facts, alive=True)]))
+    what, (about, (seen, newest, _), ids), _, nodes = page.question()
+    assert (what, about, seen, newest) == ("processes", "train_run 0123", ["", 0, 0, 0], -1)
+    assert (ids, nodes) == ([bytes.fromhex(PROCESS)], [bytes.fromhex(NODE)])
+    rows = [{"number": n, "metrics": {"n": n}} for n in range(3)]
+    rank = {"rank": 0, "worker_id": "cc" * 8, "node_id": NODE}
+    news = {"seen": ["f", 3, 3, 0], "rows": rows, "notes": ["hello"], "ranks": [rank]}
+    page.take(told_by(PROCESS, {**news, "state": "RUNNING"}))
+    page.take(told_by(PROCESS, {"state": "RUNNING", "ranks": [rank]}))  # no news
+    assert page.question()[1][1][:2] == (["f", 3, 3, 0], 2)
+    assert page.question_to_ranks()[1:] == (
+        ("train_rank", (), [bytes.fromhex("cc" * 8)]),
+        1.0,
+        [bytes.fromhex(NODE)],
+    )
+    answer = {"datasets": {"d": {"waited": 1.0}}, "memory": {}}
+    node = bytes.fromhex(NODE)
+    page.take_ranks([(node, [(bytes.fromhex("cc" * 8), 1, "worker", b"", answer, "")], "")])
+    shown = page.shown()
+    assert [row["number"] for row in shown["rows"]] == [0, 1, 2]
+    assert (shown["notes"], shown["state"], shown["problem"]) == (["hello"], "RUNNING", "")
+    assert shown["ranks"][0]["datasets"] == {"d": {"waited": 1.0}}
+
+
+def test_a_page_says_why_a_controller_does_not_answer(storage, facts):
+    page = RunPage(*listed([row_of(storage, facts, alive=True)]))
+    page.take(told_by(PROCESS, None, "it did not answer in time"))
+    assert page.shown()["problem"] == "it did not answer in time"
+    page.take([(bytes.fromhex(NODE), None, "there is no way to it")])
+    assert page.shown()["problem"] == "there is no way to it"
+    page.take([(bytes.fromhex(NODE), [], "")])
+    assert page.shown()["problem"] == "Its controller is gone."
+    assert not page.live

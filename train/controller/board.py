@@ -1,0 +1,170 @@
+"""What a run shows to those who look from outside: in the cluster's list of runs, on its page.
+
+The list is in the head's key-values, and changes with the run's state. The page is told by this
+process when somebody asks, with what is in memory already. Who asks, and how, is in
+``run/page.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.runtime import runtime_or_none
+from miniray.common.state_types import TRAIN_RUNS
+from miniray.train.progress.feed import Seen
+from miniray.train.storage.metrics_log import shown_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from miniray.train.base.policies import RunState
+    from miniray.train.base.ranks import WorkerInfo
+    from miniray.train.controller.attempt import Attempt
+    from miniray.train.controller.recorder import RunRecorder
+    from miniray.train.controller.run_spec import RunFacts, RunSpec
+    from miniray.train.progress.feed import ProgressFeed
+    from miniray.train.storage.manifests import CheckpointRecord
+
+#: Runs that the list of a cluster has; older ones are in their folders only.
+MAX_RUNS = 1000
+#: Ranks that are shown of a run, and characters of an error in the list.
+MAX_RANKS, MAX_ERROR = 1024, 500
+
+
+@dataclasses.dataclass(eq=False)
+class RunBoard:
+    """Shows one run; its methods but ``write`` are for the controller's event loop."""
+
+    spec: RunSpec
+    facts: RunFacts
+    recorder: RunRecorder
+    feed: ProgressFeed
+
+    def __post_init__(self) -> None:
+        self._runtime = runtime_or_none()
+        self._attempt: Attempt | None = None
+        self._infos: Sequence[WorkerInfo] = ()
+        self._place: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Answer from now on."""
+        if self._runtime is None:
+            return  # in local mode there need be no cluster
+        context = self._runtime.context()
+        self._place = {
+            "node_id": context.node_id,
+            "worker_id": context.worker_id,
+            "actor_id": context.actor_id,
+            "pid": os.getpid(),
+        }
+        loop = asyncio.get_running_loop()
+
+        def told(seen: Sequence[Any], newest: int, patience: float) -> Callable[[], str]:
+            def wait() -> str:
+                telling = self._told(Seen(*seen), newest, patience)
+                return asyncio.run_coroutine_threadsafe(telling, loop).result()
+
+            return wait
+
+        self._runtime.answer(question_about(self.spec.run_id), told)
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._runtime is not None:
+            self._runtime.answer(question_about(self.spec.run_id), None)
+
+    def watch(self, attempt: Attempt, infos: Sequence[WorkerInfo]) -> None:
+        """Show this attempt from now on."""
+        self._attempt, self._infos = attempt, infos
+
+    def write(self, state: RunState, message: str) -> None:
+        """Store the run's facts in its folder, and in the cluster's list; blocks."""
+        facts = {**self.facts.as_json(state, message), "ranks": self._ranks()}
+        self.spec.storage.write_run_facts(facts)
+        if not self._place:
+            return
+        row = {key: value for key, value in facts.items() if key in _LISTED}
+        row |= {
+            "path": self.spec.storage.url,
+            "error": (facts["error"] or "")[:MAX_ERROR],
+            "workers": len(facts["ranks"]),
+            "reports": self.recorder.history.reports,
+            "detached": self.spec.run_config.detached,
+            **self._place,
+        }
+        assert self._runtime is not None
+        key = f"{self.facts.started:017.6f}-{self.spec.run_id}"
+        self._runtime.head.tell("kv_put", TRAIN_RUNS, key, json.dumps(row).encode())
+
+    def forget_old(self) -> None:
+        """Take the oldest runs out of the cluster's list if they are too many; blocks."""
+        if self._runtime is not None and self._place.get("actor_id"):
+            known = self._runtime.head.head_call("kv_keys", TRAIN_RUNS, "")
+            for key in known[:-MAX_RUNS]:
+                self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
+
+    async def _told(self, seen: Seen, newest: int, patience: float) -> str:
+        """Wait for news at most so many seconds, then tell all that may have changed.
+
+        Args:
+            newest: Number of the newest report that the reader has.
+        """
+        try:
+            progress = await asyncio.wait_for(self.feed.after(seen), patience)
+        except asyncio.TimeoutError:
+            progress = None
+        facts = self.facts.as_json(self.feed.state, "")
+        page = {
+            **public(facts),
+            "ranks": self._ranks(),
+            "checkpoints": [shown_checkpoint(each) for each in self.recorder.checkpoints],
+            "reports": self.recorder.history.reports,
+            "lags": self._attempt.lags() if self._attempt is not None else {},
+        }
+        if progress is not None:
+            page |= {"seen": list(progress.seen), "notes": progress.notes}
+            page["rows"] = self.recorder.history.shown(newest)
+            if seen.feed != progress.seen.feed:
+                page["config"] = dict(self.spec.configuration)
+        return json.dumps(page, default=str)
+
+    def _ranks(self) -> list[dict[str, Any]]:
+        """Where each rank runs, and how far it is."""
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        found = attempt.ranks()[:MAX_RANKS]
+        for rank, info in zip(found, self._infos, strict=False):
+            rank |= {
+                "node_id": info.node_id,
+                "address": info.address,
+                "pid": info.pid,
+                "worker_id": info.worker_id,
+                "devices": info.accelerator_ids,
+            }
+        return found
+
+
+#: What the list of runs has of a run's facts.
+_LISTED = {"run_id", "name", "state", "started", "written", "attempts"}
+
+
+def question_about(run_id: str) -> str:
+    """Return the name of the question that the controller of a run answers."""
+    return f"train_run {run_id}"
+
+
+def public(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's facts without what proves to ranks that they belong to it."""
+    return {key: value for key, value in facts.items() if key != "token"}
+
+
+def shown_checkpoint(record: CheckpointRecord) -> dict[str, Any]:
+    """Return a checkpoint as JSON values."""
+    row = shown_row({"number": record.number, "metrics": dict(record.metrics)})
+    about = {"name": record.name, "size": record.size, "seconds": record.seconds}
+    return {**row, **about, "time": record.time}
