@@ -35,6 +35,7 @@ from miniray.version import VERSION as __version__  # noqa: N811 -- the usual na
 if TYPE_CHECKING:
     from miniray import actor, cloudpickle, data, runtime_env, train, util
     from miniray.objects.object_ref_generator import ObjectRefGenerator
+    from miniray.profiling.timeline import timeline
 
 __all__ = [
     "ActorClass",
@@ -63,6 +64,7 @@ __all__ = [
     "remote",
     "runtime_env",
     "shutdown",
+    "timeline",
     "train",
     "util",
     "wait",
@@ -88,7 +90,6 @@ _ABSENT = {
     "dashboard": "`miniray status` and miniray.util.state tell what there is",
     "rllib": "train in actors, or with miniray.train",
     "serve": "start a web server in an actor",
-    "timeline": "miniray.util.state lists what there is; profile workers with py-spy",
     "tune": "start one training run per configuration in tasks",
     "workflow": "call tasks with the refs of others",
 }
@@ -106,4 +107,6 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one that is ther
             return importlib.import_module(f"miniray.{name}")
         if name in ("DynamicObjectRefGenerator", "ObjectRefGenerator"):
             return getattr(importlib.import_module("miniray.objects.object_ref_generator"), name)
+        if name == "timeline":
+            return importlib.import_module("miniray.profiling.timeline").timeline
         raise absent("miniray", name, _ABSENT)

@@ -17,7 +17,7 @@ from miniray.cli.debug import debug
 from miniray.cli.job import job
 from miniray.cli.manifests import k8s, slurm
 from miniray.cli.memory import memory
-from miniray.cli.profile import profile, stack
+from miniray.cli.profile import profile, stack, timeline
 from miniray.cli.run import run
 from miniray.cli.services import Services
 from miniray.cli.ssh import ssh
@@ -150,4 +150,5 @@ main.add_command(start)
 main.add_command(stop)
 main.add_command(status)
 main.add_command(summary_)
+main.add_command(timeline)
 main.add_command(token)

@@ -66,6 +66,46 @@ def stack(
         click.echo(f"Seen by {found['way']}.", err=True)
 
 
+@click.command()
+@cluster_options
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 300),
+    default=10.0,
+    show_default=True,
+    help="How long to record; 0: calls above 1 ms that workers have run lately.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="timeline.json",
+    show_default=True,
+    help="The file.",
+)
+@click.pass_obj
+def timeline(
+    services: Services,
+    address: str | None,
+    token_file: str | None,
+    seconds: float,
+    output: Path,
+) -> None:
+    """Record what runs where and when: calls, waits, transfers, spills, reports, uploads.
+
+    The file has Chrome trace events: open it in https://ui.perfetto.dev or chrome://tracing.
+    """
+    from miniray.profiling.timeline import record
+
+    with _connected(services, address, token_file) as connection:
+        events, notes = record(connection, seconds)
+    data = {"traceEvents": events, "otherData": {"not in it": notes}}
+    output.write_text(json.dumps(data), encoding="utf-8")
+    for note in notes:
+        click.echo(note, err=True)
+    click.echo(f"{sum(event['ph'] == 'X' for event in events):,} spans: {output}")
+
+
 @click.group()
 def profile() -> None:
     """Record for some seconds what processes use: cpu or memory."""

@@ -28,6 +28,7 @@ from miniray.client.ref_tracking import RefTracking
 from miniray.client.submission import Returns, Submission
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.common.runtime import ActorLocation, Runtime, RuntimeContextData
+from miniray.common.spans import SPANS
 from miniray.exceptions import NotInitializedError, ObjectLostError
 from miniray.messages import protocol as p
 from miniray.messages.errors import ActorExit
@@ -53,13 +54,6 @@ logger = logging.getLogger(__name__)
 
 def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
     return wait(timeout)
-
-
-def _probe(what: str, *args: Any) -> Any:
-    """Answer what this process does: its stacks, a profile."""
-    from miniray.profiling import inside
-
-    return inside.probe(what, *args)
 
 
 def _no_actor() -> None:
@@ -179,7 +173,7 @@ class ClusterRuntime(Runtime):
         """Return the handlers of pushes, from the daemon or the head; a process adds its own."""
         reports = ObjectReports(self.refs, self.call_table, self.actors, self._process.executing)
         calls = CallReports(self.table, self.call_table, self.actors, self._process.works)
-        self.answers.by_name.update(objects=reports.held, calls=calls.told, probe=_probe)
+        self.answers.by_name.update(objects=reports.held, calls=calls.told, probe=self._probe)
         return {
             "lease_granted": self.tasks.on_granted,
             "no_room_near": self.tasks.on_no_room,
@@ -198,6 +192,12 @@ class ClusterRuntime(Runtime):
             "head_back": self._on_head_back,
             "asked": self.answers.on_asked,
         }
+
+    def _probe(self, what: str, *args: Any) -> Any:
+        """Answer what this process does: its stacks, a profile, a timeline."""
+        from miniray.profiling import inside
+
+        return inside.probe(self.call_table, what, *args)
 
     def _handlers_of_messages(self) -> dict[int, Callable[[Peer, tuple[Any, ...]], None]]:
         return {
@@ -280,7 +280,8 @@ class ClusterRuntime(Runtime):
                 "This process was forked from the one that waits here for a value. What the parent "
                 "started can be waited for in the parent only."
             )
-        return self._process.block(wait, timeout)
+        with SPANS.timed("wait", "get"):
+            return self._process.block(wait, timeout)
 
     # --- objects.objects.Outside: what follows when an object goes -------------------------
     def free_shared(self, value: Value) -> None:

@@ -199,7 +199,7 @@ class NodeDaemon:
         if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
             how = describe_exit(exit_code, hint=False)
-            logger.warning("%s %s", what, how)
+            logger.warning("%s", f"{what} {how}. {worker.keep_calls()}".strip(" ."))
             memory = self._memory_kills.explain(exit_code)
             text = f"{what[0].upper()}{what[1:]} {how}. {memory}".rstrip()
             event = "killed_for_memory" if memory else "crashed"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from typing import TYPE_CHECKING, Any
+
+from miniray.common.spans import SPANS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,6 +32,7 @@ class Probes:
         self._profiled: set[int] = set()
         questions.answers["stack"] = self._stacks
         questions.answers["profile"] = self._profiles
+        questions.answers["timeline"] = self._timeline
 
     def _chosen(self, pids: Collection[int]) -> list[Client]:
         """Return the processes of these pids; without pids all that run user code."""
@@ -109,6 +113,27 @@ class Probes:
             if way == "memray":
                 samples = await outside.read_memray(path, leaks)
         return {"way": way, "samples": samples, "rank": rank}
+
+    async def _timeline(self, _seconds: float, length: float) -> list[dict[str, Any]]:
+        """Record what this daemon and its processes do for so many seconds (0: did lately)."""
+        clients = self._chosen(())
+        if length > 0:
+            SPANS.begin()
+        try:
+            told = await self._ask(clients, length + _GRACE, "timeline", length)
+        finally:
+            own, left_out = SPANS.end() if length > 0 else ([], 0)
+        nothing: dict[str, Any] = {"spans": [], "left_out": 0, "ahead": 0.0, "note": ""}
+        found = [
+            self._about(client) | nothing | (each.answer or {"note": f"{each.missing}."})
+            for client, each in zip(clients, told, strict=True)
+        ]
+        known = {client.process_id for client in clients}
+        late = sum(client.process_id not in known for client in self._chosen(()))
+        ahead = time.time() - time.perf_counter()
+        daemon = {"pid": os.getpid(), "worker_id": "", "name": "daemon", "ahead": ahead}
+        note = f"{late} that began meanwhile are not in it." if late else ""
+        return [nothing | daemon | {"spans": own, "left_out": left_out, "note": note}, *found]
 
     def _about(self, client: Client) -> dict[str, Any]:
         name = "driver" if client.is_driver else self._names.work_of(client.process_id)

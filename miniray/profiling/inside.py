@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from miniray.common.spans import SPANS
 from miniray.profiling.stacks import Frame, frame_of, outward, stacks, trimmed
 
 if TYPE_CHECKING:
@@ -32,9 +33,40 @@ _TRACED = 25
 _OWN = "miniray, between calls"
 
 
-def probe(what: str, *args: Any) -> Any:
+class Calls(Protocol):
+    """The calls that this process makes."""
+
+    next_number: Callable[[], int]
+
+
+def probe(calls: Calls, what: str, *args: Any) -> Any:
     """Answer a question: ``what`` is a key of ``_PROBES``, ``args`` those of its function."""
+    if what == "timeline":
+        return functools.partial(_timeline, calls, *args)
     return _PROBES[what](*args)
+
+
+# --- the timeline ------------------------------------------------------------------------
+def _timeline(calls: Calls, seconds: float) -> dict[str, Any]:
+    """Record all for so many seconds; 0: return the last calls that took long."""
+    spans, left_out = SPANS.ring.read() if SPANS.ring is not None else [], 0
+    if seconds > 0:
+        SPANS.begin()
+        number = calls.next_number
+
+        def numbered() -> int:
+            made = number()
+            SPANS.submitted(made)
+            return made
+
+        calls.next_number = numbered  # in its place, so that it costs nothing else
+        try:
+            time.sleep(seconds)
+        finally:
+            calls.next_number = number
+            spans, left_out = SPANS.end()
+    ahead = time.time() - time.perf_counter()
+    return {"spans": spans, "left_out": left_out, "ahead": ahead, "rank": rank()}
 
 
 def _stacks() -> Any:

@@ -11,16 +11,20 @@ _SHORTEST_ID = 6
 _RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
 
 
-class Cluster(Protocol):
-    """What a command or the page asks of a cluster."""
-
-    def listing(self, what: str) -> list[dict[str, Any]]:
-        """Return one of the head's listings."""
+class Asks(Protocol):
+    """What asks all nodes."""
 
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
     ) -> list[tuple[bytes, Any, str]]:
         """Return (node id, answer or None, why there is none) of each node that is asked."""
+
+
+class Cluster(Asks, Protocol):
+    """What a command or the page asks of a cluster."""
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """Return one of the head's listings."""
 
 
 class TargetError(ValueError):

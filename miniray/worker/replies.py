@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.exception_transport import forget_traceback
 from miniray.common.object_ref import hooks
+from miniray.common.spans import LONG, SPANS
 from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.messages.errors import ActorExit
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from miniray.worker.interruption import Interruption
     from miniray.worker.results import Results
     from miniray.worker.work import Work, WorkQueue
-
-#: Seconds that a quick task or method takes at most.
-_QUICK = 0.001
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,8 +87,8 @@ class Replies:
         del result
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
         seconds = time.perf_counter() - work.started
-        if seconds > _QUICK:
-            self._quick.discard(work.target)
+        if seconds > SPANS.least:
+            self._note(work, seconds)
         elif work.target not in self._quick:
             self._quick.add(work.target)
         self._reply(work, status, values, seconds, pin)
@@ -106,7 +104,17 @@ class Replies:
         forget_traceback(error)  # its frames hold the arguments
         forget_traceback(carried(error))
         seconds = time.perf_counter() - work.started if work.started else 0.0
+        if seconds > SPANS.least:
+            SPANS.call(work.name, work.started, seconds, False, work.key)
         self._reply(work, status, values, seconds, 0)
+
+    def _note(self, work: Work, seconds: float) -> None:
+        """Note a call that took long; while all are recorded, any."""
+        if seconds > LONG:
+            self._quick.discard(work.target)
+        else:
+            self._quick.add(work.target)
+        SPANS.call(work.name, work.started, seconds, True, work.key)
 
     def cancel_children(self, work: Work) -> None:
         """Cancel what a piece of work has started, if it was cancelled together with that."""

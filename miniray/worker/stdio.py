@@ -30,12 +30,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 from miniray.common.log_lines import clean_name, mark
 from miniray.common.names import short_name
 from miniray.common.process_state import WORKER_FILE
+from miniray.common.spans import RING_BYTES, SPANS, Ring
 from miniray.values.mapped import map_memory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _PAGE = mmap.PAGESIZE
+#: Bytes of a worker's file before its spec: that page, and the ring of its calls.
+_SHARED = _PAGE + RING_BYTES
 #: How often the name has changed, and how many bytes the name has.
 _HEAD = struct.Struct("<QH")
 #: Each stream has two places for its name, and a byte that says which of them is good.
@@ -48,13 +51,15 @@ def make(spec: dict[str, Any]) -> int:
     """Make the file of a worker, and write what it is to be."""
     fd = os.memfd_create(WORKER_FILE, os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
-        file.write(bytes(_PAGE) + marshal.dumps(spec))
+        file.truncate(_SHARED)
+        file.seek(_SHARED)
+        file.write(marshal.dumps(spec))
     return fd
 
 
 def read_spec(fd: int) -> dict[str, Any]:
     """Read what this worker is to be."""
-    spec: dict[str, Any] = marshal.loads(os.pread(fd, os.fstat(fd).st_size - _PAGE, _PAGE))
+    spec: dict[str, Any] = marshal.loads(os.pread(fd, os.fstat(fd).st_size - _SHARED, _SHARED))
     return spec
 
 
@@ -64,14 +69,16 @@ def has_unread(pipe: int) -> bool:
 
 
 class NamePage:
-    """The first page, which stays when the descriptor is closed.
+    """The first page, which stays when the descriptor is closed, and the ring behind it.
 
     Args:
         fd: The file.
     """
 
     def __init__(self, fd: int) -> None:
-        self._bytes = memoryview(map_memory(fd, _PAGE, shared=True)).cast("B")
+        self._bytes = memoryview(map_memory(fd, _SHARED, shared=True)).cast("B")
+        #: The worker's last calls that took long.
+        self.calls = Ring(self._bytes[_PAGE:])
 
     def write(self, stream: int, number: int, name: bytes) -> None:
         """Name what is written to a stream from now on.
@@ -114,6 +121,7 @@ class _Names:
 
     def __init__(self, file: int) -> None:
         self._page = NamePage(file)
+        SPANS.ring = self._page.calls
         # User code may put other files in the place of descriptors 1 and 2.
         self._pipes = (os.dup(1), os.dup(2))
         self._number = 0

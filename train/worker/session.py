@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.exception_transport import add_note
+from miniray.common.spans import SPANS
 from miniray.train.base.exceptions import CollectiveTimeoutError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import listed
@@ -131,7 +132,8 @@ class RankSession:
                 )
             self._reporting = True
             try:
-                self._report(plain, given)
+                with SPANS.timed("report", f"report {self._reported}"):
+                    self._report(plain, given)
             finally:
                 self._reporting = False
 
@@ -234,7 +236,8 @@ class RankSession:
             # A copy on the machine's own disks is work of the kernel alone.
             apart = given.mode is CheckpointUploadMode.ASYNC and not self.storage.files.is_local
             where = self._upload_process if apart else self.storage
-            upload = where.upload(given.checkpoint, folder)
+            with SPANS.timed("upload", name):
+                upload = where.upload(given.checkpoint, folder)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
             if index > self._checkpoint_index:

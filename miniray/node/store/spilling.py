@@ -17,7 +17,9 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.common.config import config
+from miniray.common.names import format_bytes
 from miniray.common.process_state import OUT_OF_DESCRIPTORS
+from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
@@ -140,7 +142,8 @@ class Spilling:
         while True:
             place = self._files.reserve(segment.size)
             try:
-                await self._files.write(place, segment.fd)
+                with SPANS.timed("spill", format_bytes(segment.size)):
+                    await self._files.write(place, segment.fd)
             except BaseException as error:
                 self._files.release(place)
                 if not isinstance(error, OSError) or not await self._evict_copies(error, place):
@@ -272,7 +275,8 @@ class Spilling:
         assert segment.place is not None
         self._store.begin_move(segment)
         try:
-            await self._files.read(segment.place, memory.fd)
+            with SPANS.timed("restore", format_bytes(segment.size)):
+                await self._files.read(segment.place, memory.fd)
             segment.memory = memory
         except BaseException as error:
             self._store.put_back(memory)

@@ -15,6 +15,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from miniray.common.config import config
+from miniray.common.names import format_bytes
+from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
@@ -103,7 +105,8 @@ class Transfers:
             else:
                 segment = self._store.create(claim.size, 0, writer_of(key), self._node_id, room)
             arriving.segment = segment
-            await self._fill(segment, key, arriving)
+            with SPANS.timed("transfer", format_bytes(claim.size)):
+                await self._fill(segment, key, arriving)
         except BaseException:
             self.ended(key)
             if arriving.segment is not None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.accelerators import NodeAccelerators
+    from miniray.common.spans import Ring
     from miniray.common.specs import CommandSpec
     from miniray.node.base.head_client import HeadClient
     from miniray.node.base.template_client import TemplateClient
@@ -289,6 +290,8 @@ class Worker:
     environment: WorkerEnvironment | None = None
     template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
+    #: Its last calls that took long.
+    calls: Ring | None = None
     #: What the command of a submitted job prints, if it is one.
     command: CommandOutput | None = None
     #: Why this daemon has killed it, for the errors of those who lose its objects.
@@ -335,6 +338,20 @@ class Worker:
         logs = [output.log for output in reversed(self.outputs) if output.log is not None]
         written = [log.path for log in logs if log.has_lines()]
         return f"{ITS_LOG} {' and '.join(map(str, written))}." if written else ""
+
+    def keep_calls(self) -> str:
+        """Write its last long calls beside its log; return a sentence, empty if there were none."""
+        text = self.calls.as_text() if self.calls is not None else ""
+        log = self.outputs[-1].log if self.outputs else None
+        if not text or log is None:
+            return ""
+        path = log.path.with_suffix(".calls")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            logger.warning("the last calls of worker %d cannot be written: %s", self.pid, error)
+            return ""
+        return f"Its last calls above 1 ms are in {path}."
 
     @property
     def work(self) -> str:

@@ -260,6 +260,7 @@ class WorkerPool:
             await self._fork_command(lease, worker, file)
             return
         names = stdio.NamePage(file)
+        worker.calls = names.calls
         stdout = self._pipe(worker, names, is_stderr=False)
         stderr = self._pipe(worker, names, is_stderr=True)
         self.workers[worker.process_id] = worker

@@ -1,0 +1,134 @@
+"""What ran where and when, as Chrome trace events, for ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import operator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.runtime import current_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from miniray.common.spans import Span
+    from miniray.profiling.targets import Asks
+
+#: Seconds that nodes may take for their answers, beside what the recording takes.
+_PATIENCE = 10.0
+#: Seconds that a recording may take.
+LONGEST = 300.0
+_MICRO = 1e6
+Event = dict[str, Any]
+
+
+def timeline(filename: str | None = None) -> list[Event] | None:
+    """Return what the workers have run lately, as Chrome trace events: calls above 1 ms.
+
+    Each worker remembers its last 255 of them. ``miniray timeline --seconds 10 -o FILE`` records
+    all calls for a time, with what waits, transfers and spills.
+
+    Args:
+        filename: Where to write the events, as JSON, instead.
+    """
+    events, _ = record(current_runtime().head, 0.0)
+    if filename is None:
+        return events
+    Path(filename).write_text(json.dumps(events), encoding="utf-8")
+    return None
+
+
+def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
+    """Record what all processes do for some seconds; 0: return what they did lately.
+
+    Returns:
+        Trace events; and sentences on what is not among them.
+
+    Raises:
+        ValueError: It would take too long.
+    """
+    if not 0 <= seconds <= LONGEST:
+        raise ValueError(f"A timeline takes up to {LONGEST:g} seconds, not {seconds:g}.")
+    told = cluster.ask_nodes("timeline", (float(seconds),), seconds + _PATIENCE)
+    notes = [f"Node {node.hex()[:8]}: {why}." for node, _, why in told if why]
+    events: list[Event] = []
+    processes = []
+    for place, (node, answer, _) in enumerate(told, 1):
+        events.append(_named("process_name", place, 0, f"node {node.hex()[:8]}"))
+        for process in answer or ():
+            processes.append((place, process))
+            name = f"{process['name'] or 'worker'} (pid {process['pid']})"
+            if process["note"]:
+                notes.append(f"{name}: {process['note']}")
+            if process["left_out"]:
+                notes.append(f"{name}: {process['left_out']:,} more did not fit.")
+    return [*events, *_events(processes)], notes
+
+
+def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
+    """Yield the spans of processes, on tracks, with arrows from who called to what ran."""
+    submitted = {
+        (process["worker_id"], span[5][1]): (place, process, span[2])
+        for place, process in processes
+        for span in process["spans"]
+        if span[0] == "submit" and span[5] is not None
+    }
+    arrows = 0
+    for place, process in processes:
+        for lane, span in _in_lanes(each for each in process["spans"] if each[0] != "submit"):
+            kind, name, started, seconds, ok, of = span
+            track = _track(process, lane)
+            begin = _time(process, started)
+            yield _slice(kind, name, place, track, begin, seconds, {} if ok else {"failed": True})
+            made = submitted.get((of[0].hex(), of[1])) if of is not None else None
+            if made is None:
+                continue
+            arrows += 1
+            from_place, caller, when = made
+            at = min(_time(caller, when), begin)
+            from_track = _track(caller, 0)
+            yield _slice("submit", f"submit {name}", from_place, from_track, at, 1e-6, {})
+            ends = {"cat": "call", "name": "call", "id": arrows}
+            yield {**ends, "ph": "s", "pid": from_place, "tid": from_track, "ts": at}
+            yield {**ends, "ph": "f", "bp": "e", "pid": place, "tid": track, "ts": begin}
+        for lane in range(1 + max((lane for lane, _ in _in_lanes(process["spans"])), default=0)):
+            label = f"{process['name'] or 'worker'} (pid {process['pid']})"
+            yield _named("thread_name", place, _track(process, lane), label)
+
+
+def _in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
+    """Yield spans with a track each, on which they lie apart or within each other."""
+    lanes: list[list[float]] = []  # the ends of what is open there, the innermost last
+    for span in sorted(spans, key=lambda span: (span[2], -span[3])):
+        begin, end = span[2], span[2] + span[3]
+        for number, open_ends in enumerate(lanes):
+            while open_ends and open_ends[-1] <= begin:
+                open_ends.pop()
+            if not open_ends or open_ends[-1] >= end:
+                open_ends.append(end)
+                yield number, span
+                break
+        else:
+            lanes.append([end])
+            yield len(lanes) - 1, span
+
+
+def _slice(
+    kind: str, name: str, place: int, track: int, begin: float, seconds: float, args: Event
+) -> Event:
+    where = {"pid": place, "tid": track, "ts": begin, "dur": seconds * _MICRO}
+    return {"ph": "X", "cat": kind, "name": name, **where, "args": args}
+
+
+def _named(what: str, place: int, track: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": place, "tid": track, "args": {"name": name}}
+
+
+def _track(process: dict[str, Any], lane: int) -> int:
+    return operator.index(process["pid"]) * 1000 + lane
+
+
+def _time(process: dict[str, Any], when: float) -> float:
+    """Return a moment in microseconds since the epoch, by the clock of the process's machine."""
+    return float(process["ahead"] + when) * _MICRO
