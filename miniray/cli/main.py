@@ -15,6 +15,7 @@ import click
 from miniray.cli.dashboard import dashboard
 from miniray.cli.debug import debug
 from miniray.cli.job import job
+from miniray.cli.logs import logs_
 from miniray.cli.manifests import k8s, slurm
 from miniray.cli.memory import memory
 from miniray.cli.profile import profile, stack, timeline
@@ -140,6 +141,7 @@ main.add_command(get)
 main.add_command(job)
 main.add_command(k8s)
 main.add_command(list_)
+main.add_command(logs_)
 main.add_command(memory)
 main.add_command(profile)
 main.add_command(run)

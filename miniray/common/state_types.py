@@ -37,6 +37,8 @@ class NodeStatus(TypedDict):
     #: ``host`` or ``host:port`` that names the machine to a person.
     address: str
     hostname: str
+    #: Folder of its session on that machine; its logs are in ``logs``.
+    session_dir: str
     is_head: bool
     state: Literal["ALIVE", "DRAINING", "DEAD"]
     #: Totals and what is granted of them, by resource name.

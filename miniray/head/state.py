@@ -337,6 +337,7 @@ class ClusterState:
             node_id=node.name,
             address=node.host,
             hostname=node.hostname,
+            session_dir=node.session_dir,
             is_head=node.is_head_node,
             state=("DRAINING" if node.draining else "ALIVE") if node.alive else "DEAD",
             total=node.totals,

@@ -9,6 +9,7 @@ import glob
 import logging
 import os
 import re
+import time
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING
 
@@ -23,16 +24,20 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_NAME = 64
 
 
-def log_name(work: str, pid: int, worker_id: str, stream: str) -> str:
-    """Return the name of a log file: ``worker-Counter-4711-47e735193b1e62b0.err``.
+def log_name(work: str, pid: int, worker_id: str, actor_id: str = "") -> str:
+    """Return the name of a worker's log files without ``.out`` and ``.err``.
+
+    As ``worker-Counter-4711-20261124-221733-47e735193b1e62b0-ACTOR``.
 
     Args:
-        work: Class of the worker's actor, or ``task``.
+        work: Class of the worker's actor, or the task for which it was started.
         pid: Of the worker.
         worker_id: Hex id of the worker.
-        stream: ``out`` or ``err``.
+        actor_id: Hex id of its actor; empty if it runs tasks.
     """
-    return f"worker-{_UNSAFE.sub('_', work)[:_MAX_NAME]}-{pid}-{worker_id}.{stream}"
+    began = time.strftime("%Y%m%d-%H%M%S")
+    name = f"worker-{_UNSAFE.sub('_', work)[:_MAX_NAME]}-{pid}-{began}-{worker_id}"
+    return f"{name}-{actor_id}" if actor_id else name
 
 
 class LogFile:

@@ -152,7 +152,7 @@ class CallLoop:
             self._free += 1
             if self._waiting and self._free > 0 and not self._ended:
                 _, first = self._waiting.popitem(last=False)
-            self._start(first)
+                self._start(first)
 
     def _flush_soon(self) -> None:
         self._flushing = True

@@ -627,11 +627,14 @@ def test_the_error_of_a_process_that_died_names_its_log_file(
         except miniray.exceptions.MinirayError as error:
             print(error)
         """).lines
-    [(path, name)] = re.findall(
-        r"Its log is (\S+/worker-(\w+)-\d+-[0-9a-f]{16}\.err)\.", "".join(lines)
+    [(path, name, pid, told)] = re.findall(
+        r"Its log is (\S+/worker-(\w+)-(\d+)-\d+-\d+-[0-9a-f-]+\.err): `miniray logs (\d+)`",
+        "".join(lines),
     )
-    assert name == ("task" if call.startswith("crash") else "Crasher")
-    assert Path(path).read_text() == "last words\n"
+    assert name == ("crash" if call.startswith("crash") else "Crasher")
+    assert pid == told
+    written = Path(path).read_text()
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d [\d:.]+ \[{name}\] last words\n", written)
 
 
 def test_the_error_of_a_process_that_died_in_silence_names_no_log_file(nodes: Cluster) -> None:

@@ -15,6 +15,7 @@ import pytest
 from cluster_helpers import wait_for_file
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from train_helpers import printed
 
 from miniray import train
 from miniray.train import (
@@ -255,8 +256,8 @@ def test_the_folder_of_a_run_holds_its_configuration_metrics_and_output(
     assert (path / "metrics.csv").read_text().startswith("number,time,checkpoint,loss,eval/acc")
     for rank in range(2):
         logs = path / "logs" / "attempt_001"
-        assert (logs / f"rank_{rank}.out").read_text() == f"rank {rank} says hello\n"
-        assert (logs / f"rank_{rank}.err").read_text() == "and warns\n"
+        assert printed(logs / f"rank_{rank}.out") == f"rank {rank} says hello\n"
+        assert printed(logs / f"rank_{rank}.err") == "and warns\n"
     fit(loop, {"lr": 0.1}, name="kept")
     assert (path / "logs" / "attempt_002" / "rank_1.out").exists()
     assert Result.from_path(path).metrics_dataframe.shape == (2, 2)
@@ -272,7 +273,7 @@ def test_the_output_of_a_rank_that_was_killed_is_kept(fit: Any, tmp_path: Path) 
     with pytest.raises(WorkerGroupError):
         fit(loop, name="killed")
     logs = tmp_path / "results" / "killed" / "logs" / "attempt_001"
-    assert (logs / "rank_1.out").read_text() == "the last words\n"
+    assert printed(logs / "rank_1.out") == "the last words\n"
 
 
 class OwnFolder(DirFileSystem):  # type: ignore[misc]

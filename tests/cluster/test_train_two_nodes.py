@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_cluster import running_cluster
+from train_helpers import printed
 
 import miniray
 from miniray import train
@@ -50,7 +51,7 @@ def test_ranks_of_two_nodes_share_checkpoints_values_and_the_folder_of_their_out
     result = fit(loop, {"folder": str(tmp_path)}, workers=4, name="run")
     assert result.return_value == {"files": [f"shard{rank}" for rank in range(4)]}
     logs = tmp_path / "results" / "run" / "logs" / "attempt_001"
-    assert [(logs / f"rank_{rank}.out").read_text() for rank in range(4)] == [
+    assert [printed(logs / f"rank_{rank}.out") for rank in range(4)] == [
         f"rank {rank} on node {rank // 2}\n" for rank in range(4)
     ]
 

@@ -41,3 +41,9 @@ def fit_in(folder: Path) -> Callable[..., Result]:
         return result
 
     return run
+
+
+def printed(log: Path) -> str:
+    """Return what a log file of a rank holds, without the times and names of its lines."""
+    lines = log.read_text().splitlines()
+    return "".join(line.partition("] ")[2] + "\n" for line in lines)

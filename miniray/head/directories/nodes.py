@@ -48,6 +48,8 @@ class ClusterNode:
     #: Where other daemons dial it.
     address: str
     socket_path: str
+    #: Of its session, where its logs are.
+    session_dir: str
     is_head_node: bool
     #: Nothing is placed there.
     drivers_only: bool
@@ -89,6 +91,7 @@ class ClusterNode:
             hostname=hello.hostname,
             address=hello.address,
             socket_path=hello.socket_path,
+            session_dir=hello.session_dir,
             is_head_node=hello.is_head_node,
             drivers_only=hello.drivers_only,
             totals={**scalars, **counts},

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
@@ -20,6 +21,7 @@ from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE, J
 from miniray.common.log_lines import LineSplitter, LogLine, bar_row
 from miniray.common.specs import GrantedLease
 from miniray.exceptions import ITS_LOG, JobError
+from miniray.logs.log_files import stamped
 from miniray.node.workers.template import WORKER_VARIABLE
 from miniray.system.log_file import LogFile
 from miniray.worker.stdio import has_unread
@@ -54,6 +56,7 @@ class OutputPipe:
     ) -> None:
         #: The file of its lines, from ``begin`` on.
         self.log: LogFile | None = None
+        self._default = ""
         self._running = running
         self._on_lines = on_lines
         self._splitter = LineSplitter()
@@ -67,8 +70,9 @@ class OutputPipe:
         """The number and the name under which the worker writes; ``(0, "")`` before the first."""
         return max(self._running(), self._splitter.named)
 
-    def begin(self, path: Path) -> None:
-        self.log = LogFile(path)
+    def begin(self, path: Path, default: str) -> None:
+        """Read what is written, into a file; ``default`` is the name until the worker has one."""
+        self.log, self._default = LogFile(path), default
         self._loop.add_reader(self._read, self._on_readable)
 
     def _on_readable(self) -> None:
@@ -97,7 +101,12 @@ class OutputPipe:
     def _pass_on(self, lines: list[LogLine]) -> None:
         if not lines or self.log is None:
             return
-        finished = "".join(f"{line.text}\n" for line in lines if bar_row(line.text) is None)
+        now = time.time()
+        finished = "".join(
+            stamped(now, line.name or self._default, line.text)
+            for line in lines
+            if bar_row(line.text) is None
+        )
         if finished:
             self.log.write(finished)
         self._on_lines(lines)
@@ -334,10 +343,12 @@ class Worker:
         return "" if log is None else str(log.path)
 
     def where_log_is(self) -> str:
-        """Return a sentence that names its logs; empty if it wrote nothing."""
+        """Return a sentence that names its logs and what shows them; empty if it wrote nothing."""
         logs = [output.log for output in reversed(self.outputs) if output.log is not None]
         written = [log.path for log in logs if log.has_lines()]
-        return f"{ITS_LOG} {' and '.join(map(str, written))}." if written else ""
+        if not written:
+            return ""
+        return f"{ITS_LOG} {' and '.join(map(str, written))}: `miniray logs {self.pid}` shows it."
 
     def keep_calls(self) -> str:
         """Write its last long calls beside its log; return a sentence, empty if there were none."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
 from miniray.common.ids import new_id
+from miniray.common.names import short_name
 from miniray.common.process_state import is_dying, require_room
 from miniray.exceptions import (
     ActorUnschedulableError,
@@ -267,10 +268,11 @@ class WorkerPool:
         lease.worker = worker
         template = worker.template = self._templates.get(*preload(lease, python))
         worker.pid = await template.fork(file, stdout.write_end, stderr.write_end)
-        work = "task" if lease.actor_id is None else lease.name
-        for output, stream in ((stdout, "out"), (stderr, "err")):
-            name = log_name(work, worker.pid, worker.process_id.hex(), stream)
-            output.begin(self._logs / name)
+        actor = lease.actor_id.hex() if lease.actor_id is not None else ""
+        work = short_name(lease.name)
+        name = log_name(work, worker.pid, worker.process_id.hex(), actor)
+        stdout.begin(self._logs / f"{name}.out", work)
+        stderr.begin(self._logs / f"{name}.err", work)
 
     async def _fork_command(self, lease: NodeLease, worker: Worker, file: int) -> None:
         """Have the first template start the command of a job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,8 +54,9 @@ def test_a_write_that_is_larger_than_the_limit_is_not_cut(
 
 
 def test_a_class_of_any_name_gives_a_file_name() -> None:
-    assert log_name("Outer.Inner", 7, "ab", "err") == "worker-Outer.Inner-7-ab.err"
-    name = log_name("../\x1b[2J\0é" + "x" * 500, 7, "ab", "out")
+    name = log_name("Outer.Inner", 7, "ab", "cd")
+    assert re.fullmatch(r"worker-Outer\.Inner-7-\d{8}-\d{6}-ab-cd", name)
+    name = log_name("../\x1b[2J\0é" + "x" * 500, 7, "ab")
     assert name.startswith("worker-.._")
     assert name.isascii()
     assert name.isprintable()

@@ -1,0 +1,159 @@
+"""`miniray logs`: what processes have printed, on all nodes, of those that are gone too."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from miniray.cli.parsing import cluster_options
+from miniray.common.names import printable
+from miniray.logs.log_files import MOST_LINES, LogQuery
+from miniray.util.logs import Logs, follow, logs, of_folder, whose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from miniray.cli.services import Services
+    from miniray.util.logs import LineOfNode
+
+#: Seconds between two looks of `--follow`.
+_EVERY = 0.3
+_SINCE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])\Z")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d", "%H:%M")
+
+
+def since_of(text: str, now: float) -> float:
+    """Return the moment that ``10m``, ``14:30`` or ``2026-11-24 14:30`` means.
+
+    Raises:
+        click.BadParameter: It means none.
+    """
+    match = _SINCE.match(text.strip())
+    if match is not None:
+        return now - float(match[1]) * _SECONDS[match[2]]
+    for form in _TIMES:
+        with contextlib.suppress(ValueError):
+            given = time.strptime(text.strip(), form)
+            if form == "%H:%M":
+                today = time.localtime(now)
+                given = time.struct_time((*today[:3], *given[3:5], 0, *today[6:]))
+            return time.mktime(given)
+    raise click.BadParameter(
+        f"{text!r} is no time. Write 30s, 10m, 2h, 1d, 14:30 or '2026-11-24 14:30'.",
+        param_hint="'--since'",
+    )
+
+
+@click.command("logs")
+@click.argument("of", metavar="[NAME|ACTOR|PID|RUN]", required=False)
+@cluster_options
+@click.option("-f", "--follow", "goes_on", is_flag=True, help="Go on with what is printed next.")
+@click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only.")
+@click.option(
+    "-n",
+    "--tail",
+    type=click.IntRange(1, MOST_LINES),
+    default=200,
+    show_default=True,
+    help="How many of the last lines.",
+)
+@click.option("--grep", default="", metavar="REGEX", help="Only lines that match; nodes search.")
+@click.option("--since", metavar="TIME", help="Only lines since then: 10m, 14:30, a date.")
+@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
+@click.pass_obj
+def logs_(
+    services: Services, /, of: str | None, address: str | None, token_file: str | None, **how: Any
+) -> None:
+    """Show what workers have printed: all, or those of a name.
+
+    A name is that of an actor (name, id or class), a task, a training run, a pid (or NODE:PID), or
+    `head` or `node` for the logs of miniray itself. Ended processes and lost nodes are among them;
+    without a running cluster, those of the last one of this machine.
+    """
+    from miniray.profiling.targets import TargetError
+    from miniray.system.session import find_clusters
+
+    since = since_of(how["since"], time.time()) if how["since"] else 0.0
+    query = LogQuery(tail=how["tail"], grep=how["grep"], since=since)
+    show = _as_json if how["as_json"] else _as_text
+    try:
+        connection = services.connect(address, token_file)
+    except ConnectionError:
+        folder = _last_session() if address is None and not find_clusters() else None
+        if folder is None:
+            raise
+        click.echo(f"No cluster is running; these are the logs in {folder}.", err=True)
+        _show(of_folder(folder, _offline(query, of)), show, of)
+        return
+    with contextlib.closing(connection), contextlib.suppress(KeyboardInterrupt):
+        try:
+            wanted = whose(connection, of, how["rank"], query)
+            found = logs(connection, wanted)
+        except (TargetError, ValueError) as error:
+            raise click.ClickException(str(error)) from None
+        _show(found, show, None if how["goes_on"] else of)
+        while how["goes_on"]:
+            time.sleep(_EVERY)
+            found = follow(connection, wanted, found)
+            _show(found, show, None)
+
+
+def _show(found: Logs, show: Callable[[LineOfNode], str], of: str | None) -> None:
+    for each in found.lines:
+        click.echo(show(each))
+    for note in found.notes:
+        click.echo(printable(note), err=True)
+    if of is not None and not found.lines:
+        raise click.ClickException(
+            f"Nothing was printed by {of!r}. It is the name, id or class of an actor, a task, a "
+            "training run, a pid, NODE:PID, `head` or `node`. `miniray list workers` lists workers."
+        )
+
+
+def _as_text(each: LineOfNode) -> str:
+    line = each.line
+    who = line.name if not line.pid else f"{line.name} pid={line.pid}"
+    where = f", node={each.node[:8]}" if each.node else ""
+    # Colours and bars are the user's; what else could steer a terminal is not.
+    return f"{line.time} ({printable(who)}{where}) {_safe(line.text)}"
+
+
+def _as_json(each: LineOfNode) -> str:
+    return json.dumps({"node_id": each.node, **each.line._asdict()})
+
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m|\t)")
+
+
+def _safe(text: str) -> str:
+    """Return a line of which only colours and tabs reach the terminal as they are."""
+    if text.isprintable():
+        return text
+    parts = _COLOUR.split(text)
+    return "".join(part if index % 2 else printable(part) for index, part in enumerate(parts))
+
+
+def _last_session() -> Path | None:
+    """Return the folder of the logs of this user's last session on this machine."""
+    from miniray.system.session import user_root
+
+    folders = [path for path in user_root().glob("session_*/logs") if any(path.iterdir())]
+    return max(folders, key=lambda path: path.parent.name, default=None)
+
+
+def _offline(query: LogQuery, of: str | None) -> LogQuery:
+    """Return the query when there is no cluster that knows actors and runs."""
+    if of is None:
+        return query
+    pid = of.rpartition(":")[2]
+    if pid.isdigit():
+        return dataclasses.replace(query, pids=(int(pid),))
+    return dataclasses.replace(query, names=(of,), actors=(of,))

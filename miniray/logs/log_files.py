@@ -1,0 +1,274 @@
+"""Reading log files of a node: the end first, never more of them than was asked for.
+
+Used by daemons, and by commands for what is on their own machine. Log files of workers have names
+that say what ran (``log_name``, ``system/log_file.py``), and lines that begin with a time and the
+name of the task or actor that wrote them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+#: Bytes that are read at once, searched in all files together, and returned, at most.
+_BLOCK, _MOST_SEARCHED, _MOST_RETURNED = 256 * 1024, 512 << 20, 4 << 20
+#: Characters of a line that are returned.
+_MOST_OF_LINE = 16 * 1024
+#: Lines that are returned at most, and files that are looked at: the latest.
+MOST_LINES, MOST_FILES = 100_000, 10_000
+_WORKER = re.compile(
+    r"worker-(?P<work>.+)-(?P<pid>\d+)-(?P<time>\d{8}-\d{6})-(?P<worker>[0-9a-f]{16})"
+    r"(?:-(?P<actor>[0-9a-f]{32}))?\.(?P<stream>out|err)(?P<older>\.\d+)?$"
+)
+_RANK = re.compile(r"rank_(?P<rank>\d+)\.(?P<stream>out|err)$")
+_OWN = re.compile(r"(?P<work>head|node)\.log(?P<older>\.\d+)?$")
+#: Time and name at the beginning of a line of a worker, and time of one of a daemon.
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:\[(.*?)\] )?")
+
+
+def stamp(now: float) -> str:
+    """Return a time as lines of logs begin with: ``2026-11-24 22:17:33.123``."""
+    seconds, milliseconds = divmod(int(now * 1000), 1000)
+    local = time.localtime(seconds)
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}.{milliseconds:03d}"
+
+
+def stamped(now: float, name: str, text: str) -> str:
+    """Return a line of a worker as its log file has it."""
+    return f"{stamp(now)} [{name}] {text}\n"
+
+
+class LogLineRead(NamedTuple):
+    """A line, as it travels."""
+
+    #: As ``stamp`` writes it; empty if neither the line nor one before it has one.
+    time: str
+    #: The task or actor that wrote it, or ``head`` or ``node``.
+    name: str
+    pid: int
+    #: out, err or log.
+    stream: str
+    text: str
+
+
+def order(line: LogLineRead) -> tuple[str, int, bool]:
+    """Return what lines are in the order of: what a process wrote at one time stays together."""
+    return line.time, line.pid, line.stream == "err"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines are wanted."""
+
+    #: Names of tasks and actors, or ``head`` and ``node``; none: of all workers.
+    names: Sequence[str] = ()
+    pids: Sequence[int] = ()
+    #: Ids in hex.
+    actors: Sequence[str] = ()
+    #: How many of the last lines.
+    tail: int = 100
+    #: A regular expression that lines match; empty: any.
+    grep: str = ""
+    #: Seconds since the epoch; 0: from the beginning.
+    since: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogFound:
+    """A log file and what its name says."""
+
+    path: Path
+    work: str
+    pid: int
+    actor: str
+    stream: str
+    modified: float
+    size: int
+
+    @property
+    def of_tasks(self) -> bool:
+        """Whether different tasks wrote to it, which its name does not tell."""
+        return self.pid > 0 and not self.actor
+
+
+def found_in(folder: Path) -> list[LogFound]:
+    """Return the log files in a folder, those that were written last first."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            match = _WORKER.match(entry.name) or _OWN.match(entry.name) or _RANK.match(entry.name)
+            if match is None:
+                continue
+            part = match.groupdict()
+            info = entry.stat()
+            found.append(
+                LogFound(
+                    Path(entry.path),
+                    part.get("work") or f"rank {part.get('rank')}",
+                    int(part.get("pid") or 0),
+                    part.get("actor") or "",
+                    part.get("stream") or "log",
+                    info.st_mtime,
+                    info.st_size,
+                )
+            )
+    return sorted(found, key=lambda file: file.modified, reverse=True)[:MOST_FILES]
+
+
+def read(folder: Path, query: LogQuery) -> dict[str, Any]:
+    """Return the last lines that are wanted, in the order of their times.
+
+    Returns:
+        ``lines`` (each a ``LogLineRead``), ``more`` (whether there may be earlier ones), ``ends``
+        (the size of each file, for ``read_on``).
+
+    Raises:
+        ValueError: The regular expression is none.
+    """
+    wanted = _pattern(query.grep)
+    since = stamp(query.since) if query.since else ""
+    tail = max(1, min(query.tail, MOST_LINES))
+    budget = _Budget()
+    lines: list[LogLineRead] = []
+    files = found_in(folder)
+    more = False
+    for file in files:
+        if not _may_have(file, query) or file.modified < query.since:
+            continue
+        # No file that is written to later can have later lines than those that are there already.
+        if len(lines) >= tail and stamp(file.modified) < lines[0].time:
+            more = True
+            continue
+        of_file: list[LogLineRead] = []
+        for line in _backwards(file, budget):
+            if since and line.time and line.time < since:
+                break
+            if _fits(line, file, query) and (wanted is None or wanted.search(line.text)):
+                of_file.append(line)
+                if len(of_file) > tail:
+                    break
+        lines = sorted([*lines, *reversed(of_file)], key=order)
+        more = more or len(lines) > tail or budget.left <= 0
+        lines = lines[-tail:]
+    kept = _limited(lines)
+    return {
+        "lines": [tuple(line) for line in kept],
+        "more": more or len(kept) < len(lines),
+        "ends": {file.path.name: file.size for file in files},
+    }
+
+
+def read_on(folder: Path, query: LogQuery, ends: Mapping[str, int]) -> dict[str, Any]:
+    """Return the lines that were written since ``read``, or since the last call of this.
+
+    Args:
+        folder: Of the log files.
+        query: As for ``read``; its ``tail`` and ``since`` do not count.
+        ends: What that returned.
+    """
+    wanted = _pattern(query.grep)
+    lines: list[LogLineRead] = []
+    now: dict[str, int] = {}
+    left = _MOST_RETURNED
+    for file in found_in(folder):
+        name = file.path.name
+        begin = ends.get(name, 0)
+        if file.path.suffix[1:].isdigit() and name not in ends:
+            now[name] = file.size  # it was rotated: its lines were read under its earlier name
+            continue
+        if begin > file.size:
+            begin = 0  # a new file of that name
+        now[name] = begin
+        if begin == file.size or left <= 0 or not _may_have(file, query):
+            now[name] = begin if _may_have(file, query) else file.size
+            continue
+        with file.path.open("rb") as opened:
+            opened.seek(begin)
+            data = opened.read(min(_BLOCK, left))
+        whole = data.rfind(b"\n") + 1
+        now[name], left = begin + whole, left - whole
+        lines += [
+            line
+            for line in _parsed(data[:whole], file)
+            if _fits(line, file, query) and (wanted is None or wanted.search(line.text))
+        ]
+    lines.sort(key=order)
+    return {"lines": [tuple(line) for line in _limited(lines)], "more": False, "ends": now}
+
+
+@dataclasses.dataclass(slots=True)
+class _Budget:
+    """Bytes that may still be searched."""
+
+    left: int = _MOST_SEARCHED
+
+
+def _pattern(grep: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(grep) if grep else None
+    except re.error as error:
+        raise ValueError(f"{grep!r} is no regular expression: {error}.") from None
+
+
+def _may_have(file: LogFound, query: LogQuery) -> bool:
+    """Return whether a file may have lines that are wanted."""
+    chosen = query.names or query.pids or query.actors
+    if not chosen:
+        return file.pid > 0
+    if file.pid in query.pids or (file.actor and file.actor in query.actors):
+        return True
+    return any(file.work == name or file.of_tasks for name in query.names)
+
+
+def _fits(line: LogLineRead, file: LogFound, query: LogQuery) -> bool:
+    """Return whether a line of a file that may have some is one of them."""
+    by_file = file.pid in query.pids or (file.actor and file.actor in query.actors)
+    return bool(by_file or not query.names or not file.of_tasks or line.name in query.names)
+
+
+def _backwards(file: LogFound, budget: _Budget) -> Iterator[LogLineRead]:
+    """Yield the lines of a file, the last first, reading no more than is taken."""
+    with file.path.open("rb") as opened:
+        at, rest = file.size, b""
+        while at > 0 and budget.left > 0:
+            size = min(_BLOCK, at)
+            at -= size
+            budget.left -= size
+            opened.seek(at)
+            data = opened.read(size) + rest
+            begin = 0 if at == 0 else data.find(b"\n") + 1
+            if at and not begin and len(data) < 4 * _BLOCK:
+                rest = data
+                continue
+            rest = data[:begin]
+            yield from reversed(list(_parsed(data[begin:], file)))
+
+
+def _parsed(data: bytes, file: LogFound) -> Iterator[LogLineRead]:
+    """Yield the lines of a piece of a file; lines without a time have that of the one before."""
+    when, name = "", file.work
+    for text in data.decode(errors="replace").splitlines():
+        match = _STAMPED.match(text)
+        if match is not None:
+            when, name = match[1].replace(",", "."), match[2] or file.work
+            text = text[match.end() :]  # noqa: PLW2901
+        yield LogLineRead(when, name, file.pid, file.stream, text[:_MOST_OF_LINE])
+
+
+def _limited(lines: Iterable[LogLineRead]) -> list[LogLineRead]:
+    """Return as many of the last lines as an answer may have."""
+    kept: list[LogLineRead] = []
+    size = 0
+    for line in reversed(list(lines)):
+        size += len(line.text) + 64
+        if size > _MOST_RETURNED:
+            break
+        kept.append(line)
+    return kept[::-1]

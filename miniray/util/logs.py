@@ -1,0 +1,184 @@
+"""Lines of logs from all nodes of a cluster, and from nodes of this machine that are gone.
+
+Responsible for whose lines are meant, and for one order of those of several nodes; each node reads
+and searches its own files (``logs/log_files.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.logs.log_files import LogLineRead, LogQuery, order, read, read_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.client.command_connection import CommandConnection
+    from miniray.common.runtime import RuntimeHead
+
+    Source = RuntimeHead | CommandConnection
+
+#: Seconds that nodes may take to search their files.
+_PATIENCE = 30.0
+#: Hex digits that may stand for an actor's id, at least; digits of a pid, at most.
+_SHORTEST_ID, _LONGEST_PID = 6, 7
+
+
+class LineOfNode(NamedTuple):
+    """A line of a log, and whose it is."""
+
+    #: Hex id of the node; empty: of this machine.
+    node: str
+    line: LogLineRead
+
+
+@dataclasses.dataclass(slots=True)
+class Logs:
+    """Lines of several nodes, in the order of their times."""
+
+    lines: list[LineOfNode] = dataclasses.field(default_factory=list)
+    #: Whether there may be more than these.
+    more: bool = False
+    #: Sentences on nodes whose logs are missing.
+    notes: list[str] = dataclasses.field(default_factory=list)
+    #: For ``follow``: what was read of each node's files.
+    ends: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+
+    def add(self, node: str, found: dict[str, Any]) -> None:
+        """Add what a node has found."""
+        self.lines += [LineOfNode(node, LogLineRead(*line)) for line in found["lines"]]
+        self.more = self.more or found["more"]
+        self.ends[node] = dict(found["ends"])
+
+    def sorted(self, tail: int) -> Logs:
+        """Return these with the last lines only, in order."""
+        lines = sorted(self.lines, key=lambda each: order(each.line))
+        more = self.more or len(lines) > tail
+        return dataclasses.replace(self, lines=lines[-tail:], more=more)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose lines are meant: the fields of a ``LogQuery``, and nodes (none: all)."""
+
+    query: LogQuery
+    nodes: tuple[str, ...] = ()
+
+
+def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> Whose:
+    """Return the query for what a person calls a process.
+
+    Args:
+        source: The cluster.
+        of: ``head``, ``node``, a pid, ``NODE:PID``, the id (or its first digits), name or class of
+            an actor, a task, or a training run; None: all workers.
+        rank: Of a run.
+        query: What else is asked.
+
+    Raises:
+        TargetError: A run has no such rank, or no node is called so.
+    """
+    from miniray.profiling.looks import ask_of
+    from miniray.profiling.targets import TargetError, find
+
+    if of is None:
+        return Whose(query)
+    node, _, pid = of.rpartition(":")
+    if pid.isdigit() and len(pid) <= _LONGEST_PID:
+        nodes = [each["node_id"] for each in source.listing("node_states") if node]
+        meant = tuple(each for each in nodes if each.startswith(node))
+        if node and not meant:
+            raise TargetError(f"No node has an id that begins with {node}.")
+        return Whose(dataclasses.replace(query, pids=(int(pid),)), meant)
+    actors = source.listing("actors")
+    known = [
+        each["actor_id"]
+        for each in actors
+        if each["name"] == of or (len(of) >= _SHORTEST_ID and each["actor_id"].startswith(of))
+    ]
+    if known:
+        return Whose(dataclasses.replace(query, actors=tuple(known)))
+    named = Whose(dataclasses.replace(query, names=(of,)))
+    if any(each["class_name"] == of for each in actors):
+        return named
+    try:
+        targets = find(source, of)
+    except TargetError:
+        if rank is not None:
+            raise
+        return named
+    pids = [pid for each in targets.pids.values() for pid in each]
+    if rank is not None:
+        told, _ = ask_of(source, "stack", targets, (), 1.0)
+        pids = [each["pid"] for each in told if each["rank"] == rank]
+        if not pids:
+            raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
+    return Whose(dataclasses.replace(query, pids=tuple(pids)), tuple(targets.pids))
+
+
+def logs(source: Source, wanted: Whose) -> Logs:
+    """Return the last lines that are wanted, of all nodes, of those that are gone too.
+
+    Raises:
+        ValueError: The regular expression is none.
+    """
+    query = wanted.query
+    found = Logs()
+    for node in source.listing("node_states"):
+        if node["state"] == "DEAD" and (not wanted.nodes or node["node_id"] in wanted.nodes):
+            _add_dead(found, node, query)
+    _ask(source, wanted, found, lambda _node: None)
+    return found.sorted(query.tail)
+
+
+def follow(source: Source, wanted: Whose, before: Logs) -> Logs:
+    """Return the lines that came after those of an earlier call."""
+    found = Logs(ends=dict(before.ends))
+    _ask(source, wanted, found, lambda node: before.ends.get(node, {}))
+    return found.sorted(len(found.lines) or 1)
+
+
+def _ask(
+    source: Source, wanted: Whose, found: Logs, ends: Callable[[str], dict[str, int] | None]
+) -> None:
+    fields = dataclasses.asdict(wanted.query)
+    nodes = wanted.nodes or [
+        each["node_id"] for each in source.listing("node_states") if each["state"] != "DEAD"
+    ]
+    known = {node: ends(node) for node in nodes}
+    same = None if all(each is None for each in known.values()) else known
+    for node, answer, missing in source.ask_nodes(
+        "logs", (fields, same), _PATIENCE, [bytes.fromhex(each) for each in nodes]
+    ):
+        if not missing:
+            found.add(node.hex(), answer)
+        elif missing.startswith("ValueError: "):
+            raise ValueError(missing.partition(": ")[2])
+        else:
+            found.notes.append(f"Node {node.hex()[:8]}: {missing}.")
+
+
+def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
+    """Read the logs of a node that is gone, where they are on this machine."""
+    folder = Path(node["session_dir"], "logs")
+    name = node["node_id"]
+    if node["hostname"] == os.uname().nodename and folder.is_dir():
+        found.add(name, read(folder, query))
+        return
+    found.notes.append(
+        f"Node {name[:8]} is gone ({node['reason']}); its logs are on {node['hostname']} in "
+        f"{folder}."
+    )
+
+
+def of_folder(folder: Path, query: LogQuery, before: Logs | None = None) -> Logs:
+    """Return lines of one folder of log files on this machine; those since ``before``, if given."""
+    found = Logs()
+    if before is None:
+        found.add("", read(folder, query))
+        return found.sorted(query.tail)
+    found.add("", read_on(folder, query, before.ends.get("", {})))
+    return found.sorted(len(found.lines) or 1)

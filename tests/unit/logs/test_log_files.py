@@ -1,0 +1,127 @@
+"""Log files are read from their ends, and searched where they are."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from miniray.logs import log_files
+from miniray.logs.log_files import LogLineRead, LogQuery, read, read_on, stamped
+from miniray.system.log_file import log_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKER, ACTOR = "ab" * 8, "cd" * 16
+NOON = 1_800_000_000.0
+
+
+def write(
+    folder: Path, work: str, pid: int, lines: list[tuple[float, str, str]], **how: str
+) -> Path:
+    name = log_name(work, pid, f"{pid:016x}", how.get("actor", ""))
+    path = folder / f"{name}.{how.get('stream', 'out')}"
+    with path.open("a") as file:
+        file.writelines(stamped(NOON + at, who, text) for at, who, text in lines)
+    os.utime(path, (NOON + lines[-1][0], NOON + lines[-1][0]))
+    return path
+
+
+def texts(found: dict[str, list[tuple[str, str, int, str, str]]]) -> list[str]:
+    return [LogLineRead(*line).text for line in found["lines"]]
+
+
+def test_lines_of_several_files_come_in_the_order_of_their_times(tmp_path: Path) -> None:
+    write(tmp_path, "f", 1, [(0, "f", "one"), (2, "f", "three")])
+    write(tmp_path, "Counter", 2, [(1, "Counter", "two")], actor=ACTOR)
+    found = read(tmp_path, LogQuery())
+    assert texts(found) == ["one", "two", "three"]
+    assert not found["more"]
+    assert texts(read(tmp_path, LogQuery(tail=2))) == ["two", "three"]
+    assert read(tmp_path, LogQuery(tail=2))["more"]
+
+
+def test_only_the_end_of_a_large_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "f", 1, [(at, "f", f"line {at}") for at in range(100_000)])
+    assert path.stat().st_size > 3_000_000
+    read_bytes = 0
+    of_file = log_files._parsed
+
+    def counted(data: bytes, file: log_files.LogFound) -> object:
+        nonlocal read_bytes
+        read_bytes += len(data)
+        return of_file(data, file)
+
+    monkeypatch.setattr(log_files, "_parsed", counted)
+    assert texts(read(tmp_path, LogQuery(tail=3))) == ["line 99997", "line 99998", "line 99999"]
+    assert read_bytes <= 2 * log_files._BLOCK
+
+
+def test_lines_longer_than_a_block_are_whole_and_cut_for_the_answer(tmp_path: Path) -> None:
+    long = "x" * (log_files._BLOCK + 1000)
+    write(tmp_path, "f", 1, [(0, "f", "before"), (1, "f", long), (2, "f", "after")])
+    before, cut, after = texts(read(tmp_path, LogQuery()))
+    assert (before, after) == ("before", "after")
+    assert cut == long[: log_files._MOST_OF_LINE]
+
+
+def test_a_search_finds_what_is_far_from_the_end(tmp_path: Path) -> None:
+    write(tmp_path, "f", 1, [(at, "f", f"line {at}") for at in range(50_000)])
+    assert texts(read(tmp_path, LogQuery(grep=r"line 1{5}$"))) == ["line 11111"]
+    with pytest.raises(ValueError, match="'\\[' is no regular expression"):
+        read(tmp_path, LogQuery(grep="["))
+
+
+def test_lines_before_a_time_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "f", 1, [(0, "f", "old"), (10, "f", "new")])
+    write(tmp_path, "g", 2, [(0, "g", "ancient")])
+    assert texts(read(tmp_path, LogQuery(since=NOON + 5))) == ["new"]
+
+
+def test_a_worker_of_several_tasks_gives_each_its_lines(tmp_path: Path) -> None:
+    write(tmp_path, "f", 1, [(0, "f", "of f"), (1, "g", "of g")])
+    write(tmp_path, "Counter", 2, [(2, "<renamed>", "of an actor")], actor=ACTOR)
+    assert texts(read(tmp_path, LogQuery(names=("g",)))) == ["of g"]
+    assert texts(read(tmp_path, LogQuery(names=("Counter",)))) == ["of an actor"]
+    assert texts(read(tmp_path, LogQuery(actors=(ACTOR,)))) == ["of an actor"]
+    assert texts(read(tmp_path, LogQuery(pids=(1,)))) == ["of f", "of g"]
+    assert texts(read(tmp_path, LogQuery(pids=(3,)))) == []
+
+
+def test_logs_of_daemons_are_shown_when_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "head.log").write_text(
+        "2026-11-24 22:17:33,123 ERROR miniray.head: it failed\nTraceback\n  why\n"
+    )
+    write(tmp_path, "f", 1, [(0, "f", "of a task")])
+    assert texts(read(tmp_path, LogQuery())) == ["of a task"]
+    found = read(tmp_path, LogQuery(names=("head",)))
+    assert texts(found) == ["ERROR miniray.head: it failed", "Traceback", "  why"]
+    assert {LogLineRead(*line).time for line in found["lines"]} == {"2026-11-24 22:17:33.123"}
+
+
+def test_what_is_followed_comes_once_and_whole(tmp_path: Path) -> None:
+    path = write(tmp_path, "f", 1, [(0, "f", "one")])
+    found = read(tmp_path, LogQuery(names=("f",)))
+    with path.open("a") as file:
+        file.write(stamped(NOON, "f", "two") + "2026-11-24 half a li")
+    more = read_on(tmp_path, LogQuery(names=("f",)), found["ends"])
+    assert texts(more) == ["two"]
+    with path.open("a") as file:
+        file.write("ne\n")
+    write(tmp_path, "f", 2, [(3, "f", "of a new process")])
+    last = read_on(tmp_path, LogQuery(names=("f",)), more["ends"])
+    assert sorted(texts(last)) == ["2026-11-24 half a line", "of a new process"]
+    assert not read_on(tmp_path, LogQuery(names=("f",)), last["ends"])["lines"]
+
+
+def test_what_a_process_wrote_at_one_time_stays_together(tmp_path: Path) -> None:
+    trace = ["Traceback (most recent call last):", "  somewhere", "ValueError: no"]
+    for pid in (1, 2):
+        write(tmp_path, "f", pid, [(0, "f", f"{pid} {line}") for line in trace], stream="err")
+    assert texts(read(tmp_path, LogQuery())) == [
+        f"{pid} {line}" for pid in (1, 2) for line in trace
+    ]
