@@ -63,6 +63,8 @@ class ActorClient(Channel):
         self._place: tuple[bytes, bytes] = (b"", b"")
         #: Not sent yet, in order.
         self._queue: collections.deque[Call] = collections.deque()
+        #: Not sent yet, to make lost values again: queued ones may wait for what these make.
+        self._repeats: list[Call] = []
         #: Sent, without a reply, in order.
         self._sent: dict[int, Call] = {}
         #: Sent on a connection that broke; what they get depends on the head's word.
@@ -77,15 +79,15 @@ class ActorClient(Channel):
         """Send a call, or keep it in its turn."""
         with self._lock:
             limit = self._max_pending
-            if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
+            if limit >= 0 and not call.repeats and len(self._queue) + len(self._sent) >= limit:
                 raise PendingCallsLimitExceededError(
                     limit=limit, actor_id=self.actor_id.hex(), class_name=self.name
                 )
             if self.state == DEAD:
                 assert self._cause is not None
                 self._failed.append((call, error_value(self._cause())))
-            elif self._queue or not ready or self._peer is None:
-                self._queue.append(call)
+            elif call.repeats or self._queue or not ready or self._peer is None:
+                (self._repeats if call.repeats else self._queue).append(call)
                 self._pump()  # its refs may have got their values meanwhile
             else:
                 self._send(call, self._peer)
@@ -118,17 +120,21 @@ class ActorClient(Channel):
                 refs,
                 call.return_ids,
                 call.options,
-                call.stream.limit if call.stream is not None else None,
+                call.streams,
             )
         )
 
     def _pump(self) -> None:
         if self.state == DEAD:  # these were to be sent once more, or waited for their refs again
-            self._fail(self._queue)
-            self._queue.clear()
+            self._fail_queued()
             return
         peer = self._peer
         queue = self._queue
+        if self._repeats and peer is not None:
+            ready = [call for call in self._repeats if not call.waiting]
+            self._repeats = [call for call in self._repeats if call.waiting]
+            for call in ready:
+                self._send(call, peer)
         while queue and peer is not None and not queue[0].waiting:
             self._send(queue.popleft(), peer)
 
@@ -152,6 +158,8 @@ class ActorClient(Channel):
             call.peer = None
             if call.cancelled:
                 self._failed.append((call, error_value(TaskCancelledError(call.name))))
+            elif call.repeats:
+                self._repeats.append(call)
             else:
                 numbers = operator.attrgetter("number")
                 place = bisect.bisect_left(self._queue, call.number, key=numbers)
@@ -161,8 +169,9 @@ class ActorClient(Channel):
     def cancel(self, call: Call, force: bool, recursive: bool) -> None:
         """Fail a call that is queued, or ask the actor to cancel it."""
         with self._lock:
-            if call in self._queue:
-                self._queue.remove(call)
+            queue = self._repeats if call.repeats else self._queue
+            if call in queue:
+                queue.remove(call)
                 self._failed.append((call, error_value(TaskCancelledError(call.name))))
                 self._pump()  # it may have been the one that the others waited behind
             elif call.peer is not None:
@@ -202,9 +211,9 @@ class ActorClient(Channel):
             elif state == DEAD:
                 assert cause is not None
                 self._cause = cause
-                self._fail([*self._lost, *self._queue])
+                self._fail(self._lost)
                 self._lost = []
-                self._queue.clear()
+                self._fail_queued()
             self._leave(at_once)
         self._fail_outside()
 
@@ -250,6 +259,11 @@ class ActorClient(Channel):
         assert self._cause is not None
         cause = self._cause
         self._failed.extend((call, error_value(cause())) for call in calls)
+
+    def _fail_queued(self) -> None:
+        self._fail([*self._repeats, *self._queue])
+        self._repeats = []
+        self._queue.clear()
 
     def _lose(self) -> None:
         self._peer = None

@@ -13,7 +13,7 @@ from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.common.object_ref import ObjectRef
 from miniray.common.task_error import MinirayError, text_only, wrap_pickled
-from miniray.messages.protocol import VALUE_ERROR, VALUE_PICKLE
+from miniray.messages.protocol import STREAM_AGAIN, VALUE_ERROR, VALUE_PICKLE
 from miniray.messages.value import NOTHING, is_shared, payload_of
 from miniray.values.serialization import Serialized, serialize_arguments
 
@@ -68,9 +68,10 @@ class Channel:
 
 @dataclasses.dataclass(eq=False)
 class Origin:
-    """A task that has run: all that is needed to run it once more."""
+    """A task or an actor's call that has run: all that is needed to run it once more."""
 
     number: int
+    channel: Channel
     target: Any
     name: str
     #: Of a generator: its items so far, which one more run makes as results.
@@ -80,7 +81,7 @@ class Origin:
     refs: list[RefArgument]
     #: What must exist for it to run: (object id, its owner's node).
     needs: tuple[tuple[bytes, bytes], ...]
-    #: Shape of its lease.
+    #: What its channel must know of it beyond that.
     options: Any
     #: How often it may still run again; -1: any number of times.
     retries: int
@@ -120,7 +121,7 @@ class Call:
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
     #: What its channel must know of it beyond that.
     options: Any = None
-    #: It is a task whose results can be made again by running it again.
+    #: Its results can be made again by running it again.
     repeatable: bool = False
     number: int = 0
     arguments: Value = NOTHING
@@ -153,6 +154,18 @@ class Call:
         if self.retries > 0:
             self.retries -= 1
         return config().retry_delay * (0.0, 0.5, 1.0)[min(steps, 2)]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it makes lost values again: of a call that has ended."""
+        return self.origin is not None and self.stream is None
+
+    @property
+    def streams(self) -> int | None:
+        """What it makes if not as many results as it has ids; see ``protocol.STREAM_AGAIN``."""
+        if self.stream is not None:
+            return self.stream.limit
+        return STREAM_AGAIN if self.origin is not None and self.origin.of_stream else None
 
     @property
     def max_retries(self) -> int | None:

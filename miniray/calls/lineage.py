@@ -144,6 +144,7 @@ class Lineage:
                 needs.append((id, node))
         return Origin(
             self._numbers(),
+            call.channel,
             call.target,
             call.name,
             return_ids,

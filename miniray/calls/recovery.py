@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from miniray.calls.call import Origin
     from miniray.calls.calls import CallTable
-    from miniray.calls.task_client import TaskClient
     from miniray.common.object_ref import ObjectRef
     from miniray.messages.value import Value
     from miniray.objects.borrowing import Borrowing
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _NO_ORIGIN = (
     "only results of tasks that may run again (max_retries) can be made again, not values of put() "
-    "or results of actors"
+    "or results of actors whose calls may not (max_task_retries)"
 )
 _LIMITS = (
     "a process remembers MINIRAY_LINEAGE_CALLS tasks, and keeps MINIRAY_LINEAGE_PINNED_BYTES of "
@@ -45,14 +44,12 @@ class ValueRecovery:
         table: ObjectTable,
         borrowing: Borrowing,
         calls: CallTable,
-        tasks: TaskClient,
         link: NodeLink,
     ) -> None:
         self._table = table
         self._borrowing = borrowing
         self._calls = calls
         self._lineage = calls.lineage
-        self._tasks = tasks
         self._link = link
         #: By node: objects whose values were there and are lost, while the daemon looks up the
         #: others.
@@ -179,6 +176,7 @@ class ValueRecovery:
         return f"it was {what}, and {_NO_ORIGIN}"
 
     def _carry_out(self, plan: list[Origin]) -> None:
+        plan = sorted(plan, key=lambda origin: origin.number)  # arguments first
         pins = [self._pins(origin) for origin in plan]  # all of them before anything runs
         for origin, held in zip(plan, pins, strict=True):
             self._lineage.spend(origin)
@@ -186,7 +184,7 @@ class ValueRecovery:
                 number=self._calls.next_number(),
                 target=origin.target,
                 name=origin.name,
-                channel=self._tasks,
+                channel=origin.channel,
                 arguments=origin.arguments,
                 refs=origin.refs,
                 pins=held,

@@ -194,11 +194,6 @@ class TaskClient(Channel):
                 # Not under the lock: a call that waits for its result may need another channel's.
                 self._loop.call_soon(lambda: self._calls.fail_value(call, error))
                 return
-        stream = None
-        if call.stream is not None:
-            stream = call.stream.limit
-        elif call.origin is not None and call.origin.of_stream:
-            stream = p.STREAM_AGAIN
         call.peer = lease.peer
         lease.calls[call.number] = call
         if lease.remaining > 0:
@@ -212,7 +207,7 @@ class TaskClient(Channel):
                 call.arguments,
                 refs,
                 call.return_ids,
-                stream,
+                call.streams,
                 lease.id,
             )
         )

@@ -128,7 +128,7 @@ class ClusterRuntime(Runtime):
             self._recover,
         )
         self.tasks = TaskClient(self.call_table, self.peers, link, loop, tell=self._warn)
-        self._recovery = ValueRecovery(table, self.borrowing, self.call_table, self.tasks, link)
+        self._recovery = ValueRecovery(table, self.borrowing, self.call_table, link)
         self.actors = ActorClients(
             facts, link, self.peers, table, self.borrowing, self.call_table, self.uploads
         )

@@ -93,6 +93,7 @@ class Submission(RuntimeCalls):
             # has ended, as with any call through that.
             actor = self.refs.table.counted(actor.binary()) or actor
         retries = options.max_task_retries
+        retries = info.max_task_retries if retries is None else retries
         how = None
         if options.name or options.concurrency_group:
             how = (options.concurrency_group, options.name or None)
@@ -100,9 +101,10 @@ class Submission(RuntimeCalls):
             method,
             options.name or f"{info.name}.{method}",
             client,
-            info.max_task_retries if retries is None else retries,
+            retries,
             options.retry_exceptions,
             how,
+            retries != 0,
         )
         return self._submit(call, args, kwargs, options, actor)
 

@@ -117,7 +117,7 @@ class ExchangeFeed(Feed):
     def __init__(self, node: Exchange, setting: Setting) -> None:
         self._node = node
         self._setting = setting
-        self._below: Feed = SourceFeed(iter(()))
+        self._feeds: list[Feed] = []
         self._made = self._partitions()
 
     def poll(self) -> ReadUnit | None:
@@ -128,16 +128,16 @@ class ExchangeFeed(Feed):
 
     def waiting(self) -> list[Any]:
         """Return what the feed waits for that is drained now."""
-        return self._below.waiting()
+        return self._feeds[-1].waiting() if self._feeds else []
 
     def close(self) -> None:
-        """Close that feed."""
-        self._made.close()
-        self._below.close()
+        """Close all feeds that were drained: pools may have had to make their blocks again."""
+        while self._feeds:
+            self._feeds.pop().close()
 
     def _drain(self, feed: Feed) -> Generator[ReadUnit | None, None, list[ReadUnit]]:
         """Return all units of a feed, yielding None as long as there are none."""
-        self._below = feed
+        self._feeds.append(feed)
         found = []
         while True:
             unit = feed.poll()
@@ -173,6 +173,7 @@ class ExchangeFeed(Feed):
         for side, units in enumerate(sides):
             pieces.append((yield from self._cut(Cut(how, side, bounds), units, each)))
             units.clear()
+        self.close()
         for place in range(len(bounds) + 1):
             units_of_it = tuple(tuple(own[place]) for own in pieces)
             for own in pieces:

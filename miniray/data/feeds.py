@@ -154,6 +154,7 @@ class UnionFeed(Feed):
             unit = self._current.poll()
             if unit is not None or not self._current.done:
                 return unit
+            self._current.close()
             self._current = None
 
     def waiting(self) -> list[Any]:

@@ -164,8 +164,8 @@ class StageFeed(Feed):
                     ended += 1
             if not ended:
                 self.done = not self._calls and self._groups.done
-                if self.done:
-                    self.close()
+                if self.done:  # a pool lives until its blocks are read: it may make them again
+                    self._below.close()
                 return None
 
     def _take(self, call: Running) -> ReadUnit | None:

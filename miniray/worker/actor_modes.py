@@ -260,6 +260,8 @@ class AsyncExecutor(Executor):
                 await self._stream(work, result)
                 result = None
             else:
+                if work.again and hasattr(result, "__aiter__"):
+                    result = iter([item async for item in result])
                 result = self.read(work, result)
             self.replies.answer(work, result)
         except (ActorExit, SystemExit) as error:

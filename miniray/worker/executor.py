@@ -136,7 +136,19 @@ class Executor:
         group, given = how or (None, None)
         name = own if given is None else given
         execution = context.Execution(_id_of(peer, number, return_ids), name, own)
-        work = Work(peer, number, method, execution, arguments, refs, return_ids, group, stream)
+        again = stream == p.STREAM_AGAIN
+        work = Work(
+            peer,
+            number,
+            method,
+            execution,
+            arguments,
+            refs,
+            return_ids,
+            group,
+            stream=None if again else stream,
+            again=again,
+        )
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self.enqueue(work)

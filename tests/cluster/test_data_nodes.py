@@ -35,16 +35,26 @@ def made(batch: dict[str, Any]) -> dict[str, Any]:
     return {"id": ids, "data": np.repeat(ids[:, None], 8000, axis=1)}
 
 
+class Made:
+    """The same in an actor."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return made(batch)
+
+
 @pytest.mark.parametrize("read", [1, 12])
-def test_what_a_lost_node_had_is_made_again(nodes: Cluster, read: int) -> None:
+@pytest.mark.parametrize("pool", [False, True], ids=["tasks", "pool"])
+def test_what_a_lost_node_had_is_made_again(nodes: Cluster, pool: bool, read: int) -> None:
     first, second = (nodes.add_node(num_cpus=1) for _ in range(2))
     wait_until(lambda: miniray.cluster_resources().get("CPU") == 2)
     context = data.DataContext.get_current()
     before, context.target_max_block_size = context.target_max_block_size, 2**20
     try:
         found: list[int] = []
-        batches = data.range(400).map_batches(made, batch_size=10).iter_batches(batch_size=10)
-        for number, batch in enumerate(batches):
+        dataset = data.range(400).map_batches(made, batch_size=10)
+        if pool:
+            dataset = data.range(400).map_batches(Made, batch_size=10, concurrency=2)
+        for number, batch in enumerate(dataset.iter_batches(batch_size=10)):
             assert (batch["data"] == batch["id"][:, None]).all()
             found += batch["id"].tolist()
             if number == read:

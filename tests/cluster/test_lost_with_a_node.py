@@ -163,3 +163,55 @@ def test_a_generator_that_yields_less_when_it_runs_again_fails_all_that_it_was_t
     for ref in refs:
         with pytest.raises(TaskError, match="shrinking"):
             miniray.get(ref, timeout=60)
+
+
+class Source:
+    """Makes arrays, of others or of numbers."""
+
+    def one(self, number: int) -> Any:
+        return np.full(MIB, number, dtype=np.uint8)
+
+    def plus(self, array: Any, number: int) -> Any:
+        return array + np.uint8(number)
+
+    def several(self, count: int) -> Iterator[Any]:
+        for number in range(count):
+            yield self.one(number)
+
+    async def several_async(self, count: int) -> Any:
+        for number in range(count):
+            yield self.one(number)
+
+
+@pytest.mark.parametrize("method", ["several", "several_async"])
+def test_what_an_actor_made_is_made_again_if_its_calls_may_be_repeated(
+    nodes: Cluster, first: Node, method: str
+) -> None:
+    cls: Any = Source
+    if method == "several":
+        cls = type("Plain", (Source,), {"several_async": None})
+    actor = miniray.remote(cls).options(max_restarts=-1, max_task_retries=-1).remote()
+    sums = [actor.one.remote(5)]
+    for _ in range(3):  # each of the one before, which nobody else has
+        sums.append(actor.plus.remote(sums[-1], 1))
+    streamed = list(getattr(actor, method).options(num_returns="streaming").remote(3))
+    miniray.wait([*sums, *streamed], num_returns=7, fetch_local=False)
+    sums = sums[2:]
+    lose(nodes, first)
+    more = actor.plus.remote(sums[-1], 10)  # waits in the actor's queue for what was lost
+    assert miniray.get(more, timeout=60)[0] == 18
+    assert [array[0] for array in miniray.get(sums, timeout=60)] == [7, 8]
+    assert [array[0] for array in miniray.get(streamed, timeout=60)] == [0, 1, 2]
+    miniray.kill(actor)
+
+
+def test_what_an_actor_made_that_has_ended_since_is_an_error_that_says_so(
+    nodes: Cluster, first: Node
+) -> None:
+    actor = miniray.remote(Source).options(max_restarts=-1, max_task_retries=-1).remote()
+    made = actor.one.remote(5)
+    miniray.wait([made], fetch_local=False)
+    miniray.kill(actor)
+    lose(nodes, first)
+    with pytest.raises(ActorDiedError, match="killed"):
+        miniray.get(made, timeout=60)

@@ -20,6 +20,7 @@ def lineage_of(max_calls: int, max_bytes: int, max_pinned: int = 1000) -> Lineag
 
 def call(result: bytes, *, retries: int = 3, form: int = p.VALUE_PICKLE, **changes: Any) -> Any:
     facts = {
+        "channel": None,
         "target": b"key",
         "name": "work",
         "return_ids": (result,),

@@ -22,7 +22,6 @@ def test_a_put_value_that_is_lost_says_where_it_was_put_and_why_it_is_not_made_a
         me.table,
         me.borrowing,
         me.calls,
-        None,  # type: ignore[arg-type] # there is no task to run
         me.link,
     )
     value: Any = (p.VALUE_SHARED, (node, 7, NODE, 100), ())
