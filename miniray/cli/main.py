@@ -6,29 +6,16 @@ of their own.
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-from miniray.cli.dashboard import dashboard
-from miniray.cli.debug import debug
-from miniray.cli.job import job
-from miniray.cli.logs import logs_
-from miniray.cli.manifests import k8s, slurm
-from miniray.cli.memory import memory
-from miniray.cli.profile import profile, stack, timeline
-from miniray.cli.run import run
 from miniray.cli.services import Services
-from miniray.cli.ssh import ssh
-from miniray.cli.start import start
-from miniray.cli.state import get, list_, summary_
-from miniray.cli.status import status
-from miniray.cli.stop import drain, stop
 from miniray.common.config import config
 from miniray.common.names import printable
-from miniray.engines.capabilities import table
 from miniray.version import VERSION
 
 
@@ -55,6 +42,8 @@ def new(folder: Path) -> None:
 @click.command()
 def engines() -> None:
     """Show what differs when Ray is the engine."""
+    from miniray.engines.capabilities import table
+
     click.echo(table())
 
 
@@ -72,6 +61,47 @@ _SUGGESTION = re.compile(r"\((Did you mean .*\?)\)$")
 
 class _UsageFailure(click.ClickException):
     exit_code = 2
+
+
+class _Commands(dict[str, Any]):
+    """Commands by name; before one is asked for, the module and the function that it is."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        where = super().__getitem__(name)
+        if isinstance(where, str):
+            module, _, function = where.partition(".")
+            self[name] = getattr(importlib.import_module(f"miniray.cli.{module}"), function)
+        found: click.Command = super().__getitem__(name)
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - it is that method
+
+
+#: Only the module of the command that is called is imported.
+_COMMANDS = _Commands(
+    {
+        "dashboard": "dashboard.dashboard",
+        "debug": "debug.debug",
+        "drain": "stop.drain",
+        "get": "state.get",
+        "job": "job.job",
+        "k8s": "manifests.k8s",
+        "list": "state.list_",
+        "logs": "logs.logs_",
+        "memory": "memory.memory",
+        "profile": "profile.profile",
+        "run": "run.run",
+        "slurm": "manifests.slurm",
+        "ssh": "ssh.ssh",
+        "stack": "profile.stack",
+        "start": "start.start",
+        "status": "status.status",
+        "stop": "stop.stop",
+        "summary": "state.summary_",
+        "timeline": "profile.timeline",
+    }
+)
 
 
 class _OneLineGroup(click.Group):
@@ -117,6 +147,7 @@ def describe_usage(error: click.UsageError) -> str:
 
 @click.group(
     cls=_OneLineGroup,
+    commands=_COMMANDS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -133,24 +164,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-main.add_command(dashboard)
-main.add_command(debug)
-main.add_command(drain)
 main.add_command(engines)
-main.add_command(get)
-main.add_command(job)
-main.add_command(k8s)
-main.add_command(list_)
-main.add_command(logs_)
-main.add_command(memory)
-main.add_command(profile)
-main.add_command(run)
-main.add_command(slurm)
-main.add_command(ssh)
-main.add_command(stack)
-main.add_command(start)
-main.add_command(stop)
-main.add_command(status)
-main.add_command(summary_)
-main.add_command(timeline)
 main.add_command(token)

@@ -206,6 +206,19 @@ def test_the_runtime_does_not_import_the_launchers(command: CommandLine, module:
     assert done.communicate(timeout=60)[0] == "False\n"
 
 
+IMPORTS = """
+import sys
+from miniray.cli.main import main
+main(["run", "--help"], standalone_mode=False)
+print([name in sys.modules for name in ("miniray.cli.run", "miniray.cli.status", "asyncio")])
+"""
+
+
+def test_only_what_the_called_command_needs_is_imported(command: CommandLine) -> None:
+    output, _ = command.popen(PYTHON, "-c", IMPORTS).communicate(timeout=60)
+    assert output.splitlines()[-1] == "[True, False, False]"
+
+
 LEAVES_ORPHAN = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
