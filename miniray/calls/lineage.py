@@ -221,7 +221,6 @@ class Lineage:
             return True
 
     def ended(self, origin: Origin) -> None:
-        """Let go of what was held for a call of an origin."""
         with self._lock:
             self._used(origin)
 

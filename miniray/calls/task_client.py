@@ -171,7 +171,6 @@ class TaskClient(Channel):
             self._ask(group, 0)
 
     def _fill(self, group: TaskGroup) -> None:
-        """Send what the leases take."""
         with_room, queue = group.with_room, group.queue
         index = 0
         while index < len(with_room) and queue:

@@ -126,7 +126,6 @@ class DriverOutput:
         )
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         self._thread.put_note("miniray: " + "\n".join(map(printable, text.split("\n"))))
 
     def _on_log(
@@ -153,7 +152,6 @@ class DriverOutput:
             logger.debug("the last output of workers may be missing: %s", error)
 
     def drain(self) -> None:
-        """Print what is still to be printed."""
         self._thread.close()
 
 

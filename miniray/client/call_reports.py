@@ -115,14 +115,12 @@ class CallReports:
 
 
 def _kind(call: Call) -> str:
-    """Return Ray's name of the kind of a call."""
     if isinstance(call.channel, ActorClient):
         return "ACTOR_TASK"
     return "NORMAL_TASK" if isinstance(call.options, TaskGroup) else "ACTOR_CREATION_TASK"
 
 
 def _state(call: Call) -> str:
-    """Return Ray's word for the state of a call."""
     if call.waiting:
         return "PENDING_ARGS_AVAIL"
     return "PENDING_NODE_ASSIGNMENT" if call.peer is None else "SUBMITTED_TO_WORKER"

@@ -340,7 +340,6 @@ class ClusterRuntime(Runtime):
 
     # --- the end -------------------------------------------------------------------
     def shutdown(self) -> None:
-        """Leave the cluster."""
         if self._closed:
             return
         self._closed = True

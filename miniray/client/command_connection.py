@@ -277,11 +277,9 @@ class JobConnection:
 
     @property
     def address(self) -> str:
-        """That of the cluster's head."""
         return self._cluster().address
 
     def ask(self, method: str, *args: Any) -> Any:
-        """Ask the head about jobs."""
         return self._cluster().ask(method, *args)
 
     def log(self, name: str) -> Iterator[bytes]:

@@ -47,7 +47,6 @@ class RefTracking:
         self._draining = threading.RLock()
 
     def begin(self) -> None:
-        """Have all refs counted here."""
         hooks.begin(self._wake, self._on_serialized, self._on_deserialized)
 
     def _wake(self) -> None:

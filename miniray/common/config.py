@@ -157,7 +157,6 @@ def parse(name: str, kind: type, text: str) -> object:
 
 @functools.cache
 def config() -> Config:
-    """Return the tunables of this process."""
     values = {}
     # Each worker looks, and a variable that is missing costs a look-up two exceptions.
     for variable in _FIELDS.keys() & set(os.environ):

@@ -47,5 +47,4 @@ class ObjectIds:
         self._next = itertools.count(1).__next__  # one C call: atomic under the GIL
 
     def new(self) -> bytes:
-        """Return the next object id."""
         return self._prefix + _NUMBER.pack(self._next())

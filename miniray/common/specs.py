@@ -69,7 +69,6 @@ class Spec:
     __slots__ = ()
 
     def to_wire(self) -> tuple[Any, ...]:
-        """Return plain data."""
         return tuple([getattr(self, name) for name in field_names(type(self))])
 
     @classmethod
@@ -243,7 +242,6 @@ class Allocation(NamedTuple):
         return next((units for name, units in self.scalars if name == "CPU"), 0)
 
     def names(self) -> set[str]:
-        """Return the names of the resources held."""
         return {name for name, _ in self.scalars} | {name for name, _ in self.devices}
 
     def resources(self) -> dict[str, float]:
@@ -326,7 +324,6 @@ class GrantedLease(Spec):
 
     @property
     def devices(self) -> dict[str, list[str]]:
-        """Device ids by resource."""
         held = self.allocation.devices
         return {name: [id for id, _ in shares] for name, shares in held}
 

@@ -65,7 +65,6 @@ def _holders(cluster: ClusterDirectories, node: ClusterNode, tenants: dict[int, 
 
 
 def _tenants(cluster: ClusterDirectories) -> Iterator[tuple[int, Row]]:
-    """Yield who has each lease."""
     for actor in cluster.actors.all():
         if actor.lease:
             yield (

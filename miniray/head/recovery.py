@@ -155,7 +155,6 @@ class HeadRecovery:
         self._reported.add(node.name)
 
     def lost(self, node: ClusterNode) -> None:
-        """Do not let the next head wait for a node."""
         self._cluster.kv.delete(_NODES, node.name)
 
     def _is_of_before(self, report: head_pb2.RunningLease, node: ClusterNode) -> bool:

@@ -96,7 +96,6 @@ class Watches:
             self._settle()
 
     def _settle(self) -> None:
-        """Forget what nobody watches any more."""
         self._of = {process_id: names for process_id, names in self._of.items() if names}
         watched = set().union(*self._of.values())
         self._pushed = {name: rows for name, rows in self._pushed.items() if name in watched}

@@ -154,7 +154,6 @@ class StreamState:
             return self._completed
 
     def take_all(self) -> list[ObjectRef[Any]]:
-        """Take all items."""
         with self._lock:
             items = list(self._items)
             self._items.clear()

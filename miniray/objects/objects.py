@@ -187,7 +187,6 @@ class ObjectTable:
     def create_with_value(
         self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
     ) -> ObjectRef[Any]:
-        """Make an object of this process with its value."""
         ref: ObjectRef[Any] = ObjectRef(
             id, self.node_id
         )  # a signal's exception here drops the entry

@@ -160,7 +160,6 @@ class ValueFetches:
         return [number for *_, number in wanted]
 
     def withdraw(self, numbers: Sequence[int]) -> None:
-        """Withdraw requests for values."""
         if numbers:
             self._link.node_notice("withdraw", numbers)
 

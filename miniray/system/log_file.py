@@ -51,7 +51,6 @@ class LogFile:
         self.path = path
 
     def write(self, lines: str) -> None:
-        """Add whole lines."""
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             if file.tell() < max(1, config().log_file_bytes):
                 file.write(lines)
@@ -128,7 +127,6 @@ class StreamLog:
         return data, offset + len(data)
 
     def remove(self) -> None:
-        """Remove all files."""
         for file in self._files():
             file.unlink(missing_ok=True)
 

@@ -37,7 +37,6 @@ _OWN_OPTION = {
 
 
 def shown(value: object) -> str:
-    """Return a value as it is named in a message."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
@@ -53,7 +52,6 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def wrong_type(name: str, value: object, allowed: str) -> TypeError:
-    """Return the error for a value of a wrong type."""
     return TypeError(f"{name} must be {allowed}, not {shown(value)} ({type(value).__name__}).")
 
 
@@ -78,7 +76,6 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def text(name: str, value: Any) -> str:
-    """Accept a non-empty string."""
     if not isinstance(value, str):
         raise wrong_type(name, value, "a string")
     if not value:
@@ -119,8 +116,6 @@ def size(minimum: int) -> Callable[[str, Any], int]:
 
 
 def one_of(*allowed: str) -> Callable[[str, Any], str]:
-    """Return a check for one of some values."""
-
     def check(name: str, value: Any) -> str:
         if value not in allowed:
             raise ValueError(

@@ -301,7 +301,6 @@ _CPU = "cpu"
 def rebuild_tensor(
     buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
 ) -> Any:
-    """Make a tensor with the content of a buffer."""
     import torch
 
     view = memoryview(buffer)

@@ -32,7 +32,6 @@ class Gate:
         self.opened = needed <= 0
 
     def arrived(self, _what: object = None) -> None:
-        """Count one more of what it waits for."""
         if self._needed > 1:
             with self._count:
                 self._needed -= 1

@@ -218,7 +218,6 @@ class IOLoop:
         return cancel
 
     def wake(self) -> None:
-        """Make the loop look at its queues."""
         fd = self._wake_fd
         if fd >= 0:  # else this is a forked child
             os.eventfd_write(fd, 1)
@@ -329,7 +328,6 @@ class IOLoop:
             self._all.modify(self._sockets_fd, select.EPOLLIN if watching else 0)
 
     def serve_once(self) -> None:
-        """Handle what there is to read."""
         self._take_turn(self._sockets.poll(0))
 
     def nudge(self) -> None:

@@ -244,7 +244,6 @@ class NodeLink:
         return answer.take()
 
     def head_request(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        """Ask the head and wait."""
         return self._wait(self.head_request_async, method, args, timeout)[0]
 
     def _wait(

@@ -78,7 +78,6 @@ class Peer:
 
     @property
     def direct(self) -> bool:
-        """Whether it has a socket of its own."""
         return isinstance(self.channel, Connection)
 
     def flush(self) -> None:
@@ -223,7 +222,6 @@ class PeerTable:
             self._on_last_closed()
 
     def relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
-        """Handle messages from a process of another node."""
         peer = self._peers.get(process_id)
         if peer is None or peer.lost:
             with self._lock:

@@ -80,7 +80,6 @@ class CallLoop:
 
     # --- from any thread ---------------------------------------------------------------
     def put(self, work: Work) -> None:
-        """Run a call in its turn."""
         self._inbox.append(work)
         self._wake()
 
@@ -102,12 +101,10 @@ class CallLoop:
 
     # --- in the event loop -------------------------------------------------------------
     async def serve(self) -> None:
-        """Run calls in this loop for ever."""
         self.begin()
         await asyncio.get_running_loop().create_future()
 
     def begin(self) -> None:
-        """Run calls in the loop of this thread."""
         self._thread = threading.get_ident()
         self._loop = asyncio.get_running_loop()
         self._wake()

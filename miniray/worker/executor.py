@@ -362,7 +362,6 @@ class Executor:
         return method_of(self.instance, name)
 
     def load_code(self, key: bytes) -> Any:
-        """Load a function or class by its key."""
         part = self._code(key)
         names = protocol.pieces(key, part)
         blob = b"".join(map(self._code, names)) if names else protocol.whole(part)

@@ -113,7 +113,6 @@ class WorkerProcess:
         self.executor.replies.in_forked_child()
 
     def _apply(self) -> None:
-        """Note what the lease says about this process."""
         facts = self._attachment.facts
         facts.begin_lease(self.lease)
         process_state.limit_threads(facts.assigned_resources.get("CPU", 0))
@@ -172,7 +171,6 @@ class WorkerProcess:
 
     # --- an actor ------------------------------------------------------------------
     def run_actor(self, actor: ActorSpec) -> None:
-        """Make the actor and run its methods."""
         stdio.set_name(actor.class_name)
         self.executor = executor_of(actor, self.runtime, self.end)
         self._listen()

@@ -148,7 +148,6 @@ class Replies:
             self.runtime.borrowing.defer(lambda: work.caller.post(message))
 
     def _failure(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
-        """Make status and values of an error."""
         try:
             if work.execution.cancelled and not work.started:
                 return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)

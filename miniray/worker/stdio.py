@@ -58,7 +58,6 @@ def make(spec: dict[str, Any]) -> int:
 
 
 def read_spec(fd: int) -> dict[str, Any]:
-    """Read what this worker is to be."""
     spec: dict[str, Any] = marshal.loads(os.pread(fd, os.fstat(fd).st_size - _SHARED, _SHARED))
     return spec
 
@@ -127,7 +126,6 @@ class _Names:
         self._number = 0
 
     def change(self, name: str) -> None:
-        """Name what is written from now on."""
         self._number += 1
         encoded = _encoded(name)
         for stream, pipe in enumerate(self._pipes):
@@ -214,7 +212,6 @@ def flush_c() -> None:
 
 @functools.lru_cache(maxsize=256)
 def _encoded(name: str) -> bytes:
-    """Encode a name for the daemon."""
     return clean_name(short_name(name)).encode(errors="replace")[:MAX_NAME]
 
 

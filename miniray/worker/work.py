@@ -67,7 +67,6 @@ class Work:
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """Its caller and number."""
         return self.caller.process_id, self.number
 
     @property

@@ -168,12 +168,10 @@ class ActorChanges:
         self._ids: dict[bytes, None] | None = None
 
     def watch(self) -> None:
-        """Note changes from here on."""
         if self._ids is None:
             self._ids = {}
 
     def unwatch(self) -> None:
-        """Note nothing any more."""
         self._ids = None
 
     def add(self, id: bytes) -> None:
@@ -252,7 +250,6 @@ class ActorTable:
             self.changes.add(self.dead.popitem(last=False)[0])
 
     def disown(self, actor: Actor) -> None:
-        """Let an actor outlive its creator."""
         owned = self.owned.get(actor.owner)
         if owned is not None:
             owned.pop(actor.id, None)

@@ -60,7 +60,6 @@ class SubmittedJob:
 
     @property
     def name(self) -> str:
-        """The id of the submission."""
         return self.spec.name
 
     @property
@@ -73,11 +72,9 @@ class SubmittedJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether its state is final."""
         return self.state not in (PENDING, RUNNING)
 
     def requested(self, lease: int) -> None:
-        """Note the number of the request for its lease."""
         self.lease = lease
 
     def placed(self, node: str, log_start: int) -> None:
@@ -112,7 +109,6 @@ class SubmittedJob:
         return True
 
     def ended_with(self, code: int | None) -> None:
-        """Note how its command ended."""
         self.exit_code = code
 
     def is_final(self, state: str, message: str, error_type: str = "") -> None:

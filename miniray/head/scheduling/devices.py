@@ -212,7 +212,6 @@ class Devices:
         return tuple((self.ids[position], share) for position in sorted(will[:count]))
 
     def amounts(self, shares: DeviceShares) -> list[int]:
-        """Return shares as an amount of each device."""
         amounts = [0] * len(self.ids)
         for id, units in shares:
             amounts[self._positions[id]] += units

@@ -148,7 +148,6 @@ class SpreadTree:
             self._free.setdefault(node)
 
     def _retire(self, node: bytes) -> None:
-        """Name a node to nobody any more."""
         self._serves.discard(node)
         self._whole.discard(node)
         self._free.pop(node, None)

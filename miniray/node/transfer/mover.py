@@ -143,7 +143,6 @@ class Door:
         self._selector.register(sock, selectors.EVENT_READ, visitor)
 
     def _hear(self, visitor: _Visitor) -> None:
-        """Read from a connection."""
         try:
             if not visitor.proven:
                 assert isinstance(visitor.sock, ssl.SSLSocket)

@@ -354,6 +354,5 @@ class MoverClient:
         return move
 
     def close(self) -> None:
-        """End the mover."""
         if self._process is not None:
             self._process.close()

@@ -298,7 +298,6 @@ class Receives:
             self._jobs.pop(number, None)
 
     def filling(self, number: int) -> Filling | None:
-        """Return what fills the memory of a transfer."""
         with self._lock:
             job = self._jobs.get(number)
         return job.filling if job is not None else None

@@ -181,7 +181,6 @@ def _read(sock: ssl.SSLSocket, buffer: memoryview) -> int:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of it at an offset."""
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         written += os.pwrite(fd, memoryview(data)[written:], offset + written)

@@ -157,7 +157,6 @@ class Serving:
             self._answer(request.node, request.number, _head(segment))
 
     def _fetch_ended(self, node_id: bytes, message: Relayed) -> None:
-        """Another node does not fetch a value from here any more."""
         key = _key(*message.items)
         self._end_offer(node_id, key)
         if home_of(key) == self._node_id:
@@ -256,7 +255,6 @@ class Serving:
     def _answer_with(
         self, node_id: bytes, number: int, segment: Segment, offset: int, length: int
     ) -> None:
-        """Answer a request with bytes of a segment."""
         if segment.in_memory:
             piece = os.pread(segment.fd, length, offset)
             self._answer(node_id, number, _head(segment), piece)

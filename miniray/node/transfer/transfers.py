@@ -139,7 +139,6 @@ class Transfers:
             self._relay.send(home, Relayed(notice=r.FETCH_ENDED, items=key))
 
     async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
-        """Try until all of it is here."""
         origin, _, home = key
         tried: list[bytes] = []
         resumes = 0
@@ -245,7 +244,6 @@ class Transfers:
         arriving: Arriving,
         limit: float | None,
     ) -> None:
-        """Read in pieces what is not here yet."""
         size, step = segment.size, piece_size()
         offsets = iter(range(arriving.offset, size, step))
         reads: collections.deque[asyncio.Task[bytes]] = collections.deque()

@@ -252,7 +252,6 @@ class CommandOutput:
                 ended.cancel()
 
     def close(self) -> None:
-        """Stop reading."""
         if self._read >= 0:
             os.close(self._read)
             self._read = -1
