@@ -11,7 +11,6 @@ from miniray.calls.actor_client import ActorClient
 from miniray.calls.call import Call, Channel, serialize_call
 from miniray.calls.task_groups import effective_placement
 from miniray.common.config import config
-from miniray.common.names import call_site, describe
 from miniray.common.object_ref import ObjectRef
 from miniray.common.runtime import ActorLocation
 from miniray.common.specs import ActorSpec
@@ -53,9 +52,6 @@ class _Creation(NamedTuple):
     detached: bool
     #: Whether the constructor may run again.
     may_restart: bool
-    #: The actor's name, and where in user code a detached one was made, for reports.
-    name: str
-    made: str
 
 
 @dataclasses.dataclass(eq=False)
@@ -129,12 +125,7 @@ class ActorClients(Channel):
             arguments=arguments,
             refs=refs,
             pins=pins,
-            options=_Creation(
-                spec.detached,
-                spec.max_restarts != 0,
-                spec.name or "",
-                describe(call_site()) if spec.detached else "",
-            ),
+            options=_Creation(spec.detached, spec.max_restarts != 0),
         )
         self._creation[id] = call
         self.calls.submit(call)
@@ -207,9 +198,7 @@ class ActorClients(Channel):
         node_id = self.facts.node_id
         self.borrowing.report_for(self.peers.get(node_id, node_id), counted)
         kept = call.arguments if large else NOTHING
-        creation = call.options
-        about = (call.name, creation.name, creation.made, creation.may_restart)
-        self.link.node_notice("keep_arguments", call.target, kept, counted, about)
+        self.link.node_notice("keep_arguments", call.target, kept, counted)
         call.arguments = NOTHING  # it is not this process's to free any more
 
     def creations(self) -> list[Call]:

@@ -76,7 +76,7 @@ class Membership:
         self._welcomed(await self.head.rejoin(self, timeout, self._news))
         for process_id in self.clients.clients:
             self.clients.push(process_id, "head_back", ())
-        for actor_id in self.adopted.actors():
+        for actor_id in list(self.adopted.actors):
             self.head.notify("subscribe_actor", actor_id)
         jobs = self.pool.jobs() | self.events.jobs()
         self.head.notify("ended_jobs", sorted(jobs))

@@ -11,7 +11,6 @@ from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.value import is_shared, key_of
 from miniray.node.relay.relayed import WATCH, Relayed
-from miniray.node.store.adopted import KeptArguments, id_of_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +60,7 @@ class AdoptedService:
         #: The nodes of borrowers that are not of this one.
         self._elsewhere: dict[bytes, bytes] = {}
         #: Detached actors whose arguments are kept here.
-        self._actors: dict[bytes, KeptArguments] = {}
+        self.actors: set[bytes] = set()
         clients.requests["adopt"] = self._adopt
         clients.notices["keep_arguments"] = self._keep_arguments
         clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
@@ -104,12 +103,7 @@ class AdoptedService:
         return None, -1
 
     def _keep_arguments(
-        self,
-        _client: Client,
-        actor_id: bytes,
-        value: Any,
-        inside: tuple[tuple[bytes, bytes], ...],
-        about: tuple[str, str, str, bool],
+        self, _client: Client, actor_id: bytes, value: Any, inside: tuple[tuple[bytes, bytes], ...]
     ) -> None:
         """Keep the arguments of a detached actor, which outlive the process that made it.
 
@@ -117,32 +111,20 @@ class AdoptedService:
             actor_id: The actor, which holds this as a process holds what it has borrowed.
             value: Its arguments.
             inside: Refs that they contain; this daemon is counted as their borrower already.
-            about: For reports: the constructor, the actor's name, where it was made, and whether
-                it may restart.
         """
         self._adopt_value(value)
         held = ((actor_id, self._node_id, 1),)
-        id = id_of_arguments(self._node_id, actor_id)
-        self._adopted.add(self._node_id, [(id, value, held, inside)])
-        refs = frozenset(ref for ref, _node in inside)
-        self._actors[actor_id] = KeptArguments(actor_id, *about, refs)
+        self._adopted.add(self._node_id, [(self._node_id + actor_id, value, held, inside)])
+        self.actors.add(actor_id)
         self._await_death(actor_id)
 
     def _adopt_value(self, value: Value) -> None:
         if is_shared(value):
             self._directory.adopt(key_of(value))
 
-    def actors(self) -> list[bytes]:
-        """Return the detached actors whose arguments are kept here."""
-        return list(self._actors)
-
-    def kept(self) -> list[KeptArguments]:
-        """Return what is known of the detached actors whose arguments are kept here."""
-        return list(self._actors.values())
-
     def actor_died(self, actor_id: bytes) -> None:
         """Free the arguments of an actor that will not start again."""
-        self._actors.pop(actor_id, None)
+        self.actors.discard(actor_id)
         self._free(self._adopted.process_died(actor_id))
 
     def _watch(self, process_id: bytes, node: bytes) -> None:

@@ -11,11 +11,10 @@ import heapq
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from miniray.common.ids import owner_of
+from miniray.common.ids import owner_of, short_id
 from miniray.common.names import format_bytes
 from miniray.common.state_types import MAX_OBJECTS, order
 from miniray.messages.value import is_shared, place_of, size_of
-from miniray.node.store.adopted import id_of_arguments, keepers_by_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.objects.objects import NodeObjects
     from miniray.node.relay.questions import Questions
-    from miniray.node.store.adopted import KeptArguments
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.workers.process_names import ProcessNames
 
@@ -137,56 +135,44 @@ def silent(node_id: bytes, reason: str) -> NodeMemory:
 
 
 def adopted_report(
-    node_id: bytes,
-    adopted: Iterable[Adopted],
-    kept: Iterable[KeptArguments],
-    limit: int,
-    *,
-    detail: bool,
+    node_id: bytes, adopted: Iterable[Adopted], limit: int, *, detail: bool
 ) -> ObjectsHeld:
     """Report, as a process does, the objects that a daemon answers for.
 
-    ``adopted`` are objects whose owners have ended, ``kept`` the arguments of detached actors. The
-    ``limit`` largest have rows, small ones among them with ``detail``.
+    Their owners have ended, or they are the arguments of detached actors, under the daemon's own
+    id. The ``limit`` largest have rows, small ones among them with ``detail``.
     """
-    keepers = keepers_by_object(node_id, kept)
     inline = inline_bytes = 0
     rows = []
     for id, value, borrowers, outer in adopted:
-        actors = keepers.get(id, [])
-        own = (each for each in actors if id_of_arguments(node_id, each.actor_id) == id)
-        arguments = next(own, None)  # they are no object, and who has borrowed them is no process
+        actor = id.removeprefix(node_id) if owner_of(id) == node_id else b""
         if not is_shared(value):
             inline += 1
             inline_bytes += size_of(value)
-            if not detail or arguments is not None:  # small ones are with the head
+            if not detail or actor:  # small arguments are with the head
                 continue
         node, segment, size = place_of(value)
+        holds: list[Hold] = []
+        if actor:
+            name = f"the detached actor {short_id(actor.hex())}"
+            holds.append({"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [name]})
+        if outer:
+            holds.append({"kind": "CAPTURED_IN_OBJECT", "count": outer, "names": []})
         row: ObjectRow = {
-            "id": b"" if arguments else id,
+            "id": b"" if actor else id,
             "owner": owner_of(id),
             "process": node_id,
             "size": size,
             "node": node,
             "segment": segment,
             "status": "NIL",
-            "call_site": arguments.call_site if arguments else "",
-            "holds": _holds(actors, outer),
-            "borrowers": [] if arguments else borrowers,
+            "call_site": "",
+            "holds": holds,
+            "borrowers": [] if actor else borrowers,  # an actor that has borrowed is no process
         }
         rows.append(row)
     largest = heapq.nsmallest(limit, rows, key=_order_of)
     return {"inline": inline, "inline_bytes": inline_bytes, "objects": largest}
-
-
-def _holds(actors: Iterable[KeptArguments], outer: int) -> list[Hold]:
-    """Return why a daemon holds an object: for actors, and for others that contain it."""
-    holds: list[Hold] = [
-        {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [actor.holder]} for actor in actors
-    ]
-    if outer:
-        holds.append({"kind": "CAPTURED_IN_OBJECT", "count": outer, "names": []})
-    return holds
 
 
 def _order_of(row: ObjectRow) -> tuple[int, int, bytes]:
@@ -343,8 +329,7 @@ class MemoryService:
 
     def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
         """What this daemon holds in place of others."""
-        held, kept = self._adopted.held(), self._adopted.kept()
-        return adopted_report(self._node_id, held, kept, limit, detail=detail)
+        return adopted_report(self._node_id, self._adopted.held(), limit, detail=detail)
 
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld

@@ -10,7 +10,7 @@ import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.ids import owner_of, short_id
+from miniray.common.ids import owner_of
 from miniray.exceptions import ObjectLostError, OwnerDiedError
 from miniray.messages import protocol as p
 from miniray.messages.value import is_shared, payload_of
@@ -224,50 +224,3 @@ class AdoptedObjects:
 def _lost(id: bytes) -> Any:
     error = ObjectLostError(id.hex(), "its owner, which could have made it again, has ended")
     return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
-
-
-# --- what detached actors start with ---------------------------------------------------------
-@dataclasses.dataclass(frozen=True)
-class KeptArguments:
-    """What is known of a detached actor whose constructor's arguments are kept."""
-
-    actor_id: bytes
-    #: Of the constructor: ``Keeper.__init__``.
-    call: str
-    #: Of the actor; empty if it has none.
-    name: str
-    #: ``FILE:LINE in FUNCTION`` of the call that made the actor.
-    made: str
-    #: Whether the constructor may run again.
-    may_restart: bool
-    #: Objects that the arguments refer to.
-    inside: frozenset[bytes]
-
-    @property
-    def holder(self) -> str:
-        """Say whose argument it is and what for, as in ``argument of ... in PROCESS``."""
-        name = f"{self.name!r} " if self.name else ""
-        actor = f"the detached actor {name}({short_id(self.actor_id.hex())})"
-        until = ", which may be restarted with it," if self.may_restart else " as long as it lives,"
-        return f"{self.call}, kept for {actor}{until}"
-
-    @property
-    def call_site(self) -> str:
-        """Return the call site under which the arguments are listed."""
-        return f"arguments of {self.call} at {self.made}"
-
-
-def id_of_arguments(node_id: bytes, actor_id: bytes) -> bytes:
-    """Return the id under which a node's daemon keeps the arguments of an actor."""
-    return node_id + actor_id
-
-
-def keepers_by_object(
-    node_id: bytes, kept: Iterable[KeptArguments]
-) -> dict[bytes, list[KeptArguments]]:
-    """Return for which actors each object of a daemon is kept, and their arguments."""
-    found: dict[bytes, list[KeptArguments]] = {}
-    for each in kept:
-        for id in (id_of_arguments(node_id, each.actor_id), *each.inside):
-            found.setdefault(id, []).append(each)
-    return found

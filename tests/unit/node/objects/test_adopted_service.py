@@ -97,15 +97,10 @@ def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
     service, _relay, directory = parts
     actor_id, inner = OWNER + b"00000002", OWNER + b"00000003"
     value = (p.VALUE_SHARED, (NODE, 8, NODE, 1000), ())
-    about = ("Keeper.__init__", "keeper", "a.py:1 in main", True)
-    keep = service._clients.notices["keep_arguments"]
-    keep(Owner(), actor_id, value, ((inner, FAR),), about)
-    [argument] = service.kept()
-    found = (argument.actor_id, argument.name, argument.may_restart)
-    assert found == (actor_id, "keeper", True)
-    assert argument.inside == {inner}
+    service._clients.notices["keep_arguments"](Owner(), actor_id, value, ((inner, FAR),))
+    assert service.actors == {actor_id}
     service.actor_died(actor_id)
-    assert service.kept() == []
+    assert not service.actors
     assert directory.freed == [(NODE, 8, NODE)]
 
 

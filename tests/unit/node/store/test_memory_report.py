@@ -13,7 +13,6 @@ from miniray.node.objects.memory_service import (
     segment_rows,
     store_totals,
 )
-from miniray.node.store.adopted import KeptArguments, id_of_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,52 +123,25 @@ def test_objects_without_their_owner_are_told_by_the_daemon() -> None:
         (OWNER + b"00000001", shared, [READER], 0),
         (OWNER + b"00000002", small, [], 1),
     ]
-    told = adopted_report(NODE, held, [], 10, detail=False)
+    told = adopted_report(NODE, held, 10, detail=False)
     assert (told["inline"], told["inline_bytes"]) == (1, 5)
     [only] = told["objects"]
     assert (only["owner"], only["process"], only["segment"]) == (OWNER, NODE, 7)
     assert (only["borrowers"], only["holds"]) == ([READER], [])
-    _, inner = adopted_report(NODE, held, [], 10, detail=True)["objects"]
+    _, inner = adopted_report(NODE, held, 10, detail=True)["objects"]
     assert inner["holds"] == [{"kind": "CAPTURED_IN_OBJECT", "count": 1, "names": []}]
 
 
-def kept(name: str, *inside: bytes, may_restart: bool = True) -> KeptArguments:
+def test_arguments_of_a_detached_actor_are_told_as_held_for_it() -> None:
     actor_id = OWNER + b"\0" * 7 + b"\x09"
-    return KeptArguments(
-        actor_id, "Keeper.__init__", name, "a.py:1 in main", may_restart, frozenset(inside)
-    )
-
-
-def held_for(actor: KeptArguments, value: Any) -> Any:
-    return (id_of_arguments(NODE, actor.actor_id), value, [actor.actor_id], 0)
-
-
-def test_arguments_of_a_detached_actor_are_told_with_its_name_and_where_it_was_made() -> None:
-    actor = kept("keeper")
-    held = [held_for(actor, (p.VALUE_SHARED, (NODE, 7, NODE, 5000), ()))]
-    [only] = adopted_report(NODE, held, [actor], 10, detail=False)["objects"]
+    shared: Any = (p.VALUE_SHARED, (NODE, 7, NODE, 5000), ())
+    held: list[Any] = [(NODE + actor_id, shared, [actor_id], 0)]
+    [only] = adopted_report(NODE, held, 10, detail=False)["objects"]
     assert (only["id"], only["owner"], only["process"]) == (b"", NODE, NODE)
-    assert only["call_site"] == "arguments of Keeper.__init__ at a.py:1 in main"
     assert only["borrowers"] == []  # the actor is no process
     [hold] = only["holds"]
-    told = f"kept for the detached actor 'keeper' ({OWNER.hex()[:8]}-9), which may be restarted"
     assert hold["kind"] == "USED_BY_PENDING_TASK"
-    assert told in hold["names"][0]
-
-
-def test_what_arguments_of_a_detached_actor_refer_to_is_told_as_held_for_it() -> None:
-    id = OWNER + b"00000001"
-    actor = kept("", id, may_restart=False)
-    held: list[Any] = [
-        (id, (p.VALUE_SHARED, (NODE, 7, NODE, 5000), ()), [NODE], 0),
-        held_for(actor, (p.VALUE_PICKLE, b"", ())),  # the arguments themselves are with the head
-    ]
-    [only] = adopted_report(NODE, held, [actor], 10, detail=True)["objects"]
-    assert (only["id"], only["call_site"]) == (id, "")
-    actor_id = f"{OWNER.hex()[:8]}-9"
-    assert only["holds"][0]["names"] == [
-        f"Keeper.__init__, kept for the detached actor ({actor_id}) as long as it lives,"
-    ]
+    assert hold["names"] == [f"the detached actor {OWNER.hex()[:8]}-9"]
 
 
 def test_of_each_object_the_owner_tells_first_and_a_few_others() -> None:
