@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.objects.object_ref_generator import ObjectRefGenerator
 from miniray.values.mapped import unmap, unmap_again
-from miniray.wire.interrupts import in_main_thread, signal_of, uncut
+from miniray.wire.interrupts import signal_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,8 +34,6 @@ class IgnoredSignals:
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
         self._others = sys.unraisablehook
-        #: The main thread is in the hook: Python ignores what is raised there, too.
-        self._in_hook = False
 
     def install(self) -> None:
         """Replace the hook for ignored exceptions, which gets what is not ours."""
@@ -48,51 +46,16 @@ class IgnoredSignals:
             sys.unraisablehook = self._others
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        # To do: this, and the numbers of signals that come meanwhile, which Python would ignore
-        # here as well.
-        waiting: list[sys.UnraisableHookArgs | int] = [unraisable]
-        in_main = False
-        try:
-            while waiting:
-                try:
-                    in_main = in_main_thread()
-                    if in_main:
-                        self._in_hook = True
-                    self._deal_with(waiting)
-                except BaseException as error:  # noqa: PERF203 - runs once, as a rule
-                    number = signal_of(type(error), error.__traceback__)
-                    if number is None:
-                        raise
-                    waiting.append(number)
-        finally:
-            if in_main:
-                self._in_hook = False  # no signal is looked at between here and the end
-
-    @uncut
-    def _deal_with(self, waiting: list[sys.UnraisableHookArgs | int]) -> None:
-        while waiting:
-            one = waiting.pop(0)
-            if isinstance(one, int):
-                self._send_later(one)
-                continue
-            number = None
-            if one.object in _OURS:
-                number = signal_of(one.exc_type, one.exc_traceback)
-            if number is not None:
-                self._send_later(number)
-            finish(one)
-            if number is None:
-                self._others(one)
-
-    def _send_later(self, number: int) -> None:
-        self._loop.call_later(_PAUSE, functools.partial(self._send, number))
-
-    def _send(self, number: int) -> None:
+        number = None
+        if unraisable.object in _OURS:
+            number = signal_of(unraisable.exc_type, unraisable.exc_traceback)
+        finish(unraisable)
         main_thread = threading.main_thread().ident
-        if self._in_hook:  # it takes long: the machine is busy
-            self._send_later(number)
-        elif main_thread is not None:
-            signal.pthread_kill(main_thread, number)
+        if number is None or main_thread is None:
+            self._others(unraisable)
+        else:
+            send = functools.partial(signal.pthread_kill, main_thread, number)
+            self._loop.call_later(_PAUSE, send)
 
 
 def finish(unraisable: sys.UnraisableHookArgs) -> None:

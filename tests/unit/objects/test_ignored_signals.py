@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import itertools
 import os
 import signal
 import sys
-import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import miniray
 from miniray.common.object_ref import ObjectRef, RefHooks
 from miniray.objects.ignored_signals import IgnoredSignals, finish
 from miniray.objects.object_ref_generator import ObjectRefGenerator
@@ -23,12 +18,8 @@ from miniray.values.mapped import map_memory, unmap
 from miniray.wire.io_loop import IOLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
-
-
-PACKAGE = str(Path(miniray.__file__).parent)
-HOOK = IgnoredSignals._on_unraisable.__code__
 
 
 class LimitReachedError(Exception):
@@ -89,17 +80,6 @@ def drop_a_ref() -> None:
     ObjectRef(b"some id", b"some node")
 
 
-def once(act: Callable[[], Any]) -> Callable[[], None]:
-    """A function that acts when it is called for the first time."""
-    left = [act]
-
-    def call() -> None:
-        if left:
-            left.pop()()
-
-    return call
-
-
 def reach_the_limit(_number: int, _frame: FrameType | None) -> None:
     raise LimitReachedError
 
@@ -137,98 +117,6 @@ def test_a_signal_that_comes_while_a_ref_is_dropped_comes_again(
     assert len(wakes) == 2  # of the first drop, again as it had been cut off; then it is known
     assert list(hooks.dropped) == [b"some id"] * 2
     assert told == []
-
-
-def test_a_signal_that_is_due_again_while_the_first_is_dealt_with_waits_until_that_is_over(
-    hooks: RefHooks, told: list[Any]
-) -> None:
-    tried = threading.Event()
-
-    class Signals(IgnoredSignals):
-        def _send(self, number: int) -> None:
-            super()._send(number)
-            tried.set()
-
-    class SlowLoop(IOLoop):
-        """Whoever has set a timer goes on when it is over: other processes were quicker."""
-
-        def wake(self) -> None:
-            super().wake()
-            if threading.current_thread() is threading.main_thread():
-                tried.wait(30)
-
-    loop = SlowLoop()
-    loop.start()
-    signals = Signals(loop)
-    signals.install()
-    hooks.wake = once(lambda: signal.raise_signal(signal.SIGINT))
-    with handled(signal.SIGINT, signal.default_int_handler):
-        drop_a_ref()
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(30)  # cut off by the signal
-    signals.remove()
-    loop.stop()
-    assert told == []
-
-
-class InTheHook:
-    """Acts at the n-th point of the hook where Python could run a handler, the first left out."""
-
-    def __init__(self, number: int, act: Callable[[], None]) -> None:
-        self.left = number
-        self.act = act
-
-    def __call__(self, frame: FrameType, event: str, _arg: object) -> None:
-        code = frame.f_code
-        if event in ("call", "c_return") and code.co_filename.startswith(PACKAGE):
-            self.left -= code is not HOOK
-            if self.left == 0:
-                sys.setprofile(None)
-                self.act()
-
-
-# That nobody is told of them is not asserted: where a signal comes at the very entry of the hook,
-# Python tells of it by itself.
-@pytest.mark.usefixtures("told")
-def test_a_signal_comes_again_whenever_another_one_comes_while_it_is_dealt_with(
-    hooks: RefHooks,
-) -> None:
-    came: list[None] = []
-    interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
-
-    def on_signal(_number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code in (HOOK, ObjectRef.__del__.__code__):
-                raise LimitReachedError
-            frame = frame.f_back
-        came.append(None)
-
-    def drop_and_interrupt(point: InTheHook) -> None:
-        loop = IOLoop()
-        loop.start()
-        signals = IgnoredSignals(loop)
-        signals.install()
-        hooks.wake = once(lambda: (sys.setprofile(point), interrupt()))
-        drop_a_ref()
-        sys.setprofile(None)
-        deadline = time.monotonic() + 30
-        while not came and time.monotonic() < deadline:
-            time.sleep(0.005)
-        loop.stop()
-        signals.remove()
-
-    with handled(signal.SIGINT, on_signal):
-        for number in itertools.count(1):
-            for record in (came, hooks.dropped):
-                record.clear()
-            hooks.woken = False
-            point = InTheHook(number, interrupt)
-            drop_and_interrupt(point)
-            assert came
-            assert list(hooks.dropped) == [b"some id"]
-            if point.left > 0:
-                break
-    assert number > 10
 
 
 @pytest.mark.usefixtures("installed")
