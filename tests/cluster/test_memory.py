@@ -200,7 +200,7 @@ def test_arguments_of_a_detached_actor_are_held_for_it_also_when_its_driver_has_
     name = f"{actor._actor_id.hex()[:8]}-{number}"
     assert written.owner.endswith(", for a detached actor")
     assert f"argument of the detached actor {name} in the daemon of" in written.why
-    assert "borrowed by the daemon of" in put.why
+    assert "inside another object in the daemon of" in put.why
     miniray.kill(actor)
     wait_until(nothing_is_held)
 

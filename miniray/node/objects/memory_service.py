@@ -156,7 +156,7 @@ def adopted_report(
         if actor:
             name = f"the detached actor {short_id(actor.hex())}"
             holds.append({"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [name]})
-        if outer:
+        if outer := outer + borrowers.count(node_id):  # the latter: in arguments that are kept
             holds.append({"kind": "CAPTURED_IN_OBJECT", "count": outer, "names": []})
         row: ObjectRow = {
             "id": b"" if actor else id,

@@ -50,7 +50,7 @@ def test_the_next_head_is_told_which_commands_have_started() -> None:
         "clients": SimpleNamespace(clients={}),
         "pool": SimpleNamespace(leases=leases, jobs=set),
         "relay": None,
-        "adopted": SimpleNamespace(actors=list),
+        "adopted": SimpleNamespace(actors=()),
         "events": SimpleNamespace(jobs=set),
     }
     asyncio.run(Membership(**parts).rejoin(1.0))
