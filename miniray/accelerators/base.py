@@ -110,11 +110,6 @@ class Family(abc.ABC):
         Numbers are compared with what was found. Other forms (a UUID, a MIG or a
         sub-device) name parts that detection does not list, so they count where
         there is any device.
-
-        Args:
-            visible: What ``visible_ids`` said.
-            detected: What was found.
-            environ: The environment that ``visible`` is from.
         """
         if not detected.ids:
             return []

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """The questions that this process can answer.
-
-    Args:
-        link: To the daemon.
-    """
+    """The questions that this process can answer."""
 
     def __init__(self, link: NodeLink) -> None:
         self._link = link

@@ -103,12 +103,7 @@ def _hint(infeasible: bool) -> str:
 
 
 class DriverOutput:
-    """Prints, in a thread of its own, what the runtime of a driver is sent to print.
-
-    Args:
-        runtime: Of this process.
-        wanted: Whether what workers print is.
-    """
+    """Prints, in a thread of its own, what the runtime of a driver is sent to print."""
 
     def __init__(self, runtime: ClusterRuntime, *, wanted: bool) -> None:
         self._link = runtime.link

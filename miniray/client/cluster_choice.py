@@ -50,9 +50,6 @@ def latest_cluster(address: str | None = None) -> ClusterRecord | None:
 
     Of several, the one whose head was started last on this machine, else the one that
     this machine joined last. Embedded ones belong to their drivers and are left out.
-
-    Args:
-        address: Consider only the cluster with this address.
     """
     started = [record for record in find_clusters() if not record.embedded]
     candidates = at_address(started, address)

@@ -76,15 +76,7 @@ class ProcessHooks:
 
 
 class ClusterRuntime(Runtime):
-    """The cluster engine behind the public API.
-
-    Args:
-        facts: What this process is.
-        link: To the daemon.
-        loop: The I/O thread.
-        process: What is asked of the process.
-        on_shutdown: Detaches it.
-    """
+    """The cluster engine behind the public API."""
 
     objects: ObjectAccess
     calls: Submission

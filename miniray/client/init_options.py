@@ -100,11 +100,6 @@ def check_init(
 ) -> InitOptions:
     """Check the arguments of ``init()``.
 
-    Args:
-        others: What was given by name beside them.
-        job_config: Says what the other arguments do not.
-        **given: The arguments that ``init`` names.
-
     Raises:
         TypeError: There is no such argument, or a value is of a wrong type.
         ValueError: A value is not allowed, or the arguments don't go together.

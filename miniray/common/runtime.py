@@ -331,9 +331,6 @@ def runtime_or_none() -> Runtime | None:
 def runtime_of(what: str) -> Runtime:
     """Return the runtime that a ref or a handle of this process belongs to.
 
-    Args:
-        what: "ref" or "actor handle", for the error.
-
     Raises:
         NotInitializedError: There is none, and a new one would not know it.
     """

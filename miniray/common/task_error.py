@@ -227,14 +227,7 @@ def last_line(pickled: bytes) -> str:
 
 
 def wrap_pickled(function_name: str, text: str, cause: BaseException, pickled: bytes) -> bytes:
-    """Return a pickled TaskError of a cause that stays as it was pickled.
-
-    Args:
-        function_name: Of what has failed.
-        text: What stands for its traceback.
-        cause: The cause as ``text_only`` loads it.
-        pickled: The cause.
-    """
+    """Return a pickled TaskError of a cause that stays as it was pickled."""
     facts = TaskFailure(function_name, text, MinirayError(transport.name_of(cause)))
     return pickle.dumps(_Pickled(facts, pickled), 5)
 

@@ -29,12 +29,7 @@ _LINE_COST = 64
 
 
 def left_out_note(counts: Sequence[tuple[str, str, int]], own_node: str) -> str:
-    """Say where lines of workers are that this driver was not sent.
-
-    Args:
-        counts: Node, log file and count.
-        own_node: The driver's, which is not named.
-    """
+    """Say where lines of workers are that this driver was not sent."""
     most = sorted(((count, path, node) for node, path, count in counts), reverse=True)
     places = [
         f"{count:,} in {path}{f' on node {node}' if node != own_node else ''}"

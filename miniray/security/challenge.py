@@ -38,9 +38,6 @@ class ServerChallenge:
     """The accepting end of one handshake.
 
     Send `greeting` first, then feed what arrives until it is done.
-
-    Args:
-        key: The cluster's socket key (see ``token.derive_key``).
     """
 
     __slots__ = ("_buffer", "_done", "_key", "greeting")
@@ -79,11 +76,7 @@ class ServerChallenge:
 
 
 class ClientChallenge:
-    """The connecting end of one handshake: feed what arrives until it is done.
-
-    Args:
-        key: The cluster's socket key.
-    """
+    """The connecting end of one handshake: feed what arrives until it is done."""
 
     __slots__ = ("_buffer", "_done", "_expected", "_key")
 

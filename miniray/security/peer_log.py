@@ -66,9 +66,6 @@ class Arrivals:
     """Who connects to a port that gRPC serves: it does not tell whose handshakes fail.
 
     Called when a handshake begins, by whichever thread of gRPC's has it.
-
-    Args:
-        tell: Takes a line for people.
     """
 
     def __init__(self, tell: Callable[[str], object]) -> None:

@@ -153,9 +153,6 @@ def base_dir() -> Path:
 def user_root(temp_dir: str | None = None) -> Path:
     """Return the folder of this user, ``<base>/miniray-<uid>``; make it if there is none.
 
-    Args:
-        temp_dir: A base instead of `base_dir`.
-
     Raises:
         PermissionError: The folder is not this user's own, or is a symbolic link.
         OSError: It cannot be made.

@@ -54,11 +54,6 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
     Data may be meant to be large. A function, a method or an object of the user's is more likely to
     have dragged it in: for those, the limit is lower. A place is looked at again when its calls
     carry twice as much, since a look takes as long as pickling what they carry.
-
-    Args:
-        args: Positional arguments of the call.
-        kwargs: The others.
-        size: Bytes that they take when pickled.
     """
     caller, _ = user_frame()
     sizes = _looked_at.setdefault(caller.f_code, {})

@@ -45,12 +45,7 @@ def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
 
 
 class _Answer:
-    """An answer, for a thread or a coroutine that waits for it; or has given up.
-
-    Args:
-        arrived: Tells whoever waits that ``take`` has something.
-        undo: Called with a result that nobody takes.
-    """
+    """An answer, for a thread or a coroutine that waits for it; or has given up."""
 
     def __init__(
         self, arrived: Callable[[], object], undo: Callable[[Any], None] | None = None

@@ -35,13 +35,7 @@ def socket_path(folder: str, process_id: bytes) -> str:
 
 
 class Peer:
-    """Another process, reachable or gone.
-
-    Args:
-        node_id: Its node.
-        process_id: Its id.
-        channel: What leads there.
-    """
+    """Another process, reachable or gone."""
 
     __slots__ = (
         "backlog",

@@ -50,13 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """Takes calls, and runs them from the main thread's queue.
-
-    Args:
-        runtime: Of this process.
-        end: Ends this process, and is called with why.
-        actor: What is to be run; None: tasks.
-    """
+    """Takes calls, and runs them from the main thread's queue."""
 
     def __init__(
         self,
@@ -249,12 +243,7 @@ class Executor:
             self.run()
 
     def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
-        """Let calls begin.
-
-        Args:
-            instance: The actor.
-            group_of: The concurrency groups of methods that have one.
-        """
+        """Let calls begin."""
         self.instance = instance
 
     def run(self) -> None:

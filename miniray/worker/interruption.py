@@ -35,11 +35,7 @@ _AGAIN, _AGAIN_AT_MOST = 0.02, 1.0
 
 
 class Interruption:
-    """What runs in the main thread, and whether a cancel may raise there.
-
-    Args:
-        loop: Of this process.
-    """
+    """What runs in the main thread, and whether a cancel may raise there."""
 
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop

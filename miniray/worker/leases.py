@@ -30,11 +30,7 @@ _REMEMBERED = 10_000
 
 
 class Leases:
-    """The leases of this worker. Not thread-safe: used in the I/O thread's turns only.
-
-    Args:
-        put: Queues a task.
-    """
+    """The leases of this worker. Not thread-safe: used in the I/O thread's turns only."""
 
     def __init__(self, put: Callable[[Work], object]) -> None:
         self._put = put

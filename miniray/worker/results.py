@@ -283,10 +283,6 @@ def _wrong_number(name: str, count: int, returned: int) -> ValueError:
 def items_of(result: Any, name: str) -> Iterator[Any]:
     """Return what a call that streams has returned, as an iterator; ``close_items`` follows.
 
-    Args:
-        result: What it returned.
-        name: Of the call, for the error.
-
     Raises:
         TypeError: It has no items.
     """

@@ -68,11 +68,7 @@ def has_unread(pipe: int) -> bool:
 
 
 class NamePage:
-    """The first page, which stays when the descriptor is closed, and the ring behind it.
-
-    Args:
-        fd: The file.
-    """
+    """The first page, which stays when the descriptor is closed, and the ring behind it."""
 
     def __init__(self, fd: int) -> None:
         self._bytes = memoryview(map_memory(fd, _SHARED, shared=True)).cast("B")
@@ -112,11 +108,7 @@ _fork_hook_registered = False
 
 
 class _Names:
-    """Tells the daemon under which name the streams are written to.
-
-    Args:
-        file: The worker's file.
-    """
+    """Tells the daemon under which name the streams are written to."""
 
     def __init__(self, file: int) -> None:
         self._page = NamePage(file)
@@ -182,9 +174,6 @@ def install(file: int) -> None:
 
     Text is UTF-8, and what UTF-8 can't hold is written with backslashes. A line is
     passed on when it ends, and anything at a flush; a line of C code's as well.
-
-    Args:
-        file: The worker's file.
     """
     global _fork_hook_registered, _names
     _names = _Names(file)

@@ -331,11 +331,6 @@ def sort_out(
     node itself then, until it has ended. The end of a group may not have been kept either, and
     what it had granted to others: these run.
 
-    Args:
-        node: the pool of the node, with nothing held.
-        awaited: bundles that were kept.
-        running: what the leases hold, by their numbers.
-
     Raises:
         ValueError: the leases hold more than the node has.
     """

@@ -395,12 +395,7 @@ class SegmentStore:
 
 
 class Copies:
-    """Which segments of this node are whole copies of values that were written on other nodes.
-
-    Args:
-        store: Where they are.
-        lives: Whether another node lives.
-    """
+    """Which segments of this node are whole copies of values that were written on other nodes."""
 
     def __init__(self, store: SegmentStore, lives: Callable[[bytes], bool]) -> None:
         self.store = store

@@ -30,9 +30,6 @@ class SpreadTree:
     """The nodes that have one value, or are getting it, and who copies from whom. Pure.
 
     Every node serves at most two others at a time; those that are still getting a copy serve too.
-
-    Args:
-        source: The node on which it was written.
     """
 
     def __init__(self, source: bytes) -> None:

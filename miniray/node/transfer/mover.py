@@ -199,11 +199,7 @@ _STACK = 512 * 1024
 
 
 class Mover:
-    """Serve a daemon until it is gone.
-
-    Args:
-        control: Of messages as tuples, with descriptors.
-    """
+    """Serve a daemon until it is gone."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

@@ -244,12 +244,7 @@ class _Process:
 
 
 class MoverClient:
-    """Start a mover and use it.
-
-    Args:
-        start: Starts a mover.
-        settings: What it is told.
-    """
+    """Start a mover and use it."""
 
     def __init__(self, start: Callable[[], Helper], settings: MoverConfig) -> None:
         self._start = start

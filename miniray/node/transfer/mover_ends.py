@@ -137,11 +137,7 @@ class _Offer:
 
 
 class Sends:
-    """The values that other nodes may come for.
-
-    Args:
-        tell: Tells the daemon something.
-    """
+    """The values that other nodes may come for."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
@@ -199,12 +195,7 @@ class Sends:
         self._tell("released", ticket, clean)
 
     def serve(self, sock: socket.socket, hello: bytes) -> None:
-        """Serve a connection of another node until it has no more to ask.
-
-        Args:
-            sock: The connection.
-            hello: What it said first.
-        """
+        """Serve a connection of another node until it has no more to ask."""
         while hello and self._serve_one(sock, hello):
             sock.settimeout(IDLE)
             try:
@@ -254,11 +245,7 @@ class _Job:
 
 
 class Receives:
-    """The transfers to this node.
-
-    Args:
-        tell: Tells the daemon something.
-    """
+    """The transfers to this node."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell

@@ -280,12 +280,7 @@ def _shown_no_further(there: int) -> CutOffError:
 
 
 class _Copier:
-    """Copy from memory to memory, or to a file, once and in the kernel.
-
-    Args:
-        source: A descriptor of what is read.
-        target: Of what is written.
-    """
+    """Copy from memory to memory, or to a file, once and in the kernel."""
 
     def __init__(self, source: int, target: int) -> None:
         self._source = source

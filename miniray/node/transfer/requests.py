@@ -169,11 +169,7 @@ class _Peer:
 
 
 class ValueRequests:
-    """All requests of this daemon.
-
-    Args:
-        relay: The way to other daemons.
-    """
+    """All requests of this daemon."""
 
     def __init__(self, relay: RelayHub) -> None:
         self._relay = relay

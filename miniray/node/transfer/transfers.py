@@ -86,10 +86,6 @@ class Transfers:
     async def copy(self, key: Key, claim: Claim) -> Segment:
         """Read a value of another node into a segment of this node, which is not sealed yet.
 
-        Args:
-            key: The value.
-            claim: Room of its size.
-
         Raises:
             ObjectLostError: No node has it, or the node of its owner is gone or does not answer.
             ObjectStoreFullError: There is no room for a copy.

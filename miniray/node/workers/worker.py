@@ -184,10 +184,6 @@ class CommandOutput:
 
     One piece is in flight at a time. A head that starts again is sent the piece again, with the
     same offset, so that each byte is kept once.
-
-    Args:
-        lease: Of the command.
-        head: The way to the head.
     """
 
     def __init__(self, lease: int, head: HeadClient) -> None:
