@@ -85,7 +85,7 @@ class ClusterDirectories:
             grants, clients, jobs, notices, storage.placement_group
         )
         clients.on_ended.append(self._client_ended)
-        Revocations(grants, self.leases, reserve_after=patience)
+        self.revocations = Revocations(grants, self.leases, reserve_after=patience)
         self.departures = Departures(grants, self.leases, self.nodes, patience=patience)
         self.drains = Drains(grants, self.leases, self.nodes, clients, self.kv)
         self.quarantines = Quarantines(grants, clients, jobs, events)
