@@ -34,6 +34,8 @@ class IgnoredSignals:
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
         self._others = sys.unraisablehook
+        #: The main thread is in the hook: Python ignores what is raised there, too.
+        self._in_hook = False
 
     def install(self) -> None:
         """Replace the hook for ignored exceptions, which gets what is not ours."""
@@ -50,12 +52,22 @@ class IgnoredSignals:
         if unraisable.object in _OURS:
             number = signal_of(unraisable.exc_type, unraisable.exc_traceback)
         finish(unraisable)
-        main_thread = threading.main_thread().ident
-        if number is None or main_thread is None:
+        if number is None:
             self._others(unraisable)
-        else:
-            send = functools.partial(signal.pthread_kill, main_thread, number)
-            self._loop.call_later(_PAUSE, send)
+            return
+        self._in_hook = True
+        self._send_later(number)
+        self._in_hook = False
+
+    def _send_later(self, number: int) -> None:
+        self._loop.call_later(_PAUSE, functools.partial(self._send, number))
+
+    def _send(self, number: int) -> None:
+        main_thread = threading.main_thread().ident
+        if self._in_hook:  # it takes long: the machine is busy
+            self._send_later(number)
+        elif main_thread is not None:
+            signal.pthread_kill(main_thread, number)
 
 
 def finish(unraisable: sys.UnraisableHookArgs) -> None:
