@@ -56,8 +56,10 @@ class IgnoredSignals:
             self._others(unraisable)
             return
         self._in_hook = True
-        self._send_later(number)
-        self._in_hook = False
+        try:
+            self._send_later(number)
+        finally:
+            self._in_hook = False
 
     def _send_later(self, number: int) -> None:
         self._loop.call_later(_PAUSE, functools.partial(self._send, number))
