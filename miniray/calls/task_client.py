@@ -20,7 +20,7 @@ from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError, describe_exit
 from miniray.messages import protocol as p
-from miniray.messages.errors import rebuild_error
+from miniray.messages.value import rebuild_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,7 @@ from miniray.exceptions import (
     MinirayError,
     RuntimeEnvSetupError,
 )
-from miniray.messages.errors import Death
-from miniray.messages.value import NOTHING, error_value, is_shared, refs_in, size_of
+from miniray.messages.value import NOTHING, Death, error_value, is_shared, refs_in, size_of
 from miniray.wire.interrupts import Interrupts
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from miniray.common.ids import short_id
 from miniray.common.names import short_name
 from miniray.common.runtime import RuntimeHead
 from miniray.exceptions import MinirayError
-from miniray.messages.errors import rebuild_error
-from miniray.messages.value import error_value
+from miniray.messages.value import error_value, rebuild_error
 from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from miniray.common.runtime import ActorLocation, Runtime, RuntimeContextData
 from miniray.common.spans import SPANS
 from miniray.exceptions import NotInitializedError, ObjectLostError
 from miniray.messages import protocol as p
-from miniray.messages.errors import ActorExit
-from miniray.messages.value import error_value
+from miniray.messages.value import ActorExit, error_value
 from miniray.objects.borrowing import Borrowing
 from miniray.objects.objects import ObjectTable
 from miniray.objects.shared_memory import SharedMemory

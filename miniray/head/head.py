@@ -21,8 +21,8 @@ from miniray.head.recovery import HeadRecovery
 from miniray.head.state import ClusterState
 from miniray.head.watches import Watches
 from miniray.messages import plain
-from miniray.messages.errors import rebuild_error
 from miniray.messages.plain import Arguments
+from miniray.messages.value import rebuild_error
 from miniray.version import VERSION
 
 if TYPE_CHECKING:

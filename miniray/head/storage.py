@@ -21,7 +21,7 @@ from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
 from miniray.head.directories.submitted_job import SubmittedJob
 from miniray.head.scheduling.bundles import GroupPlacement
-from miniray.messages.errors import Death
+from miniray.messages.value import Death
 
 if TYPE_CHECKING:
     from collections.abc import Callable

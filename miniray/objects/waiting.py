@@ -12,9 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
-from miniray.messages.errors import rebuild_error
 from miniray.messages.protocol import VALUE_SHARED
-from miniray.messages.value import is_error, is_shared, location_of, node_of
+from miniray.messages.value import is_error, is_shared, location_of, node_of, rebuild_error
 from miniray.objects.objects import ValueFetch
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut

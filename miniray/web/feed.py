@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.client.attach import Attachment, Introduction
 from miniray.common.config import config
 from miniray.common.ids import new_id
-from miniray.messages.errors import rebuild_error
+from miniray.messages.value import rebuild_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.exceptions import NodeDiedError
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.messages.errors import rebuild_error
+from miniray.messages.value import rebuild_error
 from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut

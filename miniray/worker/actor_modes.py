@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls import context
 from miniray.common.names import user_stacklevel
 from miniray.exceptions import TaskCancelledError
-from miniray.messages.errors import ActorExit
+from miniray.messages.value import ActorExit
 from miniray.wire.poller import Pace, PacedSelector, run_in_loop
 from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in

@@ -20,7 +20,7 @@ from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol
 from miniray.messages import protocol as p
-from miniray.messages.errors import ActorExit
+from miniray.messages.value import ActorExit
 from miniray.wire.gates import Gate
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from miniray.common.process_state import children_of
 from miniray.exceptions import TaskCancelledError
-from miniray.messages.errors import ActorExit
+from miniray.messages.value import ActorExit
 from miniray.wire.interrupts import postpone
 from miniray.worker import stdio
 

@@ -31,7 +31,7 @@ from miniray.common.process_state import SHOW_STACKS
 from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
-from miniray.messages.errors import ActorExit
+from miniray.messages.value import ActorExit
 from miniray.objects.ignored_signals import finish
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place

@@ -16,8 +16,7 @@ from miniray.common.object_ref import hooks
 from miniray.common.spans import LONG, SPANS
 from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.messages import protocol as p
-from miniray.messages.errors import ActorExit
-from miniray.messages.value import error_value
+from miniray.messages.value import ActorExit, error_value
 from miniray.worker import stdio
 from miniray.worker.arguments import forget_arguments
 from miniray.worker.interruption import end_child

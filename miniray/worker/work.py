@@ -7,7 +7,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.messages.errors import ActorExit
+from miniray.messages.value import ActorExit
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import in_main_thread, signal_of
 

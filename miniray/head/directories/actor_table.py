@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.common.ids import owner_of
 from miniray.common.state_types import DEAD, PENDING, RESTARTING
 from miniray.exceptions import DeathCause
-from miniray.messages.errors import Death
+from miniray.messages.value import Death
 
 if TYPE_CHECKING:
     from miniray.common.specs import ActorSpec

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import common_pb2
 from miniray.common.names import format_bytes, short_name
-from miniray.messages.errors import encode_error
 from miniray.messages.protocol import MAX_HEAD_REQUEST
+from miniray.messages.value import encode_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from miniray.common.config import config
 from miniray.common.names import format_bytes
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.messages.errors import encode_error
 from miniray.messages.plain import Arguments
+from miniray.messages.value import encode_error
 from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.poller import READ_SIZE
 from miniray.wire.sockets import Listener

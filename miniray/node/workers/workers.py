@@ -25,7 +25,7 @@ from miniray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
-from miniray.messages.errors import encode_error
+from miniray.messages.value import encode_error
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers.templates import IdleWorkers, Templates, surplus
 from miniray.node.workers.worker import (
