@@ -65,6 +65,7 @@ class WebServer:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
+                Route("/api/runs/series", self._compared),
                 Route("/api/stack", self._stack, methods=["POST"]),
                 Route("/api/profile", self._profile, methods=["POST"]),
                 *JobRoutes(facts, self._answers).routes,
@@ -146,6 +147,13 @@ class WebServer:
         if not isinstance(seconds, int | float):
             raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
         return await self._answers.of(profile, self._feed.source, kind, of, float(seconds), rank)
+
+    async def _compared(self, request: Request) -> Response:
+        """Return the metrics of several runs, to be drawn over each other."""
+        from miniray.web.runs import compared
+
+        wanted = request.query_params.get("runs", "").split(",")
+        return await self._answers.of(compared, self._feed, [each for each in wanted if each])
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:

@@ -22,7 +22,7 @@ from miniray.util.state_records import (
     WorkerState,
 )
 from miniray.version import VERSION
-from miniray.web.asked import NodeUsage, source_of
+from miniray.web import asked
 from miniray.web.feed import Feed
 from miniray.web.tables import Table
 
@@ -89,6 +89,15 @@ _LISTINGS: dict[str, dict[str, Adapt]] = {
 }
 
 
+def source_of(topic: str) -> Callable[[Feed], Asked] | None:
+    """Return what asks for the rows of a topic; None if they are pushed, or there is none."""
+    if topic.startswith("run") or topic == "datasets":
+        from miniray.web import runs  # the train layer, only if somebody looks at it
+
+        return runs.source_of(topic)
+    return asked.source_of(topic)
+
+
 class Topics:
     """The tables that are looked at, by topic."""
 
@@ -145,7 +154,7 @@ class Topics:
 
     async def _ask_usage(self, table: Table) -> None:
         """Add to the rows of nodes what these use."""
-        usage = NodeUsage()
+        usage = asked.NodeUsage()
         while True:
             with contextlib.suppress(OSError, TimeoutError, MinirayError):
                 table.overlay(await asyncio.to_thread(usage, self.feed))

@@ -81,11 +81,11 @@ class RunPage:
         #: Whether there is a controller to be asked.
         self.live = bool(row["ended"] is None and row["alive"])
 
-    def question(self) -> Question:
-        """Return what to ask for news of the run."""
-        arguments = (self._seen, self._history.reports - 1, PATIENCE)
+    def question(self, patience: float = PATIENCE) -> Question:
+        """Return what to ask for news of the run, for which its controller may wait so long."""
+        arguments = (self._seen, self._history.reports - 1, patience)
         about = question_about(self._row["run_id"]), arguments, [_id(self._row["worker_id"])]
-        return "processes", about, PATIENCE + 1, [_id(self._row["node_id"])]
+        return "processes", about, patience + 1, [_id(self._row["node_id"])]
 
     def take(self, told: Sequence[Told]) -> None:
         """Take the answer to ``question``."""

@@ -22,8 +22,8 @@ export function bytes(value) {
 
 export function seconds(value) {
   if (absent(value)) return DASH;
-  if (value < 0.001) return `${Math.round(1e6 * value)} µs`;
-  if (value < 1) return `${Number((1000 * value).toPrecision(3))} ms`;
+  if (value > 0 && value < 0.001) return `${Math.round(1e6 * value)} µs`;
+  if (value > 0 && value < 1) return `${Number((1000 * value).toPrecision(3))} ms`;
   if (value < 60) return `${Number(value.toFixed(value < 10 ? 1 : 0))} s`;
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
   if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
@@ -69,7 +69,7 @@ export function Ago({ time }) {
   return html`<time title=${clock(time, true)}>${seconds(Math.max(0, Math.floor(Date.now() / 1000 - time)))}</time>`;
 }
 
-const GOOD = /^(ALIVE|RUNNING|CREATED|SUCCEEDED|FINISHED|INFO)$/i;
+const GOOD = /^(ALIVE|RUNNING|CREATED|SUCCEEDED|FINISHED|RETURNED|INFO)$/i;
 const WAITS = /^(PENDING|PENDING_CREATION|STARTING|RESTARTING|SCHEDULING|RESCHEDULING|DEPENDENCIES_UNREADY|DRAINING|QUEUED|RESIZING|WARNING|WAITING)$/i;
 const BAD = /^(FAILED|ERRORED|LOST|INFEASIBLE|QUARANTINED|ERROR)$/i;
 export const kindOf = (state) => (GOOD.test(state) ? "ok" : WAITS.test(state) ? "wait" : BAD.test(state) ? "bad" : "off");
@@ -78,10 +78,11 @@ export const kindOf = (state) => (GOOD.test(state) ? "ok" : WAITS.test(state) ? 
 export const State = ({ of, bad }) =>
   absent(of) ? DASH : html`<span class="state ${bad ? "bad" : kindOf(of)}">${String(of).toLowerCase().replaceAll("_", " ")}</span>`;
 
-/** The beginning of an id; the whole as a title. */
+/** An id in short: ids of one job begin alike, so its end is shown too; the whole as a title. */
 export const Id = ({ of, href }) => {
   if (absent(of)) return DASH;
-  const text = html`<code title=${of}>${String(of).slice(0, 10)}</code>`;
+  const whole = String(of);
+  const text = html`<code title=${whole}>${whole.length > 16 ? `${whole.slice(0, 4)}…${whole.slice(-6)}` : whole}</code>`;
   return href ? html`<a href=${href}>${text}</a>` : text;
 };
 

@@ -8,8 +8,7 @@ import { Ago, Card, Empty, Facts, Id, Problem, State, amounts, bytes, percent, w
 const CALLS = [
   { name: "method", title: "Call", width: "minmax(120px, 2fr)", cell: (row) => html`<b>${row.method ?? row.name ?? row.key}</b>` },
   { name: "state", title: "State", width: "110px", cell: (row) => html`<${State} of=${row.state} />` },
-  { name: "since", title: "For", width: "100px", right: true, cell: (row) => html`<${Ago} time=${row.since} />` },
-  { name: "caller", title: "Called by", width: "minmax(100px, 1.5fr)", wide: true, cell: (row) => html`<span title=${row.caller}>${row.caller ?? "–"}</span>` },
+  { name: "since", title: "For", width: "minmax(90px, 1fr)", right: true, cell: (row) => html`<${Ago} time=${row.since} />` },
 ];
 
 const devices = (held) => Object.entries(held ?? {}).map(([name, ids]) => `${name} ${[].concat(ids).join(", ")}`).join("; ");

@@ -16,13 +16,12 @@ export function Runs() {
     { name: "pick", title: "", width: "24px", sort: false, cell: (row) => html`<input type="checkbox" aria-label="Compare ${row.name}" checked=${picked.includes(row.run_id)} onChange=${() => toggle(row.run_id)} />` },
     { name: "name", title: "Run", width: "minmax(120px, 1.4fr)", cell: (row) => html`<a href="#/run/${row.run_id}" title=${row.path}><b>${row.name}</b></a>` },
     { name: "state", title: "State", width: "minmax(96px, 120px)", cell: (row) => html`<span title=${row.error}><${State} of=${row.state} /></span>` },
-    { name: "metrics", title: "Last report", width: "minmax(120px, 2fr)", sort: false, wide: true, cell: (row) => html`<span class="numbers" title=${latest(row.metrics)}>${latest(row.metrics) || "–"}</span>` },
-    { name: "reports", title: "Reports", width: "66px", right: true, wide: true, cell: (row) => number(row.reports) },
-    { name: "world_size", title: "Workers", width: "66px", right: true, wide: true },
-    { name: "attempts", title: "Attempts", width: "70px", right: true, wide: true },
-    { name: "checkpoints", title: "Checkpoints", width: "90px", right: true, wide: true },
-    { name: "started", title: "Started", width: "136px", wide: true, cell: (row) => clock(row.started) },
-    { name: "took", title: "Took", width: "88px", right: true, sort: false, cell: took },
+    { name: "reports", title: "Reports", width: "72px", right: true, cell: (row) => number(row.reports) },
+    { name: "workers", title: "Workers", width: "70px", right: true, wide: true },
+    { name: "attempts", title: "Attempts", width: "76px", right: true, wide: true },
+    { name: "started", title: "Started", width: "144px", wide: true, cell: (row) => clock(row.started) },
+    { name: "took", title: "Took", width: "100px", right: true, sort: false, cell: took },
+    { name: "path", title: "Folder, or why it ended", width: "minmax(120px, 2fr)", wide: true, sort: false, cell: (row) => html`<span title=${row.error || row.path} class=${row.error ? "bad" : "dim"}>${row.error || row.path}</span>` },
   ];
   const empty = html`No run yet. <code>TorchTrainer(train_loop, scaling_config=ScalingConfig(num_workers=2)).fit()</code> is one; it appears here when it starts, and stays after its end.`;
   return html`<${TopicPage} topic="runs" title="Train runs" columns=${columns} first="-started" open=${(row) => `#/run/${row.run_id}`} empty=${empty}
@@ -38,7 +37,7 @@ function Charts({ series }) {
   return html`<div class="charts">${charts.map(({ name, lines }) => html`<${Chart} key=${name} title=${name} x=${series.step} lines=${lines} />`)}</div>`;
 }
 
-/** Seconds that each rank took for each report: who is slow stands out as a row or a spot. */
+/** By how many seconds each rank came after the first one, report by report: who is slow is a warm row. */
 function Heat({ heat }) {
   const canvas = useRef(null);
   const [told, setTold] = useState("");
@@ -46,27 +45,21 @@ function Heat({ heat }) {
   const rows = heat?.seconds ?? [];
   const columns = rows[0]?.length ?? 0;
   const cell = Math.max(5, Math.min(18, Math.floor(260 / Math.max(1, rows.length))));
-  const medians = useMemo(() => Array.from({ length: columns }, (_, n) => {
-    const all = rows.map((row) => row[n]).filter((v) => v != null).sort((a, b) => a - b);
-    return all[all.length >> 1] ?? 0;
-  }), [heat]);
+  const most = useMemo(() => Math.max(0.02, ...rows.flat().filter((lag) => lag != null)), [heat]);
   useEffect(() => {
     const box = canvas.current;
     if (!box || !columns) return;
     const scale = devicePixelRatio || 1;
-    const width = box.clientWidth;
-    box.width = width * scale;
+    const wide = Math.min(22, box.parentElement.clientWidth / columns);
+    box.width = wide * columns * scale;
     box.height = rows.length * cell * scale;
-    box.style.height = `${rows.length * cell}px`;
+    Object.assign(box.style, { width: `${wide * columns}px`, height: `${rows.length * cell}px` });
     const c = box.getContext("2d");
     c.scale(scale, scale);
     const dark = getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
-    const wide = width / columns;
-    rows.forEach((row, rank) => row.forEach((value, n) => {
-      if (value == null) return;
-      // The colour says how much slower than the median rank: 2x is already full.
-      const slow = Math.max(0, Math.min(1, medians[n] ? value / medians[n] - 1 : 0));
-      for (const [look, strength] of [[dark ? "#26303d" : "#e4eaf3", 1], [dark ? "#f2784b" : "#d9480f", slow]]) {
+    rows.forEach((row, rank) => row.forEach((lag, n) => {
+      if (lag == null) return;
+      for (const [look, strength] of [[dark ? "#26303d" : "#e4eaf3", 1], [dark ? "#f2784b" : "#d9480f", Math.sqrt(lag / most)]]) {
         c.fillStyle = look;
         c.globalAlpha = strength;
         c.fillRect(n * wide, rank * cell, Math.max(0.5, wide - (wide > 3 ? 1 : 0)), cell - 1);
@@ -77,31 +70,30 @@ function Heat({ heat }) {
     const box = event.currentTarget.getBoundingClientRect();
     const rank = Math.floor((event.clientY - box.top) / cell);
     const n = Math.floor(((event.clientX - box.left) / box.width) * columns);
-    const value = rows[rank]?.[n];
-    setTold(value == null ? "" : `Rank ${rank}, report ${heat.reports?.[n] ?? n}: ${seconds(value)}; the median rank ${seconds(medians[n])}.`);
+    const lag = rows[rank]?.[n];
+    setTold(lag == null ? "" : `Rank ${rank}, report ${heat.reports[n]}: ${lag ? `${seconds(lag)} after the first rank` : "the first"}.`);
   };
-  if (!columns) return html`<${Empty}>The time that each rank takes from report to report is drawn here: a slow rank stands out as a row.<//>`;
-  return html`<div class="heat"><div class="axis"><span>rank 0</span><span>rank ${rows.length - 1}</span></div><canvas ref=${canvas} role="img" aria-label="Seconds of each rank for each report" onMouseMove=${over} onMouseLeave=${() => setTold("")} /></div>
-    <p class="dim" aria-live="polite">${told || `Each row is a rank, each column a report (${heat.reports?.[0] ?? 0} to ${heat.reports?.at(-1) ?? columns - 1}); the warmer, the slower than the median rank. Full at twice its time.`}</p>`;
+  if (!columns) return html`<${Empty}>While a run goes on, this shows by how much each rank comes after the first one: a slow rank stands out as a row.<//>`;
+  return html`<div class="heat"><div class="axis"><span>rank 0</span>${rows.length > 1 && html`<span>rank ${rows.length - 1}</span>`}</div><div><canvas ref=${canvas} role="img" aria-label="Seconds by which each rank came after the first, report by report" onMouseMove=${over} onMouseLeave=${() => setTold("")} /></div></div>
+    <p class="dim" aria-live="polite">${told || `Each row is a rank, each column a report (${heat.reports[0]} to ${heat.reports.at(-1)}); the warmer, the later it came after the first rank, at most ${seconds(most)}.`}</p>`;
 }
 
 const RANKS = [
-  { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}><b>${row.world_rank ?? row.rank}</b></a>` : html`<b>${row.world_rank ?? row.rank}</b>`) },
+  { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
   { name: "state", title: "State", width: "minmax(90px, 110px)", cell: (row) => html`<${State} of=${row.state} />` },
   { name: "node_id", title: "Node", width: "minmax(80px, 1fr)", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_name ?? row.node_id ?? "–"}</span>` },
   { name: "pid", title: "Process", width: "72px", right: true, wide: true },
   { name: "reports", title: "Reports", width: "70px", right: true },
-  { name: "lag", title: "Behind", width: "66px", right: true, cell: (row) => html`<span class=${row.lag > 1 ? "warn" : ""}>${number(row.lag)}</span>` },
-  { name: "step_seconds", title: "Per report", width: "88px", right: true, wide: true, cell: (row) => seconds(row.step_seconds) },
-  { name: "data_wait_seconds", title: "Data wait", width: "84px", right: true, wide: true, cell: (row) => seconds(row.data_wait_seconds) },
-  { name: "blocked_seconds", title: "In report()", width: "88px", right: true, wide: true, cell: (row) => seconds(row.blocked_seconds) },
-  { name: "memory", title: "Device memory", width: "108px", right: true, wide: true, cell: (row) => bytes(row.memory) },
-  { name: "collective", title: "In", width: "minmax(60px, 1fr)", wide: true, cell: (row) => row.collective ?? "–" },
+  { name: "behind", title: "Behind", width: "66px", right: true, cell: (row) => html`<span class=${row.behind > 1 ? "warn" : ""}>${number(row.behind)}</span>` },
+  { name: "last_report", title: "Last report", width: "88px", right: true, wide: true, cell: (row) => html`<${Ago} time=${row.last_report} />` },
+  { name: "data_wait", title: "Data wait", width: "84px", right: true, wide: true, cell: (row) => seconds(row.data_wait) },
+  { name: "device_memory", title: "Device memory", width: "108px", right: true, wide: true, cell: (row) => bytes(row.device_memory) },
+  { name: "doing", title: "Does", width: "minmax(80px, 2fr)", wide: true, cell: (row) => html`<span title=${row.problem || row.doing}>${row.doing || row.problem || "–"}</span>` },
 ];
 
 const CHECKPOINTS = [
-  { name: "name", title: "Checkpoint", width: "minmax(130px, 1.4fr)", cell: (row) => html`<b title=${row.name}>${row.name}</b>${row.best && html` <span class="tag">best</span>`}` },
-  { name: "step", title: "Step", width: "64px", right: true, wide: true },
+  { name: "name", title: "Checkpoint", width: "minmax(130px, 1.4fr)", cell: (row) => html`<b title=${row.path}>${row.name}</b>` },
+  { name: "number", title: "Report", width: "64px", right: true, wide: true },
   { name: "size", title: "Size", width: "88px", right: true, cell: (row) => bytes(row.size) },
   { name: "seconds", title: "Took", width: "84px", right: true, cell: (row) => seconds(row.seconds) },
   { name: "time", title: "Age", width: "104px", right: true, wide: true, cell: (row) => html`<${Ago} time=${row.time} />` },
@@ -110,8 +102,8 @@ const CHECKPOINTS = [
 
 const ATTEMPTS = [
   { name: "number", title: "Attempt", width: "66px", right: true },
-  { name: "state", title: "State", width: "minmax(90px, 120px)", cell: (row) => html`<${State} of=${row.state} />` },
-  { name: "world_size", title: "Workers", width: "70px", right: true },
+  { name: "state", title: "State", width: "minmax(80px, 100px)", cell: (row) => html`<${State} of=${row.ended ? "ended" : "running"} bad=${row.reason} />` },
+  { name: "workers", title: "Workers", width: "70px", right: true },
   { name: "started", title: "Started", width: "136px", wide: true, cell: (row) => clock(row.started) },
   { name: "took", title: "Took", width: "96px", right: true, cell: took },
   { name: "reason", title: "Why it ended", width: "minmax(140px, 3fr)", cell: (row) => html`<span title=${row.reason}>${row.reason || "–"}</span>` },
@@ -124,27 +116,31 @@ const List = ({ title, columns, rows, empty, open, note }) =>
 export function Run({ id }) {
   const topic = `run:${id}`;
   const at = useLive(topic, { size: 1000 })(topic);
-  const { run = {}, series, checkpoints, attempts, heat, logs } = at.summary;
+  const { run = {}, series, checkpoints, attempts, heat } = at.summary;
   const [of, setOf] = useState("all");
-  const live = !run.ended && !/FINISHED|ERRORED|ABORTED/.test(run.state ?? "");
-  const whom = of === "all" ? { run: id } : { run: id, rank: Number(of) };
-  const choices = [{ name: "controller", of: { run: id } }, ...at.rows.map((row) => ({ name: `rank ${row.world_rank ?? row.rank}`, of: { run: id, rank: row.world_rank ?? row.rank } }))];
+  const live = !run.ended && !/FINISHED|ERRORED|ABORTED|LOST/.test(run.state ?? "");
+  const named = { run: run.name ?? id };
+  const whom = of === "all" ? named : { ...named, rank: Number(of) };
+  const controller = run.actor_id ? [{ name: "controller", of: { actor: run.actor_id } }] : [];
+  const choices = [...controller, { name: "all ranks", of: named }, ...at.rows.map((row) => ({ name: `rank ${row.rank}`, of: { ...named, rank: row.rank } }))];
   return html`<div class="page">
     <header class="top"><h1><a class="up" href="#/runs">Train runs</a>${run.name ?? id} <${State} of=${run.state} /></h1><a class="button" href="#/compare/${encodeURIComponent(id)}">Compare</a></header>
     <${Problem} of=${at.error} />
     ${run.error && html`<p class="cause">${run.error}</p>`}
+    ${run.problem && html`<p class="note">${run.problem}</p>`}
     <${Facts} of=${[
-      ["Framework", run.framework], ["Workers", run.world_size], ["Reports", run.reports], ["Step", run.step], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
-      ["Took", run.started && took(run)], ["Job", run.job_id && html`<${Id} of=${run.job_id} />`], ["Folder", run.path && html`<code>${run.path}</code>`],
+      ["Workers", at.rows.length || run.workers], ["Reports", run.reports], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
+      ["Took", run.started && took(run)], ["Controller", run.actor_id && html`<${Id} of=${run.actor_id} href="#/actor/${run.actor_id}" />`], ["Folder", run.path && html`<code>${run.path}</code>`],
     ]} />
     <${Charts} series=${series} />
     <${List} title="Ranks" columns=${RANKS} rows=${at.rows} open=${workerHref} empty=${live ? "No rank has started yet: the run waits for its placement group, or starts its processes." : "The run has ended, and its ranks with it."} />
-    <${Card} title="Look inside" note="of all ranks at once, equal stacks together"><div class="tools"><label>of <select aria-label="Rank" value=${of} onChange=${(event) => setOf(event.target.value)}><option value="all">all ranks</option>${at.rows.map((row) => html`<option key=${row.key} value=${row.world_rank ?? row.rank}>rank ${row.world_rank ?? row.rank}</option>`)}</select></label></div>
+    <${Card} title="Look inside" note="of all ranks at once, equal stacks together"><div class="tools"><label>of <select aria-label="Rank" value=${of} onChange=${(event) => setOf(event.target.value)}><option value="all">all ranks</option>${at.rows.map((row) => html`<option key=${row.key} value=${row.rank}>rank ${row.rank}</option>`)}</select></label></div>
       <${Inspect} key=${of} of=${whom} live=${live} /><//>
     <${Card} title="Slow ranks"><${Heat} heat=${heat} /><//>
-    <${List} title="Checkpoints" columns=${CHECKPOINTS} rows=${keyed(checkpoints, "name")} empty="None is complete yet. One is, when every rank's files are in the run's folder." />
-    <${List} title="Attempts" columns=${ATTEMPTS} rows=${keyed(attempts, "number")} empty="The first attempt begins when the run's workers are placed." />
-    <${Card} title="Log" note=${logs?.length ? "" : null} wide><${Logs} choices=${choices} of=${{ run: id }} /><//>
+    <${List} title="Checkpoints" columns=${CHECKPOINTS} rows=${keyed(checkpoints, "name").reverse()} empty="None is complete yet. One is, when every rank's files are in the run's folder." />
+    <${List} title="Attempts" columns=${ATTEMPTS} rows=${keyed(attempts, "number").reverse()} empty="The first attempt begins when the run's workers are placed." />
+    ${run.config && Object.keys(run.config).length > 0 && html`<${Card} title="Configuration"><pre>${JSON.stringify(run.config, null, 2)}</pre><//>`}
+    ${run.name && html`<${Card} title="Log" wide><${Logs} key=${choices.length} choices=${choices} of=${named} /><//>`}
   </div>`;
 }
 

@@ -46,7 +46,6 @@ const TABLES = {
       { name: "name", title: "Function", width: "minmax(140px, 1.5fr)", cell: (row) => html`<b title=${row.name}>${row.name ?? row.key}</b>` },
       { name: "progress", title: "", width: "minmax(80px, 1.2fr)", sort: false, wide: true, cell: (row) => html`<${Progress} row=${row} />` },
       ...["waiting", "running", "finished", "failed"].map((name) => ({ name, title: name[0].toUpperCase() + name.slice(1), width: "76px", right: true, cell: (row) => html`<span class=${name === "failed" && row.failed ? "bad" : ""}>${number(row[name])}</span>` })),
-      { name: "seconds", title: "Mean time", width: "90px", right: true, wide: true, cell: (row) => seconds(row.seconds) },
     ],
     empty: html`No task has run. A function with <code>@miniray.remote</code> is counted here by its name: how many of its calls wait, run, have finished and have failed.`,
   },
@@ -80,7 +79,7 @@ const TABLES = {
   objects: {
     title: "Objects", first: "-object_size", tell: (row) => row.held_by,
     columns: [
-      { name: "object_id", title: "Id", width: "104px", cell: (row) => html`<${Id} of=${row.object_id} />` },
+      { name: "object_id", title: "Id", width: "96px", cell: (row) => html`<${Id} of=${row.object_id} />` },
       { name: "object_size", title: "Size", width: "92px", right: true, cell: (row) => bytes(row.object_size) },
       { name: "reference_type", title: "Held as", width: "minmax(120px, 190px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
       text("held_by", "By whom", "minmax(100px, 1.2fr)", { sort: false, wide: true }),
@@ -107,17 +106,16 @@ const TABLES = {
     title: "Datasets",
     columns: [
       text("name", "Dataset", "minmax(100px, 1fr)"),
-      text("operator", "Operator", "minmax(110px, 1.4fr)"),
+      text("run", "Run", "minmax(100px, 1fr)"),
       { name: "rank", title: "Rank", width: "56px", right: true },
-      { name: "state", title: "State", width: "100px", wide: true, cell: (row) => html`<${State} of=${row.state} />` },
-      { name: "rows", title: "Rows", width: "90px", right: true, cell: (row) => number(row.rows) },
+      { name: "epoch", title: "Epoch", width: "64px", right: true },
+      { name: "taken", title: "Of this epoch", width: "minmax(110px, 1.4fr)", cell: (row) => html`<${Bar} value=${row.taken} of=${row.of} />` },
+      { name: "rows", title: "Rows in all", width: "100px", right: true, wide: true, cell: (row) => number(row.rows) },
       { name: "rows_per_second", title: "Rows/s", width: "84px", right: true, cell: (row) => number(row.rows_per_second) },
-      { name: "wait_seconds", title: "Waited", width: "84px", right: true, wide: true, cell: (row) => seconds(row.wait_seconds) },
-      { name: "bytes", title: "Bytes", width: "90px", right: true, wide: true, cell: (row) => bytes(row.bytes) },
-      { name: "position", title: "Position", width: "minmax(90px, 1fr)", wide: true, sort: false, cell: (row) => html`<${Bar} value=${row.position} of=${row.total} />` },
+      { name: "waited", title: "Waited", width: "84px", right: true, cell: (row) => seconds(row.waited) },
     ],
     open: (row) => (row.run_id ? `#/run/${row.run_id}` : null),
-    empty: html`No dataset is being read. Those of <code>miniray.data</code>, and those given to a trainer, show each operator's rows per second, and how long ranks waited for data.`,
+    empty: html`No dataset is being read. Those given to a trainer show here how far each rank is, and how long it has waited for data.`,
   },
 };
 

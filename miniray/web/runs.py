@@ -1,0 +1,165 @@
+"""Train runs and the datasets that their ranks read, as rows and series for the page.
+
+Where all of it comes from is said in ``train/run/page.py``; here it is only put into the forms that
+charts and tables have.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.run.page import RunPage, ended, listed
+from miniray.web.asked import Asked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.web.feed import Feed
+
+Row = dict[str, Any]
+
+#: Seconds that the controller of a run may wait for news: the page asks again soon.
+_PATIENCE = 0.1
+#: Runs that are drawn over each other, at most.
+_MOST_RUNS = 12
+#: What is shown of a run beside its parts.
+_PARTS = ("rows", "ranks", "history", "checkpoints", "lags", "keys")
+
+
+def runs(feed: Feed) -> Asked:
+    """Return the runs of the cluster, the newest first."""
+    return Asked({row["run_id"]: row for row in _listed(feed)}, {})
+
+
+class Run:
+    """One run, for as long as somebody looks at it: its ranks are the rows.
+
+    Args:
+        run_id: As it is in the list.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._id = run_id
+        self._page: RunPage | None = None
+        #: What its folder told, once it has ended, and when that was written.
+        self._ended: tuple[Any, Row] | None = None
+
+    def __call__(self, feed: Feed) -> Asked:
+        """Ask for what is new of it.
+
+        Raises:
+            ValueError: There is no such run.
+        """
+        row = _row(feed, self._id)
+        shown = self._living(feed, row)
+        if shown is None:
+            written = row["state"], row["written"]
+            if self._ended is None or self._ended[0] != written:
+                self._ended = written, ended(row)
+            shown = self._ended[1]
+        about = {key: value for key, value in shown.items() if key not in _PARTS}
+        facts = {
+            "run": about,
+            "series": series(shown),
+            "checkpoints": shown["checkpoints"],
+            "attempts": shown["history"],
+            "heat": _heat(shown["lags"]),
+        }
+        return Asked({str(rank["rank"]): _rank(rank) for rank in shown["ranks"]}, facts)
+
+    def _living(self, feed: Feed, row: Row) -> Row | None:
+        """Return what the run's controller and ranks tell; None if there is nobody to ask."""
+        if self._page is None:
+            self._page = RunPage(row)
+        if self._page.live:
+            self._page.take(feed.source.ask_nodes(*self._page.question(_PATIENCE)))
+        if not self._page.live:
+            return None
+        self._page.take_ranks(feed.source.ask_nodes(*self._page.question_to_ranks()))
+        return self._page.shown()
+
+
+class Datasets:
+    """How far each rank is in each dataset that it reads now, for as long as somebody looks."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+        #: By row: how many rows were read, and when.
+        self._before: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, feed: Feed) -> Asked:
+        """Ask the ranks of all runs that go on."""
+        names = {row["run_id"]: row["name"] for row in _listed(feed) if row["ended"] is None}
+        self._runs = {run_id: self._runs.get(run_id) or Run(run_id) for run_id in names}
+        found: dict[str, Row] = {}
+        for run_id, run in self._runs.items():
+            for rank in run(feed).rows.values():
+                for dataset, told in (rank.get("datasets") or {}).items():
+                    key = f"{run_id}/{rank['rank']}/{dataset}"
+                    about = {"run_id": run_id, "run": names[run_id], "rank": rank["rank"]}
+                    rate = self._rate(key, told["rows"])
+                    found[key] = {**told, **about, "name": dataset, "rows_per_second": rate}
+        return Asked(found, {})
+
+    def _rate(self, key: str, rows: int) -> float | None:
+        now = time.monotonic()
+        since, before = self._before.get(key, (now, rows))
+        self._before[key] = now, rows
+        return (rows - before) / (now - since) if now > since else None
+
+
+def compared(feed: Feed, wanted: Iterable[str]) -> Row:
+    """Return the series of several runs: ``{"runs": {id: {"name": ..., "series": ...}}}``."""
+    found = {}
+    for run_id in list(dict.fromkeys(wanted))[:_MOST_RUNS]:
+        facts = Run(run_id)(feed).facts
+        found[run_id] = {"name": facts["run"]["name"], "series": facts["series"]}
+    return {"runs": found}
+
+
+def series(shown: Row) -> dict[str, list[Any]]:
+    """Return the metrics of a run's reports by name, and ``step``: the numbers of the reports."""
+    rows = [row for row in shown["rows"] if row["number"] >= 0]
+    found = {key: [row["metrics"].get(key) for row in rows] for key in shown["keys"]}
+    return {**found, "step": [row["number"] for row in rows]}
+
+
+def _listed(feed: Feed) -> list[Row]:
+    return listed(feed.source.listing("runs"))
+
+
+def _row(feed: Feed, run_id: str) -> Row:
+    for row in _listed(feed):
+        if row["run_id"] == run_id:
+            return row
+    raise ValueError(f"There is no run {run_id} in the list of this cluster.")
+
+
+def _rank(rank: Row) -> Row:
+    """Return a rank with sums of what it told of its datasets and devices."""
+    waited = [told["waited"] for told in (rank.get("datasets") or {}).values()]
+    memory = [told["allocated"] for told in (rank.get("memory") or {}).values()]
+    return {
+        **rank,
+        "data_wait": sum(waited) if waited else None,
+        "device_memory": sum(memory) if memory else None,
+    }
+
+
+def _heat(lags: Row) -> Row:
+    """Return by how many seconds each rank was behind the first: a list for each rank."""
+    by_report = lags.get("seconds") or []
+    return {
+        "reports": lags.get("numbers") or [],
+        "seconds": [list(each) for each in zip(*by_report, strict=True)],
+    }
+
+
+def source_of(topic: str) -> Callable[[Feed], Asked] | None:
+    """Return what asks for a topic; None if there is none of this name."""
+    if topic.startswith("run:"):
+        return Run(topic.removeprefix("run:"))
+    if topic == "datasets":
+        return Datasets()
+    return runs if topic == "runs" else None
