@@ -49,7 +49,7 @@ class Usage:
             "memory_used": limit - available_memory(),
             "disk_size": disk.f_frsize * disk.f_blocks,
             "disk_free": disk.f_frsize * disk.f_bavail,
-            "processes": {client.pid: _of_process(client.pid) for client in clients},
+            "processes": [(client.pid, *_of_process(client.pid)) for client in clients],
         }
 
 

@@ -91,6 +91,11 @@ def load_head_identity(folder: Path) -> Identity:
     return Identity(certificate, (folder / _KEY_FILE).read_bytes())
 
 
+def identity_files(folder: Path) -> tuple[Path, Path]:
+    """Return where `save_head_identity` keeps the certificate and the key."""
+    return folder / _CERTIFICATE_FILE, folder / _KEY_FILE
+
+
 def save_head_identity(identity: Identity, folder: Path) -> None:
     """Keep the head's identity in 0600 files, so that a restarted head is the same head."""
     write_private(folder / _KEY_FILE, identity.key)

@@ -109,8 +109,9 @@ def _process(feed: Feed, node: str, pid: int) -> Row:
     usage = feed.source.ask_nodes("usage", (), _PATIENCE, nodes)
     found: Row = {"calls": {}}
     for _, answer, _why in usage:
-        seconds, memory = (answer or {}).get("processes", {}).get(pid, (None, None))
-        found |= {"cpu_seconds": seconds, "memory": memory}
+        for each, seconds, memory in (answer or {}).get("processes", ()):
+            if each == pid:
+                found |= {"cpu_seconds": seconds, "memory": memory}
     now = time.time()
     for each in told:
         if each.pid != pid or each.told is None:

@@ -18,6 +18,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from miniray.common.config import config
+from miniray.security.certificates import (
+    identity_files,
+    load_head_identity,
+    make_head_identity,
+    save_head_identity,
+)
 from miniray.version import VERSION
 from miniray.web.access import Access
 from miniray.web.answers import Answers, as_json, refusal, refused
@@ -88,6 +94,7 @@ class WebServer:
                 server_header=False,
                 limit_concurrency=_MOST_CONNECTIONS,
                 timeout_graceful_shutdown=1,
+                **_tls(facts),
             )
         )
 
@@ -226,6 +233,19 @@ class _Stream(Response):
             leaving.cancel()
             sending.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
+
+
+def _tls(facts: WebFacts) -> dict[str, Any]:
+    """Return the certificate to show, where the page is reached over the network."""
+    if not facts.certificate:
+        return {}
+    folder = Path(facts.certificate)
+    try:
+        load_head_identity(folder)
+    except OSError:  # the cluster has no network of its own
+        save_head_identity(make_head_identity(), folder)
+    certificate, key = identity_files(folder)
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
 async def _gone(receive: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.client.command_connection import connect_for_cli
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class PageClient:
@@ -53,7 +53,7 @@ class PageClient:
             return connection.getresponse().status
 
     @contextlib.contextmanager
-    def events(self, topic: str, seconds: float = 20, **wanted: Any) -> Iterator[Iterator[Any]]:
+    def events(self, topic: str, seconds: float = 20, **wanted: Any) -> Iterator[Events]:
         """The events of a topic, each at most so many seconds after the one before."""
         query = "".join(f"&{name.rstrip('_')}={value}" for name, value in wanted.items())
         connection = http.client.HTTPConnection(self.address, timeout=seconds)
@@ -61,18 +61,32 @@ class PageClient:
             connection.request("GET", f"/api/events?topic={topic}{query}", headers=self.headers)
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
-            lines = (line for line in answer if line.startswith(b"data: "))
-            yield (json.loads(line[6:]) for line in lines)
+            yield Events(answer)
 
 
-def rows_until(events: Iterator[Any], fits: Any) -> dict[str, Any]:
-    """The rows of a stream by key, once they fit."""
-    rows: dict[str, Any] = {}
-    for event in events:
-        if "error" in event:
-            continue
-        rows.update(event["changed"])
-        rows = {key: rows[key] for key in event["order"]}
-        if fits(rows):
-            return rows
-    raise AssertionError(f"the stream has ended; the last rows were {rows}")
+class Events:
+    """The events of a stream, and the rows that they leave a viewer with."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = (line for line in lines if line.startswith(b"data: "))
+        #: Of the first topic that comes.
+        self.rows: dict[str, Any] = {}
+        self._topic = ""
+
+    def __iter__(self) -> Events:
+        return self
+
+    def __next__(self) -> Any:
+        event = json.loads(next(self._lines)[6:])
+        self._topic = self._topic or event["topic"]
+        if "error" not in event and event["topic"] == self._topic:
+            known = {**self.rows, **event["changed"]}
+            self.rows = {key: known[key] for key in event["order"]}
+        return event
+
+
+def rows_until(events: Events, fits: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The rows of a stream by key, once they fit: now, or after an event."""
+    while not (events.rows and fits(events.rows)):
+        next(events)
+    return events.rows
