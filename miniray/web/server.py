@@ -29,6 +29,7 @@ from miniray.web.access import Access
 from miniray.web.answers import Answers, as_json, refusal, refused
 from miniray.web.jobs import JobRoutes
 from miniray.web.log_socket import LogSocket
+from miniray.web.looks import LookRoutes
 from miniray.web.tables import View, Window
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ class WebServer:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
-                Route("/api/runs/series", self._compared),
-                Route("/api/stack", self._stack, methods=["POST"]),
-                Route("/api/profile", self._profile, methods=["POST"]),
+                *LookRoutes(self._feed, self._answers).routes,
                 *JobRoutes(facts, self._answers).routes,
             ],
             exception_handlers={HTTPException: refused},
@@ -137,30 +136,6 @@ class WebServer:
 
     async def _session(self, _request: Request) -> Response:
         return JSONResponse({"cluster": self._facts.cluster, "version": VERSION})
-
-    # --- questions to processes ----------------------------------------------------------------
-    async def _stack(self, request: Request) -> Response:
-        from miniray.profiling.looks import look
-
-        of = _named((await self._answers.posted(request)).get("of"))
-        return await self._answers.of(look, self._feed.source, *of)
-
-    async def _profile(self, request: Request) -> Response:
-        from miniray.profiling.looks import profile
-
-        asked = await self._answers.posted(request)
-        of, rank = _named(asked.get("of"))
-        kind, seconds = str(asked.get("kind")), asked.get("seconds", 5)
-        if not isinstance(seconds, int | float):
-            raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
-        return await self._answers.of(profile, self._feed.source, kind, of, float(seconds), rank)
-
-    async def _compared(self, request: Request) -> Response:
-        """Return the metrics of several runs, to be drawn over each other."""
-        from miniray.web.runs import compared
-
-        wanted = request.query_params.get("runs", "").split(",")
-        return await self._answers.of(compared, self._feed, [each for each in wanted if each])
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:
@@ -252,23 +227,6 @@ async def _gone(receive: Any) -> None:
     """Wait until the client of a request has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _named(of: Any) -> tuple[str, int | None]:
-    """Return what is meant, as commands name it, and the rank of a run that is meant alone.
-
-    Raises:
-        HTTPException: It is no description of an actor, a process or a run.
-    """
-    match of:
-        case {"actor": str(actor)}:
-            return actor, None
-        case {"node": str(node), "pid": int(pid)}:
-            return f"{node}:{pid}", None
-        case {"run": str(run), **rest}:
-            rank = rest.get("rank")
-            return run, rank if isinstance(rank, int) else None
-    raise HTTPException(400, f"of names an actor, a node and a pid, or a run, not {of!r:.80}.")
 
 
 async def _send(send: Any, data: bytes) -> None:

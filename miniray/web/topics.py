@@ -74,6 +74,8 @@ def _event(data: Row) -> Row:
     return {**row, **row["custom_fields"], "severity": row["severity"].lower()}
 
 
+#: Seconds for which a table stays after its last viewer: each search begins a new stream.
+_LINGER = 5.0
 #: Seconds between two questions, at least; and how many times longer than one takes.
 _BETWEEN, _SHARE = 2.0, 10
 #: Topics that are listings of the head, and how their rows are made.
@@ -124,8 +126,8 @@ class Topics:
         finally:
             table.viewers.discard(viewer)
             if not table.viewers:
-                del self._tables[topic]
-                self._end(topic)
+                loop = asyncio.get_running_loop()
+                loop.call_later(_LINGER, self._end_unless_watched, topic, table)
 
     def _begin(self, topic: str, table: Table) -> None:
         table.error = self.feed.error
@@ -159,6 +161,11 @@ class Topics:
             with contextlib.suppress(OSError, TimeoutError, MinirayError):
                 table.overlay(await asyncio.to_thread(usage, self.feed))
             await asyncio.sleep(_BETWEEN)
+
+    def _end_unless_watched(self, topic: str, table: Table) -> None:
+        if not table.viewers and self._tables.get(topic) is table:
+            del self._tables[topic]
+            self._end(topic)
 
     def _end(self, topic: str) -> None:
         asking = self._asking.pop(topic, None)

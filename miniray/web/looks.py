@@ -1,0 +1,122 @@
+"""Questions about processes that the page asks one at a time: stacks, profiles, logs, why it waits.
+
+What is meant, and how it is found out, is what commands of the same names do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from miniray.web.answers import Answers
+    from miniray.web.feed import Feed
+
+#: Lines of a log that are shown, at most.
+_MOST_LINES = 2000
+#: Escapes that colour text on a terminal.
+_COLOURS = r"\x1b\[[0-9;]*m"
+
+
+class LookRoutes:
+    """Routes to what the cluster's processes do and have printed."""
+
+    def __init__(self, feed: Feed, answers: Answers) -> None:
+        self._feed = feed
+        self._source = feed.source
+        self._answers = answers
+        self.routes = [
+            Route("/api/stack", self._stack, methods=["POST"]),
+            Route("/api/profile", self._profile, methods=["POST"]),
+            Route("/api/logs", self._logs, methods=["GET"]),
+            Route("/api/runs/series", self._compared, methods=["GET"]),
+        ]
+
+    async def _stack(self, request: Request) -> Response:
+        from miniray.profiling.looks import look
+
+        of = _named((await self._answers.posted(request)).get("of"))
+        return await self._answers.of(look, self._source, *of)
+
+    async def _profile(self, request: Request) -> Response:
+        from miniray.profiling.looks import profile
+
+        asked = await self._answers.posted(request)
+        of, rank = _named(asked.get("of"))
+        kind, seconds = str(asked.get("kind")), asked.get("seconds", 5)
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
+        return await self._answers.of(profile, self._source, kind, of, float(seconds), rank)
+
+    async def _logs(self, request: Request) -> Response:
+        wanted = request.query_params
+        of: dict[str, Any] = {name: wanted[name] for name in ("actor", "run") if name in wanted}
+        try:
+            if "node" in wanted:
+                of = {"node": wanted["node"], "pid": int(wanted.get("pid", ""))}
+            if wanted.get("rank", "").isdigit():
+                of["rank"] = int(wanted["rank"])
+            tail = min(max(1, int(wanted.get("tail", "200"))), _MOST_LINES)
+        except ValueError:
+            raise HTTPException(400, "pid and tail are whole numbers.") from None
+        return await self._answers.of(self._lines, *_named(of), tail, wanted.get("grep", ""))
+
+    async def _compared(self, request: Request) -> Response:
+        """Return the metrics of several runs, to be drawn over each other."""
+        from miniray.web.runs import compared
+
+        wanted = request.query_params.get("runs", "").split(",")
+        return await self._answers.of(compared, self._feed, [each for each in wanted if each])
+
+    def _lines(self, of: str, rank: int | None, tail: int, grep: str) -> dict[str, Any]:
+        """Return the last lines that match, and the command that shows more of them."""
+        import re
+        import shlex
+
+        from miniray.logs.log_files import LogQuery
+        from miniray.util.logs import logs, whose
+
+        try:
+            re.compile(grep)
+        except re.error:
+            grep = re.escape(grep)  # a person types words
+        found = logs(self._source, whose(self._source, of, rank, LogQuery(tail=tail, grep=grep)))
+        several = len({each.line.pid for each in found.lines}) > 1
+        words = ["miniray", "logs", of, *(["--rank", str(rank)] if rank is not None else [])]
+        words += ["--grep", grep] if grep else []
+        return {
+            "lines": [_line(each.line, named=several) for each in found.lines],
+            "more": shlex.join([*words, "--tail", str(10 * tail)]) if found.more else None,
+            "notes": found.notes,
+        }
+
+
+def _line(line: Any, *, named: bool) -> str:
+    """Return a line as text: colours are for terminals."""
+    import re
+
+    who = f" ({line.name} pid={line.pid})" if named else ""
+    return f"{line.time}{who} {re.sub(_COLOURS, '', line.text)}"
+
+
+def _named(of: Any) -> tuple[str, int | None]:
+    """Return what is meant, as commands name it, and the rank of a run that is meant alone.
+
+    Raises:
+        HTTPException: It is no description of an actor, a process or a run.
+    """
+    match of:
+        case {"actor": str(actor)}:
+            return actor, None
+        case {"node": str(node), "pid": int(pid)}:
+            return f"{node}:{pid}", None
+        case {"run": str(run), **rest}:
+            rank = rest.get("rank")
+            return run, rank if isinstance(rank, int) else None
+    raise HTTPException(400, f"of names an actor, a node and a pid, or a run, not {of!r:.80}.")
