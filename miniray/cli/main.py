@@ -100,6 +100,7 @@ _COMMANDS = _Commands(
         "stop": "stop.stop",
         "summary": "state.summary_",
         "timeline": "profile.timeline",
+        "why": "why.why",
     }
 )
 

@@ -6,14 +6,11 @@ the frames of threads and coroutines when the question comes.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextvars
 import dataclasses
 import gc
 import itertools
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
@@ -23,6 +20,7 @@ from miniray.common.ids import call_id
 from miniray.objects.waiting import Waits
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
@@ -31,16 +29,14 @@ if TYPE_CHECKING:
     from miniray.client.actor_clients import ActorClients
     from miniray.objects.objects import ObjectTable
 
-#: Frames of a stack, ids of a wait, and coroutines that are told, at most.
-_MAX_FRAMES, _MAX_IDS, _MAX_COROUTINES = 100, 1000, 1000
+#: Frames of a stack, ids of a wait, and threads and coroutines that are told, at most.
+_MAX_FRAMES, _MAX_IDS, _MAX_THREADS = 100, 1000, 2000
 #: What waits for values, by its code: the local variable that has them.
 _WAITS = {
     getattr(function, "__wrapped__", function).__code__: local
     for function, local in ((Waits.for_values, "pending"), (Waits.for_value, "entry"))
 }
-#: Modules whose frames say nothing at the ends of a stack.
 _WORKER = "miniray.worker."
-_PLUMBING = frozenset({"threading", "asyncio", "concurrent", "selectors", "runpy"})
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,81 +127,36 @@ def _state(call: Call) -> str:
 
 def _threads() -> Iterator[dict[str, Any]]:
     """Yield what threads and coroutines of user code do: name, call, what is waited for, stack."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    loops = []
-    for ident, frame in sys._current_frames().items():
-        frames = list(_frames(frame))
-        told = _told(names.get(ident, str(ident)), frames)
-        if told["stack"] or told["waits_for"]:
-            yield told
-        loops += [each.f_locals["self"] for each in frames if each.f_code.co_name == "run_forever"]
-    for loop in loops:
-        for task in list(_tasks_of(loop))[:_MAX_COROUTINES]:
-            told = _told(task.get_name(), _frames_of_coroutine(task), _execution_in(task))
-            if told["stack"] or told["waits_for"]:
-                yield told
+    from miniray.profiling.stacks import chains, frame_of, trimmed
+
+    for who, frames, task in itertools.islice(chains(), _MAX_THREADS):
+        waits: list[bytes] = []
+        needed = 0
+        execution = _execution_in(task) if task is not None else None
+        for frame in reversed(frames):
+            local = _WAITS.get(frame.f_code)
+            if local is not None:
+                waits = _ids_of(frame.f_locals.get(local, ()))
+                needed = min(int(frame.f_locals.get("needed", 1)), len(waits))
+            elif execution is None and _module(frame).startswith(_WORKER):
+                execution = _execution_of(frame)
+        stack = trimmed(frame_of(frame.f_code, frame.f_lineno) for frame in frames)
+        if stack or waits:
+            yield {
+                "thread": who,
+                "task_id": execution.task_id if execution is not None else b"",
+                "task": execution.name if execution is not None else "",
+                "waits_for": waits,
+                #: How many of these it needs.
+                "needed": needed,
+                "stack": stack[-_MAX_FRAMES:],
+            }
 
 
-def _tasks_of(loop: Any) -> set[asyncio.Task[Any]]:
-    try:
-        return asyncio.all_tasks(loop)
-    except (RuntimeError, AttributeError, TypeError):  # they change too fast; or it is no loop
-        return set()
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a thread's frames, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _frames_of_coroutine(task: asyncio.Task[Any]) -> list[FrameType]:
-    """Return the frames of a coroutine that waits, the innermost first."""
-    found: list[FrameType] = []
-    each: Any = task.get_coro()
-    while each is not None and len(found) < _MAX_FRAMES:
-        frame = _first(each, "cr_frame", "gi_frame", "ag_frame")
-        if frame is not None:
-            found.insert(0, frame)
-        each = _first(each, "cr_await", "gi_yieldfrom", "ag_await")
-        if type(each).__name__ == "coroutine_wrapper":  # what `await ref` waits in
-            each = next(iter(gc.get_referents(each)), None)
-    return found
-
-
-def _first(of: Any, *attributes: str) -> Any:
-    return next((found for name in attributes if (found := getattr(of, name, None))), None)
-
-
-def _told(
-    name: str, frames: list[FrameType], execution: context.Execution | None = None
-) -> dict[str, Any]:
-    waits: list[bytes] = []
-    for frame in frames:
-        local = _WAITS.get(frame.f_code)
-        if local is not None:
-            found = frame.f_locals.get(local, ())
-            entries = found if isinstance(found, (list, tuple)) else [found]
-            waits = [entry.id for entry in entries if entry.value is None][:_MAX_IDS]
-        elif execution is None and _module(frame).startswith(_WORKER):
-            execution = _execution_of(frame)
-    return {
-        "thread": name,
-        "task_id": execution.task_id if execution is not None else b"",
-        "task": execution.name if execution is not None else "",
-        "waits_for": waits,
-        "stack": [_line(frame) for frame in _of_user(frames)[:_MAX_FRAMES]],
-    }
-
-
-def _of_user(frames: list[FrameType]) -> list[FrameType]:
-    """Return the frames between what waits for user code and what has called it."""
-    inner = list(itertools.dropwhile(_is_plumbing, frames))
-    user = list(itertools.takewhile(lambda frame: not _module(frame).startswith(_WORKER), inner))
-    while user and _is_plumbing(user[-1]):
-        user.pop()
-    return user
+def _ids_of(found: Any) -> list[bytes]:
+    """Return the ids of the entries that a wait still lacks."""
+    entries = found if isinstance(found, (list, tuple)) else [found]
+    return [entry.id for entry in entries if entry.value is None][:_MAX_IDS]
 
 
 def _execution_of(frame: FrameType) -> context.Execution | None:
@@ -223,14 +174,3 @@ def _execution_in(task: asyncio.Task[Any]) -> context.Execution | None:
 
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _is_plumbing(frame: FrameType) -> bool:
-    first = _module(frame).partition(".")[0]
-    return first == "miniray" or first in _PLUMBING
-
-
-def _line(frame: FrameType) -> str:
-    code = frame.f_code
-    function = getattr(code, "co_qualname", code.co_name)
-    return f"{code.co_filename}:{frame.f_lineno} in {function}"

@@ -6,11 +6,12 @@ Needs no rights, and shows what no debugger from outside sees: which call a coro
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,24 +57,41 @@ _OURS = (
 _BOOT = str(Path(_PACKAGE, "node", "boot.py"))
 
 
+class Chain(NamedTuple):
+    """The frames of one thread or coroutine, the outermost first."""
+
+    who: str
+    frames: list[FrameType]
+    #: Of a coroutine.
+    task: asyncio.Task[Any] | None = None
+
+
 def stacks() -> list[Stack]:
     """Return the stacks of all threads that run user code, the main thread first, then coroutines.
 
     Of miniray's own frames only the one remains that user code has called. The thread that asks is
     one of them: a main thread that waits serves the sockets meanwhile.
     """
-    frames = sys._current_frames()
+    found: list[Stack] = []
+    for who, frames, task in chains():
+        stack = trimmed(frame_of(each.f_code, each.f_lineno) for each in frames)
+        if stack or not found:  # the main thread is named also if it has nothing to do
+            found.append({"who": who if task is None else _name_of(who, frames), "stack": stack})
+    return found
+
+
+def chains() -> Iterator[Chain]:
+    """Yield the frames of all threads, the main thread first, then those of coroutines."""
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found: list[Stack] = []
     loops: list[asyncio.AbstractEventLoop] = []
-    for ident, frame in sorted(frames.items(), key=lambda item: item[0] != main):
-        chain = list(outward(frame))
-        loops += [loop for each in chain if (loop := _loop_of(each)) is not None]
-        stack = trimmed(frame_of(each.f_code, each.f_lineno) for each in reversed(chain))
-        if stack or ident == main:
-            found.append({"who": names.get(ident, str(ident)), "stack": stack})
-    return [*found, *(stack for loop in loops for stack in _coroutines(loop))]
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        inward = list(outward(frame))[::-1]
+        loops += [loop for each in inward if (loop := _loop_of(each)) is not None]
+        yield Chain(names.get(ident, str(ident)), inward)
+    for loop in loops:
+        for task in asyncio.all_tasks(loop):
+            yield Chain(task.get_name(), list(_awaiting(task.get_coro())), task)
 
 
 def as_text(found: Iterable[Stack]) -> str:
@@ -132,19 +150,11 @@ def _loop_of(frame: FrameType) -> asyncio.AbstractEventLoop | None:
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
 
-def _coroutines(loop: asyncio.AbstractEventLoop) -> Iterator[Stack]:
-    """Yield what the waiting tasks of an event loop wait in, as their calls are named."""
-    for task in asyncio.all_tasks(loop):
-        frames: list[Frame] = []
-        name = task.get_name()
-        for frame in _awaiting(task.get_coro()):
-            path = frame.f_code.co_filename
-            work = frame.f_locals.get("work") if path.startswith(_PACKAGE) else None
-            name = getattr(work, "name", name)
-            frames.append(frame_of(frame.f_code, frame.f_lineno))
-        stack = trimmed(frames)
-        if stack:
-            yield {"who": f"{name} (coroutine)", "stack": stack}
+def _name_of(who: str, frames: Iterable[FrameType]) -> str:
+    """Return what a coroutine is called: as the call that it runs."""
+    own = (each for each in frames if each.f_code.co_filename.startswith(_PACKAGE))
+    works = (getattr(each.f_locals.get("work"), "name", "") for each in own)
+    return f"{next(filter(None, works), who)} (coroutine)"
 
 
 def _awaiting(waiting: Any) -> Iterator[FrameType]:
@@ -155,6 +165,8 @@ def _awaiting(waiting: Any) -> Iterator[FrameType]:
             if frame is not None:
                 yield frame
                 waiting = getattr(waiting, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
+                if type(waiting).__name__ == "coroutine_wrapper":  # what `await ref` waits in
+                    waiting = next(iter(gc.get_referents(waiting)), None)
                 break
         else:
             return

@@ -1,0 +1,394 @@
+"""Why something waits: the chain from it to what it waits for in the end, and cycles in it.
+
+Made of what the processes and the head tell at one moment; nothing is recorded before. A chain goes
+from a wait to the object, the call that makes it, the queue of an actor, what runs there, and what
+that waits for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.ids import PROCESS_ID_LENGTH, owner_of, short_id
+from miniray.common.names import short_name
+from miniray.common.state_types import MAX_OBJECTS
+from miniray.util.task_records import processes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.client.command_connection import CommandConnection
+    from miniray.common.runtime import RuntimeHead
+    from miniray.util.task_records import ProcessCalls
+
+    Source = RuntimeHead | CommandConnection
+
+#: Seconds that processes have to tell.
+_PATIENCE = 2.0
+#: Links of a chain, things that are looked at for it, and holders that are named, at most.
+_LONGEST, _MOST, _NAMED = 100, 10_000, 5
+#: Hex digits that may stand for an id: those of its process are the same for many.
+_SHORTEST_ID = 2 * PROCESS_ID_LENGTH + 1
+
+
+class NothingWaitsError(ValueError):
+    """What is asked about is not known, or does not wait."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """One thing of a chain."""
+
+    #: wait, ref, task, actor or resources.
+    kind: str
+    #: Names it among all: equal ones make a cycle.
+    key: tuple[str, bytes]
+    name: str
+    #: What it does or waits for.
+    text: str
+    stack: list[str] = dataclasses.field(default_factory=list)
+    #: It goes on with any one of several things that follow it: no cycle through it is a deadlock.
+    needs_one: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"kind": self.kind, "name": self.name, "text": self.text, "stack": self.stack}
+
+
+def why(source: Source, of: str = "") -> dict[str, Any]:
+    """Return why something waits.
+
+    Args:
+        source: The cluster.
+        of: The id of an object or a call (or its first digits, or as ``miniray`` shows it, short);
+            the id, name or class of an actor; the name of a task. Empty: whatever drivers wait for.
+
+    Returns:
+        ``{"chain": [{"kind", "name", "text", "stack"}], "deadlock": bool, "notes": [sentence]}``.
+
+    Raises:
+        NothingWaitsError: What is asked about is not known, or nothing waits.
+    """
+    view = _View(source)
+    chain: list[Link] = []
+    for start in view.starts(of):
+        found, cycle = _walk(view, start)
+        if cycle:
+            return _answer(found, found.index(cycle), view)
+        if len(found) > len(chain):
+            chain = found
+    if not chain:
+        raise NothingWaitsError(view.unknown(of))
+    return _answer(chain, -1, view)
+
+
+def _answer(chain: list[Link], cycle: int, view: _View) -> dict[str, Any]:
+    told = [link.told() for link in chain[:_LONGEST]]
+    if cycle >= 0:
+        names = [link.name for link in chain[cycle:] if link.kind in ("task", "actor")]
+        text = ", which waits for ".join([*names, names[0]]) if names else "a cycle"
+        told.append({"kind": "deadlock", "name": "deadlock", "text": text, "stack": []})
+    return {"chain": told, "deadlock": cycle >= 0, "notes": view.notes}
+
+
+def _walk(view: _View, start: Link) -> tuple[list[Link], Link | None]:
+    """Follow what each thing waits for.
+
+    Returns:
+        The chain that ends in a cycle, with the link where that begins, if there is one; else the
+        first chain.
+    """
+    first: list[Link] = []
+    path: list[Link] = [start]
+    nexts: list[Iterator[Link]] = [view.after(start)]
+    done: set[tuple[str, bytes]] = set()
+    on_path = {start.key: start}
+    while path and len(done) < _MOST:
+        link = next(nexts[-1], None)
+        if link is None:
+            if len(path) > len(first) and not first:
+                first = list(path)
+            left = path.pop()
+            nexts.pop()
+            on_path.pop(left.key, None)
+            done.add(left.key)
+        elif link.key in on_path:
+            begin = path.index(on_path[link.key])
+            if not any(each.needs_one for each in path[begin:]):
+                return path, path[begin]
+        elif link.key not in done:
+            path.append(link)
+            nexts.append(view.after(link))
+            on_path[link.key] = link
+    return first or path, None
+
+
+class _View:
+    """A cluster at one moment."""
+
+    def __init__(self, source: Source) -> None:
+        told = source.ask_nodes("processes", ("calls", (MAX_OBJECTS, True), None), _PATIENCE)
+        self.processes, silent = processes_of(told)
+        self.notes = [f"What {who} does is not known: {reason}." for who, reason in silent.items()]
+        self._actors = {bytes.fromhex(each["actor_id"]): each for each in source.listing("actors")}
+        self._pending = source.listing("pending")
+        self._leases = source.listing("leases")
+        self._by_id = {each.process: each for each in self.processes}
+        self._actor_in = {
+            bytes.fromhex(each["worker_id"]): bytes.fromhex(each["actor_id"])
+            for each in source.listing("workers")
+        }
+        #: Calls by what they make and by their own id, each with its caller.
+        self._calls: dict[bytes, tuple[ProcessCalls, dict[str, Any]]] = {}
+        #: By call: the process that has it, and for how many seconds it runs there (None: queued).
+        self._works: dict[bytes, tuple[ProcessCalls, float | None]] = {}
+        #: By call: the threads and coroutines that run it.
+        self._threads: dict[bytes, list[dict[str, Any]]] = {}
+        #: Threads of drivers that wait, by process and name.
+        self._waits: dict[bytes, dict[str, Any]] = {}
+        for process in self.processes:
+            self._enter(process)
+
+    def _enter(self, process: ProcessCalls) -> None:
+        told = process.told
+        if told is None:
+            return
+        for call in told["calls"]:
+            for id in (call["task_id"], *call["makes"]):
+                self._calls[id] = (process, call)
+        for id, _, seconds in told["running"]:
+            self._works[id] = (process, seconds)
+        for id, _ in told["queued"]:
+            self._works[id] = (process, None)
+        for thread in told["threads"]:
+            if thread["task_id"]:
+                self._threads.setdefault(thread["task_id"], []).append(thread)
+
+    # --- where to begin --------------------------------------------------------------
+    def starts(self, of: str) -> Iterator[Link]:
+        """Yield what is meant."""
+        if not of:
+            for process in self.processes:
+                for thread in process.told["threads"] if process.told else ():
+                    if process.role == "driver" and thread["waits_for"]:
+                        yield self._wait(process, thread)
+            return
+        for id, actor in self._actors.items():
+            if of in (actor["name"], actor["class_name"]) or _is_called(of, id):
+                yield self._actor(id)
+        for id, (_, call) in list(self._calls.items()):
+            if id == call["task_id"] and of in (call["name"], short_name(call["name"])):
+                yield self._call(id)
+            elif _is_called(of, id):
+                yield self._ref(id)
+
+    def unknown(self, of: str) -> str:
+        """Return a sentence for when nothing is meant."""
+        if not of:
+            return "No driver waits for a value. Give an id or a name to ask about that."
+        return (
+            f"Nothing that is called {of!r} waits or runs: give the id of an object or a task, the "
+            "id, name or class of an actor, or the name of a task. `miniray list tasks` shows what "
+            "has not ended."
+        )
+
+    # --- links -------------------------------------------------------------------------
+    def after(self, link: Link) -> Iterator[Link]:
+        """Yield what a thing waits for."""
+        kind, id = link.key
+        if kind == "wait":
+            yield from map(self._ref, self._waits[id]["waits_for"])
+        elif kind == "ref":
+            if id in self._calls:
+                yield self._call(id)
+        elif kind == "task":
+            yield from self._after_call(id)
+        elif kind == "actor":
+            yield from self._after_actor(id)
+
+    def _wait(self, process: ProcessCalls, thread: dict[str, Any]) -> Link:
+        count = len(thread["waits_for"])
+        text = f"{thread['thread']} waits for {count} value{'s' if count > 1 else ''}"
+        id = process.process + str(thread["thread"]).encode()
+        self._waits[id] = thread
+        return Link("wait", ("wait", id), self._process(process), text, thread["stack"])
+
+    def _ref(self, id: bytes) -> Link:
+        found = self._calls.get(id)
+        if found is not None:
+            _, call = found
+            text = f"has no value yet: {self._name_of(call)} is to make it"
+        elif owner_of(id) in self._by_id:
+            text = "has a value, or no call makes it any more"
+        else:
+            text = f"belongs to process {owner_of(id).hex()}, which does not tell what makes it"
+        return Link("ref", ("ref", id), f"ObjectRef({short_id(id.hex())})", text)
+
+    def _call(self, id: bytes) -> Link:
+        caller, call = self._calls[id]
+        task_id = call["task_id"]
+        name = self._name_of(call)
+        key = ("task", task_id)
+        work = self._works.get(task_id)
+        if work is not None:
+            process, seconds = work
+            if seconds is not None:
+                threads = self._threads.get(task_id, ())
+                stack = [line for each in threads for line in each["stack"]]
+                text = f"runs for {seconds:.1f} s in {self._process(process)}"
+                some = any(each["needed"] < len(each["waits_for"]) for each in threads)
+                return Link("task", key, name, text, stack, needs_one=some)
+            told = process.told or {}
+            before = [id for id, _ in told.get("queued", ())].index(task_id)
+            text = f"waits for its turn in {self._process(process)}, with {before} calls before it"
+            return Link("task", key, name, text, needs_one=len(told.get("running", ())) > 1)
+        if call["state"] == "PENDING_ARGS_AVAIL":
+            text = f"waits for {len(call['needs'])} of its arguments"
+        elif call["state"] == "PENDING_NODE_ASSIGNMENT":
+            text = "is not sent yet"
+        else:
+            where = self._by_id.get(call["process"])
+            what = self._process(where) if where is not None else f"node {call['node'].hex()[:8]}"
+            text = f"was sent to {what}, which has not taken or has just answered it"
+        return Link("task", key, name, f"{text} (called by {self._process(caller)})")
+
+    def _name_of(self, call: dict[str, Any]) -> str:
+        """Name a call, and of which actor it is."""
+        actor = self._actors.get(call["actor_id"])
+        name = short_name(call["name"])
+        if actor is None:
+            return name
+        return f"{name} of {actor['name'] or short_id(actor['actor_id'])}"
+
+    def _actor(self, id: bytes) -> Link:
+        actor = self._actors[id]
+        name = f"{short_name(actor['class_name'])} {actor['name'] or short_id(id.hex())}"
+        seconds = time.time() - actor["since"]
+        stack: list[str] = []
+        if actor["state"] == "DEAD":
+            text = actor["death_cause"]
+        elif actor["state"] == "STARTING":
+            stack = [line for each in self._threads.get(id, ()) for line in each["stack"]]
+            text = f"is STARTING for {seconds:.1f} s: its constructor runs"
+        elif not actor.get("started", True):
+            text = "waits for the arguments of its constructor"
+        elif actor["why_waits"]:
+            text = f"waits for resources for {seconds:.1f} s: {actor['why_waits']}"
+        else:
+            running = [work for work in self._works.values() if self._is_in(work[0], id)]
+            queued = sum(seconds is None for _, seconds in running)
+            text = f"is {actor['state']} (pid {actor['pid']}): {len(running) - queued} calls run, "
+            text += f"{queued} wait for their turn"
+        return Link("actor", ("actor", id), name, text, stack)
+
+    def _is_in(self, process: ProcessCalls, actor_id: bytes) -> bool:
+        return self._actor_in.get(process.process) == actor_id
+
+    # --- what follows ------------------------------------------------------------------
+    def _after_call(self, task_id: bytes) -> Iterator[Link]:
+        caller, call = self._calls[task_id]
+        work = self._works.get(task_id)
+        if work is not None and work[1] is not None:
+            for thread in self._threads.get(task_id, ()):
+                yield from map(self._ref, thread["waits_for"])
+        elif work is not None:
+            yield from self._running_in(work[0])
+        elif call["needs"]:
+            yield from map(self._ref, call["needs"])
+        elif call["type"] == "ACTOR_TASK":
+            yield from self._before(caller, call)
+            if call["actor_id"] in self._actors:
+                yield self._actor(call["actor_id"])
+        elif call["type"] == "ACTOR_CREATION_TASK":
+            id = _actor_of(task_id)
+            if id in self._actors:
+                yield self._actor(id)
+        elif call["state"] == "PENDING_NODE_ASSIGNMENT":
+            yield from self._resources(caller, call)
+
+    def _running_in(self, process: ProcessCalls) -> Iterator[Link]:
+        for id, (where, seconds) in self._works.items():
+            if where is process and seconds is not None and id in self._calls:
+                yield self._call(id)
+
+    def _before(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
+        """Yield the calls of the same caller that this one has to follow, and that still wait."""
+        for other in caller.told["calls"] if caller.told is not None else ():
+            if other["task_id"] == call["task_id"]:
+                return
+            if other["actor_id"] == call["actor_id"] and other["needs"]:
+                yield self._call(other["task_id"])
+
+    def _after_actor(self, id: bytes) -> Iterator[Link]:
+        actor = self._actors[id]
+        if actor["state"] == "DEAD":
+            return
+        for thread in self._threads.get(id, ()):  # of its constructor
+            yield from map(self._ref, thread["waits_for"])
+        creation = next(
+            (each for each in self._calls if _actor_of(each) == id and each != id), None
+        )
+        if creation is not None and self._calls[creation][1]["needs"]:
+            yield from map(self._ref, self._calls[creation][1]["needs"])
+        if actor["why_waits"]:
+            demand = next((d for d in self._pending if d["reason"] == actor["why_waits"]), None)
+            holders = self._holders(demand) if demand is not None else ""
+            if holders:
+                yield Link("resources", ("resources", id), "resources:", holders)
+        for process in self.processes:
+            if self._is_in(process, id):
+                yield from self._running_in(process)
+
+    def _resources(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
+        names, job = (call["name"], short_name(call["name"])), caller.job.hex()
+        of_kind = [each for each in self._pending if each["kind"] == "task"]
+        demand = next(
+            (d for d in of_kind if set(names) & set(d["names"]) and job in d["job_ids"]),
+            next((d for d in of_kind if job in d["job_ids"]), None),
+        )
+        if demand is None:
+            return
+        text = f"{demand['reason']}. {self._holders(demand)}".rstrip()
+        yield Link("resources", ("resources", call["name"].encode()), "resources:", text)
+
+    def _holders(self, demand: dict[str, Any]) -> str:
+        """Return a sentence on who has what is missing; empty if that is nobody."""
+        if not demand["resource"]:
+            return ""
+        resource, node = demand["resource"], demand["node_id"]
+        holders = [
+            (f"{short_name(each['class_name'])} (pid {each['pid']})", each)
+            for each in self._actors.values()
+            if each["state"] != "DEAD"
+        ]
+        holders += [(f"{short_name(each['name'])}, a task", each) for each in self._leases]
+        found = [
+            f"{name} has {each['resources'][resource]:g}"
+            for name, each in holders
+            if each["resources"].get(resource) and node in ("", each["node_id"])
+        ]
+        if not found:
+            return ""
+        where = f" of node {node[:8]}" if node else ""
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f"Of the {resource}{where} {', '.join(found[:_NAMED])}{more}."
+
+    def _process(self, process: ProcessCalls) -> str:
+        actor = self._actors.get(self._actor_in.get(process.process, b""))
+        what = "driver" if process.role == "driver" else "a worker"
+        name = short_name(actor["class_name"]) if actor is not None else what
+        return f"{name} (pid {process.pid}, node {process.node.hex()[:8]})"
+
+
+def _actor_of(creation: bytes) -> bytes:
+    """Return the id of the actor that a call of this id creates (``call_id``)."""
+    at = PROCESS_ID_LENGTH
+    return creation[:at] + bytes([creation[at] & 0x7F]) + creation[at + 1 :]
+
+
+def _is_called(of: str, id: bytes) -> bool:
+    """Return whether an id is written so: in hex, its first digits, or short."""
+    text = id.hex()
+    return of == short_id(text) or (len(of) >= _SHORTEST_ID and text.startswith(of))
