@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -96,13 +97,13 @@ def test_a_chain_goes_from_the_wait_over_arguments_and_queues_to_the_running_lin
     first = door.pass_through.remote()
     second = door.answer.remote()
     ref = double.remote(second)
-    waiter = threading.Thread(target=miniray.get, args=(ref,), name="the waiter")
-    waiter.start()
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="waiter")
+    waiting = pool.submit(miniray.get, ref)
     wait_until(lambda: any("pass_through of front runs" in text for text in texts(ask(ref.hex()))))
     found = ask()
     assert not found["deadlock"]
     told = texts(found)
-    assert "the waiter waits for 1 value" in told[0]
+    assert "waiter_0 waits for 1 value" in told[0]
     assert "double is to make it" in told[1]
     assert "double waits for 1 of its arguments" in told[2]
     assert "Door.answer of front waits for its turn" in told[4]
@@ -112,7 +113,9 @@ def test_a_chain_goes_from_the_wait_over_arguments_and_queues_to_the_running_lin
     miniray.kill(door)
     with pytest.raises(miniray.exceptions.MinirayError):
         miniray.get(first)
-    waiter.join(30)
+    with pytest.raises(miniray.exceptions.MinirayError):
+        waiting.result(30)
+    pool.shutdown()
 
 
 def test_a_coroutine_that_awaits_is_followed() -> None:
