@@ -84,6 +84,7 @@ class CallReports:
             "queued": [work[:2] for work in works if work[2] is None][:limit],
             "num_queued": len(works) - len(running),
             "threads": threads,
+            "datasets": _datasets(),
         }
 
     def _row(self, call: Call) -> dict[str, Any]:
@@ -108,6 +109,12 @@ class CallReports:
         ids = [id for _, id, _, value in call.refs if value is None]
         entries = ((id, self.table.entry(id)) for id in ids[:_MAX_IDS])
         return [id for id, entry in entries if entry is not None and entry.value is None]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    """Return what the datasets do that this process executes, if it has any."""
+    stats = sys.modules.get("miniray.data.stats")
+    return stats.running() if stats is not None else []
 
 
 def _kind(call: Call) -> str:

@@ -50,7 +50,7 @@ class DataContext:
         target_min_block_size: Accepted as in Ray, without effect: small files are read together.
         read_op_min_num_blocks: Units of work for each CPU, if a function follows.
         execution_options: How datasets are executed.
-        enable_progress_bars: Accepted as in Ray, without effect.
+        enable_progress_bars: Show rows at the terminal, from the first second on.
         max_errored_blocks: Units that may fail and are left out; -1: any number.
         retried_io_errors: Texts of errors after which a file is read again.
         max_task_retries: Repeats of a task whose worker has died.

@@ -36,7 +36,7 @@ from miniray.data.sources import (
     ranged,
 )
 from miniray.data.stages import InlineFeed, PoolFeed, StageFeed
-from miniray.data.stats import ExecutionStats
+from miniray.data.stats import RUNNING, ExecutionStats, Progress
 from miniray.data.transforms import Gather
 from miniray.data.work import StageWork
 
@@ -307,7 +307,9 @@ def execute(
     feed = _given(root, setting, units) if units is not None else None
     if feed is None:
         feed = _feed(root if local else _read_by_tasks(root), setting, wish)
-    yield from _drained(feed, setting.stats)
+    setting.stats.name = root.name
+    progress = Progress(setting.stats) if context.enable_progress_bars else None
+    yield from _drained(feed, setting.stats, progress)
 
 
 def _given(root: PlanNode, setting: Setting, units: Iterator[ReadUnit]) -> Feed:
@@ -322,11 +324,16 @@ def _given(root: PlanNode, setting: Setting, units: Iterator[ReadUnit]) -> Feed:
     return feed
 
 
-def _drained(feed: Feed, stats: ExecutionStats) -> Iterator[ReadUnit]:
+def _drained(feed: Feed, stats: ExecutionStats, progress: Progress | None) -> Iterator[ReadUnit]:
+    RUNNING.add(stats)
     try:
         while True:
+            stats.asking = True
             unit = feed.poll()
+            if progress is not None:
+                progress.tell()
             if unit is not None:
+                stats.asking = False
                 yield unit
                 continue
             if feed.done:
@@ -335,7 +342,10 @@ def _drained(feed: Feed, stats: ExecutionStats) -> Iterator[ReadUnit]:
             wait(feed.waiting(), num_returns=1)
             stats.waited += time.perf_counter() - began
     finally:
+        RUNNING.discard(stats)
         stats.ended = time.perf_counter()
+        if progress is not None:
+            progress.close()
         feed.close()
 
 

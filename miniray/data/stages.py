@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import get, kill
 from miniray.data.feeds import Feed, index_of
+from miniray.data.plan import Read, count_of, walk
 from miniray.data.sources import BlockUnit, TableUnit
 from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError, Where
@@ -133,7 +134,7 @@ class StageFeed(Feed):
         self._below = below
         self._compute = stage.compute
         self._setting = setting
-        self._stats = StageStats(stage.name)
+        self._stats = StageStats(stage.name, _total(stage))
         self._work = work
         self._calls: collections.deque[Running] = collections.deque()
         self._index = 0
@@ -180,6 +181,7 @@ class StageFeed(Feed):
 
     def _finish(self, call: Running) -> None:
         self._calls.remove(call)
+        self._stats.open -= 1
 
     @property
     def _window(self) -> int:
@@ -208,6 +210,7 @@ class StageFeed(Feed):
             if not self._stats.calls:
                 self._setting.stats.stages.append(self._stats)
             self._stats.calls += 1
+            self._stats.open += 1
             self._calls.append(self._call(where, [unit.bare() for unit in group], counts, refs))
 
     def _call(self, where: Where, units: Any, counts: Any, refs: Any) -> Running:
@@ -278,6 +281,12 @@ class PoolFeed(StageFeed):
         for actor in self._load:
             kill(actor)
         self._load.clear()
+
+
+def _total(stage: Stage) -> int | None:
+    """Return the rows that will come out, if that costs nothing to know."""
+    files = any(isinstance(each, Read) and each.source.files() for each in walk(stage))
+    return None if files or not stage.inputs else count_of(stage)
 
 
 def _placed(setting: Setting) -> dict[str, Any]:

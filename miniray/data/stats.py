@@ -1,10 +1,22 @@
-"""What an execution has done, by stage: tasks, rows, bytes, time, memory."""
+"""What an execution has done and does, by stage; told when asked, and at the terminal."""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, terminal_size, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Stages of this process that are told of, at most.
+_MOST = 200
+#: Seconds until the terminal shows an execution, and between two changes of it.
+_SHOWN_AFTER, _BETWEEN = 1.0, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +44,17 @@ class Record:
 
 @dataclasses.dataclass
 class StageStats:
-    """The sums over the calls of a stage."""
+    """The sums over the calls of a stage.
+
+    Attributes:
+        open: Calls that have begun and are not read to their end.
+        total: Rows that will come out, if that is known.
+    """
 
     name: str
+    total: int | None = None
     calls: int = 0
+    open: int = 0
     blocks: int = 0
     rows: int = 0
     size: int = 0
@@ -53,6 +72,11 @@ class StageStats:
         self.cpu += record.cpu
         self.heap = max(self.heap, record.heap)
 
+    @property
+    def in_flight(self) -> int:
+        """About how many bytes open calls have made or will make."""
+        return self.open * (self.size // max(1, self.calls - self.open))
+
     def __str__(self) -> str:
         seconds = f"{self.wall:.2f} s wall, {self.cpu:.2f} s CPU"
         heap = f", {_bytes(self.heap)} peak of a process" if self.heap else ""
@@ -63,18 +87,22 @@ class StageStats:
         )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class ExecutionStats:
     """What an execution has done so far.
 
     Attributes:
+        name: Of the dataset: what its last stage does.
         stages: The stages, in the order of the data.
+        asking: Whether the consumer waits for a block.
         waited: Seconds that the consumer has waited for blocks.
         started: When it began, by ``time.perf_counter``.
         ended: When it ended; 0 before that.
     """
 
+    name: str = ""
     stages: list[StageStats] = dataclasses.field(default_factory=list)
+    asking: bool = False
     waited: float = 0.0
     started: float = dataclasses.field(default_factory=time.perf_counter)
     ended: float = 0.0
@@ -83,6 +111,32 @@ class ExecutionStats:
     def seconds(self) -> float:
         """How long it has taken, or takes so far."""
         return (self.ended or time.perf_counter()) - self.started
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what each stage does now, as plain values."""
+        seconds = max(self.seconds, 1e-9)
+        return [
+            {
+                "name": self.name,
+                "operator": each.name,
+                "state": "RUNNING",
+                "rows": each.rows,
+                "position": each.rows,
+                "total": each.total,
+                "rows_per_second": round(each.rows / seconds, 1),
+                "bytes": each.size,
+                "bytes_in_flight": each.in_flight,
+                "running": each.open,
+                "waits_for": self._waits(each),
+                "wait_seconds": round(self.waited, 3),
+            }
+            for each in list(self.stages)
+        ]
+
+    def _waits(self, stage: StageStats) -> str:
+        if not self.asking:
+            return "its reader"
+        return "its tasks" if stage.open else "its input"
 
     def text(self) -> str:
         """Return a line for each stage and one for all."""
@@ -107,3 +161,66 @@ def _bytes(size: float) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+#: The executions of this process that go on.
+RUNNING: weakref.WeakSet[ExecutionStats] = weakref.WeakSet()
+
+
+def running() -> list[dict[str, Any]]:
+    """Return what the stages of this process's executions do now."""
+    return [row for each in list(RUNNING) for row in each.rows()][:_MOST]
+
+
+class Progress:
+    """Lines at the bottom of the terminal: one for each stage of an execution, in rows.
+
+    There is none before a second, and none where stderr is no terminal. Drawn when a block comes,
+    without a thread. Of executions at the same time, the first one is shown.
+    """
+
+    _shown: ClassVar[Progress | None] = None
+
+    def __init__(self, stats: ExecutionStats) -> None:
+        self._stats = stats
+        self._bars: Sequence[str] = ()
+        self._due = stats.started + _SHOWN_AFTER
+        self._lock = threading.Lock()  # the thread of the workers' output draws too
+
+    def tell(self) -> None:
+        """Draw what has changed, if it is time."""
+        now = time.perf_counter()
+        if now < self._due:
+            return
+        self._due = now + _BETWEEN
+        if Progress._shown is None and is_terminal(stream(True)):
+            Progress._shown = self
+            SCREEN.hand_over(self)
+        if Progress._shown is self:
+            self.print_above((), self._bars)
+
+    def print_above(self, lines: Sequence[str], bars: Sequence[str]) -> None:
+        """Print lines of workers above, and draw the stages and these bars below."""
+        with self._lock:
+            self._bars = bars
+            terminal = stream(True)
+            text = "".join(f"{line}\n" for line in lines)
+            own = [_line(row) for row in self._stats.rows()]
+            if terminal is not None:
+                write(terminal, ERASE_BELOW + text + draw([*own, *bars], *terminal_size(terminal)))
+
+    def close(self) -> None:
+        """Erase the lines."""
+        if Progress._shown is self:
+            SCREEN.take_back(self)
+            Progress._shown = None
+            write(stream(True), ERASE_BELOW)
+
+
+def _line(row: dict[str, Any]) -> str:
+    total = f" of {row['total']:,}" if row["total"] is not None else ""
+    flight = f", {_bytes(row['bytes_in_flight'])} in flight" if row["bytes_in_flight"] else ""
+    return (
+        f"{row['operator'][:60]}: {row['rows']:,}{total} rows, {row['rows_per_second']:,.0f}/s"
+        f"{flight}, waits for {row['waits_for']}"
+    )

@@ -25,7 +25,9 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Cursor sequences of VT100: one line down, with scrolling (IND), which keeps the column.
 _DOWN = "\x1bD"
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
-_NEXT_LINE, _ERASE_BELOW = "\x1b[B\r", "\x1b[J"
+_NEXT_LINE = "\x1b[B\r"
+#: Erases what is drawn below the cursor, and right of it.
+ERASE_BELOW = "\x1b[J"
 
 
 class TerminalDisplay(Protocol):
@@ -60,7 +62,7 @@ class Screen:
                 # One place for all bars; both streams are the same terminal when both are one.
                 self._drawn_on = next(filter(is_terminal, (stream(True), stream(False))), None)
                 if self._drawn_on is not None:
-                    write(self._drawn_on, draw(bars, *_terminal_size(self._drawn_on)))
+                    write(self._drawn_on, draw(bars, *terminal_size(self._drawn_on)))
 
     def hand_over(self, display: TerminalDisplay) -> None:
         """Leave the bottom of the terminal to a display until ``take_back``."""
@@ -92,7 +94,7 @@ class Screen:
 
     def _erase(self) -> None:
         if self._drawn_on is not None:
-            write(self._drawn_on, _ERASE_BELOW)  # from where the driver's output ends
+            write(self._drawn_on, ERASE_BELOW)  # from where the driver's output ends
             self._drawn_on = None
 
 
@@ -129,7 +131,8 @@ def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else _ESCAPE.sub("", line)[:width]
 
 
-def _terminal_size(terminal: TextIO) -> tuple[int, int]:
+def terminal_size(terminal: TextIO) -> tuple[int, int]:
+    """Return the columns and rows of a terminal."""
     try:
         size = os.get_terminal_size(terminal.fileno())
     except Exception:  # it says that it is a terminal, but has no descriptor of one

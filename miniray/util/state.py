@@ -35,7 +35,7 @@ from miniray.util.state_records import (
     check_all,
     chosen,
 )
-from miniray.util.task_records import processes_of, summary_of, task_states
+from miniray.util.task_records import dataset_rows, processes_of, summary_of, task_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,6 +240,14 @@ def summarize_actors(
     del raise_on_missing_output
     with _source(address) as source:
         return summary(source, "actors", timeout)
+
+
+def datasets(source: RuntimeHead | CommandConnection, timeout: float) -> list[dict[str, Any]]:
+    """Return a row for each operator of each dataset that is executed: its rows, what it waits for.
+
+    Every process is asked for it; ``timeout`` as of ``list_tasks``.
+    """
+    return dataset_rows(source.ask_nodes("processes", ("calls", (0, False), None), timeout))
 
 
 def summary(source: RuntimeHead | CommandConnection, thing: str, timeout: float) -> dict[str, Any]:

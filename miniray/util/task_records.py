@@ -49,6 +49,16 @@ def processes_of(answers: Answers) -> tuple[list[ProcessCalls], dict[str, str]]:
     return found, silent
 
 
+def dataset_rows(answers: Answers) -> list[dict[str, Any]]:
+    """Return a row for each operator of each dataset that a process executes now."""
+    processes, _ = processes_of(answers)
+    return [
+        {**row, "pid": each.pid, "node_id": each.node.hex(), "job_id": each.job.hex()}
+        for each in processes
+        for row in (each.told["datasets"] if each.told else ())
+    ]
+
+
 def task_states(processes: list[ProcessCalls]) -> list[TaskState]:
     """Return the calls that have not ended: those that run first, the longest first."""
     running = {

@@ -265,3 +265,25 @@ def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     assert len(next(reader)["id"]) == 256
     reader.close()  # type: ignore[attr-defined]
     wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
+
+
+def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None:
+    from miniray.util import state
+
+    class Model:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    dataset = miniray.data.range(1000).map(lambda row: row)
+    batches = iter(dataset.map_batches(Model, concurrency=1).iter_batches(batch_size=10))
+    next(batches)
+    with state._source(None) as source:
+        rows = {row["operator"]: row for row in state.datasets(source, 10)}
+        list(batches)
+        assert state.datasets(source, 10) == []
+    assert list(rows) == ["ReadRange->Map(<lambda>)", "MapBatches(Model)"]
+    for row in rows.values():
+        assert (row["name"], row["total"]) == ("MapBatches(Model)", 1000) or row["total"] is None
+        assert 0 < row["rows"] <= 1000
+        assert row["waits_for"] == "its reader"
+        assert row["pid"]
