@@ -77,6 +77,15 @@ TRAINING = {
         "torch sklearn",
         [r"test accuracy (0\.9[5-9]|1\.00)", r"best checkpoint .*/checkpoint_\d+"],
     ),
+    "train_data.py": Training(
+        "",
+        "torch pyarrow",
+        [
+            "columns: x, label rows: 8000",
+            "epoch 2: 4000 rows of each worker",
+            rf"accuracy {GOOD}",
+        ],
+    ),
     "train_vit.py": Training(
         "--epochs 8",
         "torch sklearn",
@@ -137,7 +146,7 @@ TRAINING = {
     ),
 }
 #: Short enough for the first tier.
-QUICK = {"train_digits.py"}
+QUICK = {"train_digits.py", "train_data.py"}
 
 
 @pytest.fixture
