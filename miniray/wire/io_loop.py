@@ -112,10 +112,6 @@ class IOLoop:
         self._thread.start()
 
     @property
-    def thread(self) -> threading.Thread:
-        return self._thread
-
-    @property
     def in_callback(self) -> bool:
         """Whether the calling thread is running a callback, and so must not wait."""
         return self._in_turn == threading.get_ident()

@@ -90,45 +90,36 @@ async def until(condition: Any) -> None:
     raise AssertionError("it did not happen within 10 s")
 
 
-def test_a_session_begins_with_a_welcome_and_ends_with_the_stream(folder: Path) -> None:
-    async def scenario() -> None:
-        async with serving(folder) as head, calling(folder) as stub:
-            session = stub.Session()
-            welcome = await greet(session)
-            assert welcome.error_kind == ""
-            assert [node.id for node in head.cluster.nodes] == [b"12345678"]
-            session.cancel()
-            await until(lambda: not list(head.cluster.nodes))
-
-    asyncio.run(scenario())
+async def test_a_session_begins_with_a_welcome_and_ends_with_the_stream(folder: Path) -> None:
+    async with serving(folder) as head, calling(folder) as stub:
+        session = stub.Session()
+        welcome = await greet(session)
+        assert welcome.error_kind == ""
+        assert [node.id for node in head.cluster.nodes] == [b"12345678"]
+        session.cancel()
+        await until(lambda: not list(head.cluster.nodes))
 
 
-def test_a_refused_session_is_closed(folder: Path) -> None:
-    async def scenario() -> None:
-        async with serving(folder), calling(folder) as stub:
-            session = stub.Session()
-            await session.write(hello(version="0"))
-            assert (await session.read()).welcome.error_kind == "VersionMismatchError"
-            assert await session.read() is EOF
-            session = stub.Session()
-            await session.write(head_pb2.FromNode(heartbeat=head_pb2.Heartbeat()))
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await session.read()
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(scenario())
+async def test_a_refused_session_is_closed(folder: Path) -> None:
+    async with serving(folder), calling(folder) as stub:
+        session = stub.Session()
+        await session.write(hello(version="0"))
+        assert (await session.read()).welcome.error_kind == "VersionMismatchError"
+        assert await session.read() is EOF
+        session = stub.Session()
+        await session.write(head_pb2.FromNode(heartbeat=head_pb2.Heartbeat()))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await session.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_without_the_secret_nothing_is_answered(folder: Path) -> None:
-    async def scenario() -> None:
-        async with serving(folder) as head, calling(folder, "guess") as stub:
-            session = stub.Session()
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await greet(session)
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert list(head.cluster.nodes) == []
-
-    asyncio.run(scenario())
+async def test_without_the_secret_nothing_is_answered(folder: Path) -> None:
+    async with serving(folder) as head, calling(folder, "guess") as stub:
+        session = stub.Session()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await greet(session)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert list(head.cluster.nodes) == []
 
 
 def test_messages_that_wait_for_a_daemon_are_sent_as_one(folder: Path) -> None:

@@ -17,4 +17,4 @@ def loop() -> Iterator[IOLoop]:
     loop.start()
     yield loop
     loop.stop()
-    assert not loop.thread.is_alive()
+    assert not loop._thread.is_alive()

@@ -92,7 +92,7 @@ def test_after_the_wait_the_loops_thread_handles_messages_again(loop: IOLoop) ->
     assert gate.wait(10)
     pipe.write()
     eventually(lambda: len(pipe.threads) == 2)
-    assert pipe.threads[1] is loop.thread
+    assert pipe.threads[1] is loop._thread
     pipe.close()
 
 
@@ -368,7 +368,7 @@ def test_close_to_the_end_of_the_stack_another_thread_handles_the_messages(loop:
     while frame is not None:
         frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
     assert deep(sys.getrecursionlimit() - depth - 60)
-    assert pipe.threads == [loop.thread]
+    assert pipe.threads == [loop._thread]
     pipe.close()
 
 

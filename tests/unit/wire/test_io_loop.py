@@ -16,7 +16,7 @@ def test_callbacks_run_in_the_loops_thread_in_order(loop: IOLoop) -> None:
     for number in range(100):
         loop.call_soon(lambda number=number: seen.append((number, threading.current_thread())))
     eventually(lambda: len(seen) == 100)
-    assert seen == [(number, loop.thread) for number in range(100)]
+    assert seen == [(number, loop._thread) for number in range(100)]
 
 
 def test_timers_run_in_the_order_of_their_times_and_not_early(loop: IOLoop) -> None:
@@ -106,15 +106,15 @@ def test_a_loop_can_be_stopped_while_it_is_busy() -> None:
         threading.Thread(target=stopping.set).start()
         loop.stop()
         stopping.set()
-        assert not loop.thread.is_alive()
+        assert not loop._thread.is_alive()
 
 
 def test_the_loop_can_be_stopped_from_within() -> None:
     loop = IOLoop()
     loop.start()
     loop.call_soon(loop.stop)
-    loop.thread.join(10)
-    assert not loop.thread.is_alive()
+    loop._thread.join(10)
+    assert not loop._thread.is_alive()
 
 
 def test_a_removed_descriptor_is_not_heard_of_again(loop: IOLoop) -> None:

@@ -83,7 +83,7 @@ def test_messages_and_the_close_are_handled_in_the_loops_thread_and_once(loop: I
     assert server.closed.wait(10)
     assert client.closed.wait(10)
     assert server.closes == client.closes == 1
-    assert server.threads == client.threads == {loop.thread}
+    assert server.threads == client.threads == {loop._thread}
 
 
 def test_many_threads_send_without_mixing_their_frames(loop: IOLoop) -> None:

@@ -73,153 +73,125 @@ def state(daemon: FakeDaemon) -> str:
     return told
 
 
-def test_a_job_that_waits_for_a_node_is_started_once_when_it_joins(heads: OneFile) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            await submit(cluster.node({"CPU": 1}), resources={"there": 1.0})
-            there = cluster.node({"CPU": 1, "there": 1})
-            await started(there)
-            await settled(cluster)
-            assert cluster.head.cluster.grants.waiting == {}
-
-    asyncio.run(run())
+async def test_a_job_that_waits_for_a_node_is_started_once_when_it_joins(heads: OneFile) -> None:
+    async with heads.head() as cluster:
+        await submit(cluster.node({"CPU": 1}), resources={"there": 1.0})
+        there = cluster.node({"CPU": 1, "there": 1})
+        await started(there)
+        await settled(cluster)
+        assert cluster.head.cluster.grants.waiting == {}
 
 
-def test_the_next_head_lists_and_starts_jobs_in_the_order_of_their_submission(
+async def test_the_next_head_lists_and_starts_jobs_in_the_order_of_their_submission(
     heads: OneFile,
 ) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node({"CPU": 1})
-            for name in "cab":
-                await submit(daemon, name=name, resources={"there": 1.0})
-        async with heads.head() as cluster:
-            daemon = cluster.node({"CPU": 1, "there": 1}, node_id=NODE)
-            assert (await started(daemon)).command.name == "c"
-            listed = daemon.ask(NODE, "job_infos")
-            assert [each["submission_id"] for each in listed] == ["c", "a", "b"]
-
-    asyncio.run(run())
+    async with heads.head() as cluster:
+        daemon = cluster.node({"CPU": 1})
+        for name in "cab":
+            await submit(daemon, name=name, resources={"there": 1.0})
+    async with heads.head() as cluster:
+        daemon = cluster.node({"CPU": 1, "there": 1}, node_id=NODE)
+        assert (await started(daemon)).command.name == "c"
+        listed = daemon.ask(NODE, "job_infos")
+        assert [each["submission_id"] for each in listed] == ["c", "a", "b"]
 
 
-def test_the_next_head_adopts_a_command_that_its_node_reports(heads: OneFile) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            await submit(daemon)
-            lease = await started(daemon)
-            daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
-            assert state(daemon) == "RUNNING"
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE, leases=[report(lease)])
-            await settled(cluster)
-            assert daemon.take("start_lease") == daemon.take("end_lease") == []
-            assert state(daemon) == "RUNNING"
-            daemon.tell(
-                ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=3, exit_known=True)
-            )
-            daemon.lease_ended(lease.number)
-            assert state(daemon) == "FAILED"
-            assert daemon.ask(NODE, "job_info", "a")["driver_exit_code"] == 3
-            assert daemon.ask(NODE, "available_resources")["CPU"] == 4
-
-    asyncio.run(run())
+async def test_the_next_head_adopts_a_command_that_its_node_reports(heads: OneFile) -> None:
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lease = await started(daemon)
+        daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
+        assert state(daemon) == "RUNNING"
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+        await settled(cluster)
+        assert daemon.take("start_lease") == daemon.take("end_lease") == []
+        assert state(daemon) == "RUNNING"
+        daemon.tell(ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=3, exit_known=True))
+        daemon.lease_ended(lease.number)
+        assert state(daemon) == "FAILED"
+        assert daemon.ask(NODE, "job_info", "a")["driver_exit_code"] == 3
+        assert daemon.ask(NODE, "available_resources")["CPU"] == 4
 
 
-def test_a_command_whose_start_was_lost_with_the_head_is_started_by_the_next_one(
+async def test_a_command_whose_start_was_lost_with_the_head_is_started_by_the_next_one(
     heads: OneFile,
 ) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            await submit(daemon)
-            lost = await started(daemon)
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            assert (await started(daemon)).number != lost.number
-
-    asyncio.run(run())
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lost = await started(daemon)
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        assert (await started(daemon)).number != lost.number
 
 
-def test_a_job_that_was_stopped_and_whose_start_was_lost_is_not_started_by_the_next_head(
+async def test_a_job_that_was_stopped_and_whose_start_was_lost_is_not_started_by_the_next_head(
     heads: OneFile,
 ) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            await submit(daemon)
-            await started(daemon)
-            assert daemon.ask(NODE, "stop_job", "a", 30.0)
-            await settled(cluster)
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            await settled(cluster)
-            assert daemon.take("start_lease") == []
-            assert state(daemon) == "STOPPED"
-            assert daemon.ask(NODE, "available_resources")["CPU"] == 4
-
-    asyncio.run(run())
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        await started(daemon)
+        assert daemon.ask(NODE, "stop_job", "a", 30.0)
+        await settled(cluster)
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await settled(cluster)
+        assert daemon.take("start_lease") == []
+        assert state(daemon) == "STOPPED"
+        assert daemon.ask(NODE, "available_resources")["CPU"] == 4
 
 
-def test_an_end_that_the_head_had_not_kept_is_reported_again(heads: OneFile) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            await submit(daemon)
-            lease = await started(daemon)
-            daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
-        ended = head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
-        lately = head_pb2.FromNodeBatch(messages=[head_pb2.FromNode(ended=ended)])
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE, lately=lately)
-            await settled(cluster)
-            assert daemon.take("start_lease") == []
-            assert state(daemon) == "SUCCEEDED"
-
-    asyncio.run(run())
+async def test_an_end_that_the_head_had_not_kept_is_reported_again(heads: OneFile) -> None:
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lease = await started(daemon)
+        daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
+    ended = head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
+    lately = head_pb2.FromNodeBatch(messages=[head_pb2.FromNode(ended=ended)])
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE, lately=lately)
+        await settled(cluster)
+        assert daemon.take("start_lease") == []
+        assert state(daemon) == "SUCCEEDED"
 
 
-def test_output_that_is_sent_again_is_kept_once_and_none_after_the_end(heads: OneFile) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            await submit(daemon)
-            lease = await started(daemon)
-            daemon.ask(NODE, "job_output", lease.number, 0, b"one ")
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE, leases=[report(lease)])
-            daemon.ask(NODE, "job_output", lease.number, 0, b"one ")
-            daemon.ask(NODE, "job_output", lease.number, 2, b"e two")
-            asked = daemon.begin(NODE, "read_job_log", "a", 0, True)
-            assert daemon.answer(NODE, asked) == [(b"one two", 7, False)]
-            waiting = daemon.begin(NODE, "read_job_log", "a", 7, True)
-            assert daemon.answer(NODE, waiting) == []
-            daemon.tell(
-                ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
-            )
-            assert daemon.answer(NODE, waiting) == [(b"", 7, True)]
-            with pytest.raises(JobNotFoundError):
-                daemon.ask(NODE, "job_output", lease.number, 7, b"late")
-
-    asyncio.run(run())
+async def test_output_that_is_sent_again_is_kept_once_and_none_after_the_end(
+    heads: OneFile,
+) -> None:
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lease = await started(daemon)
+        daemon.ask(NODE, "job_output", lease.number, 0, b"one ")
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+        daemon.ask(NODE, "job_output", lease.number, 0, b"one ")
+        daemon.ask(NODE, "job_output", lease.number, 2, b"e two")
+        asked = daemon.begin(NODE, "read_job_log", "a", 0, True)
+        assert daemon.answer(NODE, asked) == [(b"one two", 7, False)]
+        waiting = daemon.begin(NODE, "read_job_log", "a", 7, True)
+        assert daemon.answer(NODE, waiting) == []
+        daemon.tell(ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True))
+        assert daemon.answer(NODE, waiting) == [(b"", 7, True)]
+        with pytest.raises(JobNotFoundError):
+            daemon.ask(NODE, "job_output", lease.number, 7, b"late")
 
 
-def test_packages_of_a_job_are_kept_until_it_has_ended(heads: OneFile) -> None:
-    async def run() -> None:
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE)
-            daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=JOB_ID))
-            daemon.ask(CLIENT, "put_code", JOB_ID, b"package", b"content")
-            await submit(daemon)
-            daemon.end_process(CLIENT)
-            lease = await started(daemon)
-        async with heads.head() as cluster:
-            daemon = cluster.node(node_id=NODE, leases=[report(lease)])
-            assert daemon.ask(NODE, "get_code", b"package") == b"content"
-            daemon.tell(
-                ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True)
-            )
-            assert daemon.ask(NODE, "get_code", b"package") is None
-            assert daemon.take("job_ended")[-1].over
-
-    asyncio.run(run())
+async def test_packages_of_a_job_are_kept_until_it_has_ended(heads: OneFile) -> None:
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=JOB_ID))
+        daemon.ask(CLIENT, "put_code", JOB_ID, b"package", b"content")
+        await submit(daemon)
+        daemon.end_process(CLIENT)
+        lease = await started(daemon)
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+        assert daemon.ask(NODE, "get_code", b"package") == b"content"
+        daemon.tell(ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=0, exit_known=True))
+        assert daemon.ask(NODE, "get_code", b"package") is None
+        assert daemon.take("job_ended")[-1].over

@@ -173,27 +173,24 @@ def test_what_is_told_of_an_older_outbox_says_nothing_of_the_new_one() -> None:
     assert numbers(inbox.accept(new.take())) == [7]
 
 
-def test_what_goes_to_a_node_tells_by_the_way_what_has_come_from_it() -> None:
-    async def run() -> None:
-        here, there, inbox = Outbox(), Outbox(), Inbox()
-        written: list[node_pb2.RelayBatch] = []
+async def test_what_goes_to_a_node_tells_by_the_way_what_has_come_from_it() -> None:
+    here, there, inbox = Outbox(), Outbox(), Inbox()
+    written: list[node_pb2.RelayBatch] = []
 
-        async def write(batch: node_pb2.RelayBatch) -> None:
-            written.append(batch)
+    async def write(batch: node_pb2.RelayBatch) -> None:
+        written.append(batch)
 
-        there.put(message(1))
-        inbox.accept(there.take())
-        draining = asyncio.ensure_future(here.drain_to(write, inbox))
-        for number in range(2):
-            here.put(message(number))
-            await until(lambda number=number: len(written) > number)
-        draining.cancel()
-        assert [batch.received for batch in written] == [1, 0]  # once is enough
-        there.acknowledged(written[0])
-        there.rewind()
-        assert numbers(Inbox().accept(there.take())) == []
-
-    asyncio.run(run())
+    there.put(message(1))
+    inbox.accept(there.take())
+    draining = asyncio.ensure_future(here.drain_to(write, inbox))
+    for number in range(2):
+        here.put(message(number))
+        await until(lambda number=number: len(written) > number)
+    draining.cancel()
+    assert [batch.received for batch in written] == [1, 0]  # once is enough
+    there.acknowledged(written[0])
+    there.rewind()
+    assert numbers(Inbox().accept(there.take())) == []
 
 
 def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,105 +207,92 @@ def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("later", range(4))
-def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(later: int) -> None:
+async def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(
+    later: int,
+) -> None:
     """It is opened again only when all its parts have ended."""
 
     async def write(_batch: node_pb2.RelayBatch) -> None:
         """It is lost."""
 
-    async def run() -> None:
-        hub = RelayHub(b"here", dial, Heard())
-        telling = asyncio.ensure_future(hub._acknowledge(b"there", write))
-        inbox = hub._inbox(b"there")
-        inbox.arrived.set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        inbox.much.set()
-        for _ in range(later):
-            await asyncio.sleep(0)
-        telling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait_for(telling, 5)
-        assert telling.cancelled()
-
-    asyncio.run(run())
+    hub = RelayHub(b"here", dial, Heard())
+    telling = asyncio.ensure_future(hub._acknowledge(b"there", write))
+    inbox = hub._inbox(b"there")
+    inbox.arrived.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    inbox.much.set()
+    for _ in range(later):
+        await asyncio.sleep(0)
+    telling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait_for(telling, 5)
+    assert telling.cancelled()
 
 
-def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them may be broken, and what is told over it lost."""
     monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", 0.01)
+    hub, outbox = RelayHub(b"here", dial, Heard()), Outbox()
+    told: list[list[int]] = [[], []]
 
-    async def run() -> None:
-        hub, outbox = RelayHub(b"here", dial, Heard()), Outbox()
-        told: list[list[int]] = [[], []]
+    def stream(number: int) -> asyncio.Task[None]:
+        async def write(batch: node_pb2.RelayBatch) -> None:
+            await asyncio.sleep(0)
+            told[number].append(batch.received)
 
-        def stream(number: int) -> asyncio.Task[None]:
-            async def write(batch: node_pb2.RelayBatch) -> None:
-                await asyncio.sleep(0)
-                told[number].append(batch.received)
+        return asyncio.ensure_future(hub._acknowledge(b"there", write))
 
-            return asyncio.ensure_future(hub._acknowledge(b"there", write))
-
-        streams = [stream(0), stream(1)]
-        for number in (1, 2):
-            outbox.put(message(number))
-            hub._inbox(b"there").accept(outbox.take())
-            await until(lambda number=number: all(number in each for each in told))
-        for each in streams:
-            each.cancel()
-        assert told == [[1, 2], [1, 2]]
-
-    asyncio.run(run())
+    streams = [stream(0), stream(1)]
+    for number in (1, 2):
+        outbox.put(message(number))
+        hub._inbox(b"there").accept(outbox.take())
+        await until(lambda number=number: all(number in each for each in told))
+    for each in streams:
+        each.cancel()
+    assert told == [[1, 2], [1, 2]]
 
 
 # --- over real streams -------------------------------------------------------------------
-def test_what_was_received_is_acknowledged_though_nothing_goes_that_way(
+async def test_what_was_received_is_acknowledged_though_nothing_goes_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relayed, "_MUCH", 1000)
-
-    async def run() -> None:
-        async with two_ends(tmp_path) as (a, b):
-            for after, data in ((0.01, b""), (60.0, bytes(1000))):
-                monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", after)
-                a.hub.send(b.id, message(1)._replace(bodies=[data]))
-                box = a.hub._outboxes[b.id]
-                await until(lambda box=box: not box._waiting and not box._sent)
-
-    asyncio.run(run())
+    async with two_ends(tmp_path) as (a, b):
+        for after, data in ((0.01, b""), (60.0, bytes(1000))):
+            monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", after)
+            a.hub.send(b.id, message(1)._replace(bodies=[data]))
+            box = a.hub._outboxes[b.id]
+            await until(lambda box=box: not box._waiting and not box._sent)
 
 
-def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
+async def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
     tmp_path: Path,
 ) -> None:
     size = channels.MAX_MESSAGE_SIZE + 1
-
-    async def run() -> None:
-        hubs, servers, heard = {}, [], {b"a": Heard(), b"b": Heard()}
-        got = heard[b"b"].sizes
-        for name in (b"a", b"b"):
-            hub = hubs[name] = RelayHub(
-                name, lambda address: channels.channel(address, "secret"), heard[name]
-            )
-            server = channels.server("secret")
-            hub.add_to(server)
-            channels.listen_unix(server, str(tmp_path / name.decode()))
-            await server.start()
-            servers.append(server)
-        hubs[b"a"].joined(b"b", f"unix:{tmp_path}/b")
-        try:
-            hubs[b"a"].send(b"b", message(0))
-            hubs[b"a"].send(b"b", Relayed(b"to", b"from", [bytes(size), b"end"]))
-            hubs[b"a"].send(b"b", message(1))
-            await until(lambda: len(got) == 3)
-        finally:
-            for hub in hubs.values():
-                await hub.close()
-            for server in servers:
-                await server.stop(None)
-        assert got == [4, size + 3, 4]
-
-    asyncio.run(run())
+    hubs, servers, heard = {}, [], {b"a": Heard(), b"b": Heard()}
+    got = heard[b"b"].sizes
+    for name in (b"a", b"b"):
+        hub = hubs[name] = RelayHub(
+            name, lambda address: channels.channel(address, "secret"), heard[name]
+        )
+        server = channels.server("secret")
+        hub.add_to(server)
+        channels.listen_unix(server, str(tmp_path / name.decode()))
+        await server.start()
+        servers.append(server)
+    hubs[b"a"].joined(b"b", f"unix:{tmp_path}/b")
+    try:
+        hubs[b"a"].send(b"b", message(0))
+        hubs[b"a"].send(b"b", Relayed(b"to", b"from", [bytes(size), b"end"]))
+        hubs[b"a"].send(b"b", message(1))
+        await until(lambda: len(got) == 3)
+    finally:
+        for hub in hubs.values():
+            await hub.close()
+        for server in servers:
+            await server.stop(None)
+    assert got == [4, size + 3, 4]
 
 
 @pytest.fixture(autouse=True)
@@ -317,37 +301,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "_REOPEN_AT_MOST", 0.05)
 
 
-def test_there_is_no_way_between_two_nodes_that_only_dial(tmp_path: Path) -> None:
-    async def run() -> None:
-        hub = RelayHub(b"a", dial, Heard(), only_dials=True)
-        hub.joined(b"b", "")
-        assert not hub.send(b"b", message(1))
-        assert hub.connected() == set()
-        hub.joined(b"c", f"unix:{tmp_path}/nobody")
-        assert hub.send(b"c", message(1))
-        await hub.close()
-
-    asyncio.run(run())
+async def test_there_is_no_way_between_two_nodes_that_only_dial(tmp_path: Path) -> None:
+    hub = RelayHub(b"a", dial, Heard(), only_dials=True)
+    hub.joined(b"b", "")
+    assert not hub.send(b"b", message(1))
+    assert hub.connected() == set()
+    hub.joined(b"c", f"unix:{tmp_path}/nobody")
+    assert hub.send(b"c", message(1))
+    await hub.close()
 
 
 @pytest.mark.parametrize("dialable", [True, False], ids=["both dial", "one dials"])
-def test_messages_survive_broken_connections(tmp_path: Path, dialable: bool) -> None:
-    async def run() -> None:
-        async with two_ends(tmp_path, dialable=dialable) as (a, b):
-            for number in range(300):
-                a.hub.send(b.id, message(number))
-                b.hub.send(a.id, message(number))
-                if number % 60 == 59:
-                    await asyncio.sleep(0.05)
-                    a.breaker.cut()
-                    b.breaker.cut()
-                elif number % 7 == 0:
-                    await asyncio.sleep(0.001)
-            await until(lambda: len(a.got.get(b.id, ())) >= 300 <= len(b.got.get(a.id, ())))
-            assert a.got[b.id] == b.got[a.id] == list(range(300))
-            assert a.lost == b.lost == []
-
-    asyncio.run(run())
+async def test_messages_survive_broken_connections(tmp_path: Path, dialable: bool) -> None:
+    async with two_ends(tmp_path, dialable=dialable) as (a, b):
+        for number in range(300):
+            a.hub.send(b.id, message(number))
+            b.hub.send(a.id, message(number))
+            if number % 60 == 59:
+                await asyncio.sleep(0.05)
+                a.breaker.cut()
+                b.breaker.cut()
+            elif number % 7 == 0:
+                await asyncio.sleep(0.001)
+        await until(lambda: len(a.got.get(b.id, ())) >= 300 <= len(b.got.get(a.id, ())))
+        assert a.got[b.id] == b.got[a.id] == list(range(300))
+        assert a.lost == b.lost == []
 
 
 def test_a_node_out_of_reach_for_long_is_reported_once_and_heard_again_later(
@@ -376,37 +354,31 @@ def test_a_node_out_of_reach_for_long_is_reported_once_and_heard_again_later(
 
 
 @pytest.mark.parametrize("dialable", [True, False], ids=["both dial", "one dials"])
-def test_a_node_that_comes_back_after_it_was_given_up_is_told(
+async def test_a_node_that_comes_back_after_it_was_given_up_is_told(
     tmp_path: Path, dialable: bool
 ) -> None:
-    async def run() -> None:
-        async with two_ends(tmp_path, dialable=dialable) as (a, b):
-            for number in range(2):
-                a.hub.send(b.id, message(number))
-                b.hub.send(a.id, message(number))
-                await until(lambda: len(a.got.get(b.id, ())) == len(b.got.get(a.id, ())) == 1)
-                if number == 0:
-                    b.hub.died(a.id)
-                    b.hub.joined(a.id, a.address if dialable else "")
-                    await until(lambda: a.lost)
-                    a.got.clear()
-                    b.got.clear()
-            assert a.got == {b.id: [1]}
-            assert b.got == {a.id: [1]}, "not what had come before"
-            assert (a.lost, b.lost) == ([b.id], [])
-
-    asyncio.run(run())
+    async with two_ends(tmp_path, dialable=dialable) as (a, b):
+        for number in range(2):
+            a.hub.send(b.id, message(number))
+            b.hub.send(a.id, message(number))
+            await until(lambda: len(a.got.get(b.id, ())) == len(b.got.get(a.id, ())) == 1)
+            if number == 0:
+                b.hub.died(a.id)
+                b.hub.joined(a.id, a.address if dialable else "")
+                await until(lambda: a.lost)
+                a.got.clear()
+                b.got.clear()
+        assert a.got == {b.id: [1]}
+        assert b.got == {a.id: [1]}, "not what had come before"
+        assert (a.lost, b.lost) == ([b.id], [])
 
 
-def test_nothing_is_sent_to_a_node_that_died(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with two_ends(tmp_path) as (a, b):
-            assert a.hub.send(b.id, message(0))
-            await until(lambda: b.got)
-            a.hub.died(b.id)
-            assert not a.hub.send(b.id, message(1))
-
-    asyncio.run(run())
+async def test_nothing_is_sent_to_a_node_that_died(tmp_path: Path) -> None:
+    async with two_ends(tmp_path) as (a, b):
+        assert a.hub.send(b.id, message(0))
+        await until(lambda: b.got)
+        a.hub.died(b.id)
+        assert not a.hub.send(b.id, message(1))
 
 
 # --- messages that cannot be handled ------------------------------------------------------
@@ -431,18 +403,15 @@ def test_a_message_that_cannot_be_handled_harms_no_other_one(
     assert b"bad process".hex() in caplog.text
 
 
-def test_a_question_that_cannot_be_handled_is_answered_all_the_same(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with two_ends(tmp_path) as (a, b):
-            told: list[Relayed] = []
-            a.hub.notices[ANSWER] = lambda _node, each: told.append(each)
-            a.hub.send(b.id, Relayed(notice=READ, items=(5,)))
-            a.hub.send(b.id, message(1))
-            await until(lambda: told and b.got.get(a.id))
-            assert told[0].items[0] == 5
-            assert told[0].items[1]
-
-    asyncio.run(run())
+async def test_a_question_that_cannot_be_handled_is_answered_all_the_same(tmp_path: Path) -> None:
+    async with two_ends(tmp_path) as (a, b):
+        told: list[Relayed] = []
+        a.hub.notices[ANSWER] = lambda _node, each: told.append(each)
+        a.hub.send(b.id, Relayed(notice=READ, items=(5,)))
+        a.hub.send(b.id, message(1))
+        await until(lambda: told and b.got.get(a.id))
+        assert told[0].items[0] == 5
+        assert told[0].items[1]
 
 
 def test_in_place_of_messages_that_cannot_be_read_stands_that_they_were_lost() -> None:

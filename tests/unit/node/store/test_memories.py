@@ -126,33 +126,29 @@ def test_a_lack_of_descriptors_costs_the_pool_one_piece(
     assert memories.pooled == 6 * PAGE  # the smallest went: that takes the least time
 
 
-def test_large_memory_is_closed_in_a_thread_and_counts_until_it_is(
+async def test_large_memory_is_closed_in_a_thread_and_counts_until_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large, go_on = memories_module._LARGE, threading.Event()
     free = memories_module._free
     monkeypatch.setattr(memories_module, "_free", lambda *args: (go_on.wait(20), free(*args))[1])
-
-    async def steps() -> None:
-        changed = asyncio.Event()
-        memories = Memories(4 * large, nobody, changed)
-        for memory in [memories.take(large, A, 0) for _ in range(4)]:
-            memories.give_back(memory)
-        pooled = memories.pooled
-        assert memories.closing == 4 * large - pooled > 0
-        with pytest.raises(ObjectStoreFullError):  # not before it is gone
-            memories.take(4 * large, A, 0)
-        assert memories.pooled == 0
-        assert memories.closing == 4 * large
-        assert open_memory() >= 4
-        go_on.set()
-        while memories.closing:
-            changed.clear()
-            await asyncio.wait_for(changed.wait(), 20)
+    changed = asyncio.Event()
+    memories = Memories(4 * large, nobody, changed)
+    for memory in [memories.take(large, A, 0) for _ in range(4)]:
+        memories.give_back(memory)
+    pooled = memories.pooled
+    assert memories.closing == 4 * large - pooled > 0
+    with pytest.raises(ObjectStoreFullError):  # not before it is gone
         memories.take(4 * large, A, 0)
-        memories.close()
-
-    asyncio.run(steps())
+    assert memories.pooled == 0
+    assert memories.closing == 4 * large
+    assert open_memory() >= 4
+    go_on.set()
+    while memories.closing:
+        changed.clear()
+        await asyncio.wait_for(changed.wait(), 20)
+    memories.take(4 * large, A, 0)
+    memories.close()
 
 
 def test_memory_that_does_not_fit_in_any_case_leaves_the_pool_as_it_is(memories: Memories) -> None:
