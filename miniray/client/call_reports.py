@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import gc
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
