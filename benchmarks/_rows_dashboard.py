@@ -1,0 +1,149 @@
+"""Rows about the page: what it costs while nobody looks, and while somebody does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from _actors import Echo
+from _common import CPUS, MIB, Engine, Figure, at_once, rate, row
+from _processes import cluster_processes, pss, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Measurements with the page open and closed, in turns.
+_TURNS = 6
+#: Rows that the page shows at a time.
+_WINDOW = 60
+
+
+def _start(engine: Engine) -> Any:
+    engine.api.init(address="local", num_cpus=CPUS, include_dashboard=True, dashboard_port=0)
+    return engine.api
+
+
+class _Viewer:
+    """A browser's part of the page: a cookie, and streams."""
+
+    def __init__(self) -> None:
+        from miniray.client.command_connection import connect_for_cli
+
+        with contextlib.closing(connect_for_cli(None, "address=", None)) as cluster:
+            place, _, code = cluster.page().url.partition("/#k=")
+        self._place = place.partition("://")[2]
+        connection = http.client.HTTPConnection(self._place)
+        connection.request("POST", "/api/login", json.dumps({"code": code}))
+        answer = connection.getresponse()
+        self._cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+        connection.close()
+
+    @contextlib.contextmanager
+    def events(self, query: str) -> Iterator[Iterator[Any]]:
+        """The events of a stream."""
+        connection = http.client.HTTPConnection(self._place)
+        try:
+            connection.request("GET", f"/api/events?{query}", headers={"Cookie": self._cookie})
+            lines = (line for line in connection.getresponse() if line.startswith(b"data: "))
+            yield (json.loads(line[6:]) for line in lines)
+        finally:
+            connection.close()
+
+    def fill(self, count: int) -> float:
+        """Milliseconds from asking for the table until its window is full and all rows counted."""
+        began = time.perf_counter()
+        query = f"topic=actors&size={_WINDOW}&sort=-actor_id"
+        with self.events(query) as events:
+            next(each for each in events if each["total"] == count and each["order"])
+        return 1000 * (time.perf_counter() - began)
+
+
+@row(
+    "page_closed",
+    Figure("idle cluster that listens for browsers", "MiB", 120),
+    Figure("its processes", "", 5),
+)
+def page_closed(engine: Engine) -> tuple[float, int]:
+    _start(engine)
+    pids = settled()
+    return pss(pids) / MIB, len(pids)
+
+
+def _filled(engine: Engine, count: int) -> tuple[float, float, float]:
+    """Milliseconds to fill the table, first and again, and memory of the web process."""
+    ray = _start(engine)
+    waiting = ray.remote(num_cpus=10 * CPUS)(Echo)  # rows as any other, without a process each
+    actors = [waiting.remote() for _ in range(count)]
+    before = cluster_processes()
+    viewer = _Viewer()
+    while len(engine.module("util.state").list_actors(limit=count)) < count:
+        time.sleep(0.05)
+    first = viewer.fill(count)
+    again = statistics.median(viewer.fill(count) for _ in range(5))
+    web = set(cluster_processes()) - set(before)
+    memory = pss(web) / MIB
+    del actors
+    return first, again, memory
+
+
+_AGAIN = "the same, of a viewer that scrolls or searches"
+_MEMORY = "web process meanwhile"
+
+
+@row(
+    "fill_1000",
+    Figure("table of 1,000 actors filled", "ms", 300),
+    Figure(_AGAIN, "ms", 300),
+    Figure(_MEMORY, "MiB", 45),
+    limit=120,
+)
+def fill_1000(engine: Engine) -> tuple[float, float, float]:
+    return _filled(engine, 1000)
+
+
+@row(
+    "fill_10000",
+    Figure("table of 10,000 actors filled", "ms", 1000),
+    Figure(_AGAIN, "ms", 1000),
+    Figure(_MEMORY, "MiB"),
+    limit=240,
+)
+def fill_10000(engine: Engine) -> tuple[float, float, float]:
+    return _filled(engine, 10_000)
+
+
+@row(
+    "page_open",
+    Figure("actor calls, 1,000 in flight, page closed", "/s", 60_000),
+    Figure("of that, less while it is open", "%", 1),
+    limit=240,
+)
+def page_open(engine: Engine) -> tuple[float, float]:
+    ray = _start(engine)
+    actor = ray.remote(Echo).remote()
+    work = at_once(ray, actor.echo.remote)
+    viewer = _Viewer()
+    closed, opened = [], []
+    for _ in range(_TURNS):
+        closed.append(rate(work, 1000))
+        with (
+            viewer.events("topic=nodes,devices,waiting") as nodes,
+            viewer.events("topic=actors") as actors,
+        ):
+            for events in (nodes, actors):
+                next(events)
+                threading.Thread(target=_read, args=(events,), daemon=True).start()
+            opened.append(rate(work, 1000))
+    quiet = statistics.median(closed)
+    return quiet, 100 * (1 - statistics.median(opened) / quiet)
+
+
+def _read(events: Iterator[Any]) -> None:
+    with contextlib.suppress(Exception):  # the stream is closed under it
+        for _ in events:
+            pass

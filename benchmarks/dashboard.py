@@ -1,0 +1,19 @@
+"""What the page costs: closed, open, and with many rows.
+
+    python benchmarks/dashboard.py [--only ROW ...] [--repeats N] [--json FILE]
+
+How fast a browser paints it, ``tests/browser`` measures.
+"""
+
+from __future__ import annotations
+
+from _cli import parser, run
+from _common import load_rows
+
+
+def main() -> None:
+    run(load_rows(("_rows_dashboard",)), parser("The page, one table.").parse_args(), {})
+
+
+if __name__ == "__main__":
+    main()
