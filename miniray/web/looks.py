@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Lines of a log that are shown, at most.
 _MOST_LINES = 2000
+#: What may be asked why it waits: of any kind, or of one.
+_KINDS = ("id", "actor", "task", "ref", "object")
 #: Escapes that colour text on a terminal.
 _COLOURS = r"\x1b\[[0-9;]*m"
 
@@ -34,6 +36,7 @@ class LookRoutes:
         self.routes = [
             Route("/api/stack", self._stack, methods=["POST"]),
             Route("/api/profile", self._profile, methods=["POST"]),
+            Route("/api/why", self._why, methods=["POST"]),
             Route("/api/logs", self._logs, methods=["GET"]),
             Route("/api/runs/series", self._compared, methods=["GET"]),
         ]
@@ -53,6 +56,16 @@ class LookRoutes:
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
         return await self._answers.of(profile, self._source, kind, of, float(seconds), rank)
+
+    async def _why(self, request: Request) -> Response:
+        """Answer why something waits; without a name, whatever drivers wait for."""
+        from miniray.util.why import why
+
+        of = (await self._answers.posted(request)).get("of") or {}
+        if not isinstance(of, dict):
+            raise HTTPException(400, f"of has an id, not {of!r:.80}.")
+        named = [of[kind] for kind in _KINDS if isinstance(of.get(kind), str)]
+        return await self._answers.of(why, self._source, named[0] if named else "")
 
     async def _logs(self, request: Request) -> Response:
         wanted = request.query_params

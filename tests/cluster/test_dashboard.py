@@ -306,6 +306,24 @@ def test_the_log_of_an_actor_is_shown_and_searched_after_its_end_too(page: PageC
     assert page.ask("GET", "/api/logs")[0] == 400
 
 
+def test_why_something_waits_is_answered_as_on_the_command_line(page: PageClient) -> None:
+    actor = Counter.options(name="busy").remote()
+    miniray.get(actor.pid.remote())
+    running, waits = actor.wait.remote(), actor.pid.remote()
+
+    def told() -> str:
+        status, _, answer = page.ask("POST", "/api/why", {"of": {"id": waits.hex()}})
+        return str(answer["chain"]) if status == 200 else ""
+
+    wait_until(lambda: "wait" in told() and "busy" in told())
+    status, _, answer = page.ask("POST", "/api/why", {"of": {"id": "no such thing"}})
+    assert (status, "no such thing" in answer["error"]) == (400, True)
+    miniray.kill(actor)
+    for ref in (running, waits):
+        with pytest.raises(miniray.exceptions.ActorDiedError):
+            miniray.get(ref)
+
+
 def test_nodes_say_what_their_machine_uses(page: PageClient) -> None:
     with page.events("nodes") as events:
         rows = rows_until(
