@@ -85,6 +85,22 @@ def test_without_a_cookie_the_page_shows_how_to_get_in(visitor: Page, cluster: A
 # --- what it shows --------------------------------------------------------------------------------
 
 
+def test_devices_show_who_has_which_part_of_them(page: Page) -> None:
+    @miniray.remote(num_gpus=0.6)
+    class Sharer:
+        def ready(self) -> bool:
+            return True
+
+    sharers = [Sharer.remote() for _ in range(2)]
+    miniray.get([sharer.ready.remote() for sharer in sharers])
+    device = page.locator(".device").first
+    expect(device).to_contain_text("Sharer")
+    expect(device).to_contain_text("0.6")
+    expect(device).to_contain_text("0.4 free")
+    device.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Sharer")
+
+
 def test_an_actor_that_is_killed_changes_its_row_within_a_second(page: Page) -> None:
     actor = Counter.options(name="to be killed").remote()
     miniray.get(actor.pid.remote())
@@ -95,6 +111,18 @@ def test_an_actor_that_is_killed_changes_its_row_within_a_second(page: Page) -> 
     miniray.kill(actor)
     expect(found).to_contain_text("dead")
     assert time.monotonic() - began < 1
+
+
+def test_names_are_text_and_never_run(page: Page) -> None:
+    name = "<script>document.title='run'</script><img src=x onerror=alert(1)>"
+    actor = Counter.options(name=name).remote()
+    miniray.get(actor.pid.remote())
+    show(page, "Actors", "Actors")
+    expect(row(page, "<script>")).to_contain_text(name)
+    row(page, "<script>").get_by_role("link").first.click()
+    expect(page.get_by_text(name)).to_be_visible()
+    assert page.title() == "Actors · miniray"
+    assert page.locator("img").count() == 0
 
 
 def test_what_waits_stands_there_with_the_reason(page: Page) -> None:
@@ -125,6 +153,40 @@ def test_every_empty_page_says_what_would_be_there(page: Page) -> None:
 
 
 # --- how it is used -------------------------------------------------------------------------------
+
+
+def test_it_is_used_from_the_keyboard(page: Page) -> None:
+    actors = [Counter.options(name=f"keyboard {n}").remote() for n in range(3)]
+    miniray.get([actor.pid.remote() for actor in actors])
+    show(page, "Actors", "Actors")
+    page.keyboard.press("/")
+    page.keyboard.type("keyboard")
+    expect(row(page, "keyboard")).to_have_count(3)
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("Actors ?3"))
+    page.keyboard.press("Escape")
+    for key in "jjjk":
+        page.keyboard.press(key)
+    expect(page.locator(".chosen")).to_contain_text("keyboard 1")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("open the row")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("keyboard 1")).to_be_visible()
+    assert "#/actor/" in page.url
+
+
+def test_nothing_scrolls_sideways_and_phones_have_a_menu(page: Page) -> None:
+    for width in (1280, 400):
+        page.set_viewport_size({"width": width, "height": 800})
+        for name in ("", "actors", "waiting", "runs", "objects"):
+            page.goto(f"{page.url.partition('#')[0]}#/{name}")
+            page.get_by_role("heading", level=1).wait_for()
+            for element in ("html", "main"):
+                wide = page.locator(element).evaluate("e => e.scrollWidth - e.clientWidth")
+                assert wide <= 0, f"{name!r} at {width} pixels"
+    page.get_by_role("button", name="Menu").click()
+    show(page, "Jobs", "Jobs")
+    expect(page.get_by_role("link", name="Waiting")).not_to_be_visible()
 
 
 def test_light_and_dark_follow_the_system_or_the_choice(page: Page) -> None:

@@ -72,7 +72,7 @@ export function Rows({ columns, rows, start = 0, total = rows.length, open, sort
   };
   const keys = useRef({}).current;
   Object.assign(keys, { next: () => move(1), previous: () => move(-1), enter: () => visit(rows[chosen - start]) });
-  useEffect(() => {
+  useLayoutEffect(() => {
     keyed ??= keys;
     return () => (keyed = keyed === keys ? null : keyed);
   }, []);
@@ -110,7 +110,7 @@ export const counted = (summary) => summary.state ?? summary.status ?? summary.s
 /** The search field and the counts by state, each of which narrows the table down. */
 export function Search({ value, onInput, counts = {} }) {
   const own = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     field = own.current;
     return () => (field = null);
   }, []);

@@ -120,7 +120,8 @@ export function Run({ id }) {
   const [of, setOf] = useState("all");
   const live = !run.ended && !/FINISHED|ERRORED|ABORTED|LOST/.test(run.state ?? "");
   const named = { run: run.name ?? id };
-  const whom = of === "all" ? named : { ...named, rank: Number(of) };
+  const one = at.rows.find((row) => String(row.rank) === of);
+  const whom = one ? { node: one.node_id, pid: one.pid } : named;
   const controller = run.actor_id ? [{ name: "controller", of: { actor: run.actor_id } }] : [];
   const choices = [...controller, { name: "all ranks", of: named }, ...at.rows.map((row) => ({ name: `rank ${row.rank}`, of: { ...named, rank: row.rank } }))];
   return html`<div class="page">
