@@ -236,6 +236,9 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     def tell(self, method: str, *args: Any) -> None:
         raise NotImplementedError(method)
 
+    def tell_node(self, method: str, *args: Any) -> None:
+        raise NotImplementedError(method)
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
         raise NotImplementedError
 

@@ -90,6 +90,7 @@ _COMMANDS = _Commands(
         "list": "state.list_",
         "logs": "logs.logs_",
         "memory": "memory.memory",
+        "metrics": "profile.metrics",
         "profile": "profile.profile",
         "run": "run.run",
         "slurm": "manifests.slurm",

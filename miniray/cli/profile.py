@@ -1,4 +1,4 @@
-"""`miniray stack` and `miniray profile`: where processes are, and what they use."""
+"""`miniray stack`, `profile`, `timeline` and `metrics`: what processes do, and what they use."""
 
 from __future__ import annotations
 
@@ -104,6 +104,17 @@ def timeline(
     for note in notes:
         click.echo(note, err=True)
     click.echo(f"{sum(event['ph'] == 'X' for event in events):,} spans: {output}")
+
+
+@click.command()
+@cluster_options
+@click.pass_obj
+def metrics(services: Services, address: str | None, token_file: str | None) -> None:
+    """Print the cluster's metrics, as Prometheus reads them from the page's /metrics."""
+    from miniray.metrics.text import text
+
+    with _connected(services, address, token_file) as connection:
+        click.echo(text(connection), nl=False)
 
 
 @click.group()

@@ -153,6 +153,9 @@ class ClusterRequests(RuntimeHead):
     def tell(self, method: str, *args: Any) -> None:
         self.link.head_notice(method, *args)
 
+    def tell_node(self, method: str, *args: Any) -> None:
+        self.link.node_notice(method, *args)
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         return self.link.memory_report(limit, detail, seconds)
 

@@ -238,6 +238,10 @@ class RuntimeHead(abc.ABC):
     def tell(self, method: str, *args: Any) -> None:
         """Send the head a request whose answer does not matter; returns at once."""
 
+    @abc.abstractmethod
+    def tell_node(self, method: str, *args: Any) -> None:
+        """Send the daemon of this node a message that needs no answer."""
+
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Return one of the head's listings: "actors", "node_states", ..."""
         found: list[dict[str, Any]] = self.head_call("state", what)

@@ -19,6 +19,7 @@ from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
 from miniray.node.membership import Membership
+from miniray.node.metrics import NodeMetrics
 from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
@@ -98,6 +99,9 @@ class NodeDaemon:
         self._traffic = Traffic(
             self.node_id, self._clients, self._relay, self._objects, self._names, pace
         )
+        self._metrics = NodeMetrics(
+            self._clients, self._questions, str(node.session_dir), self._store_figures
+        )
         self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
         WorkerNotices(self._clients, self._pool, self._head)
         self._questions.answers["logs"] = self._logs
@@ -111,9 +115,19 @@ class NodeDaemon:
             "the driver called shutdown()"
         )
 
+    def _store_figures(self) -> dict[str, float]:
+        """Return the figures of the object store that are metrics, in bytes."""
+        store = self._objects.store
+        return {
+            "used_bytes": store.used,
+            "capacity_bytes": store.capacity,
+            "spilled_bytes": self._objects.spilling.spilled,
+        }
+
     # --- the head ----------------------------------------------------------------
     def heartbeat(self) -> head_pb2.Heartbeat:
         self._memory_kills.look()
+        self._metrics.look()
         return head_pb2.Heartbeat(
             object_store_used=self._objects.store.used,
             object_store_capacity=self._objects.store.capacity,
@@ -174,6 +188,7 @@ class NodeDaemon:
         # A process with an exit code was reaped, after its children; a driver may live on.
         self._objects.process_ended(process_id, gone=gone, may_look=code is None)
         self._questions.ended(process_id)
+        self._metrics.ended(process_id)
         self._head.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
@@ -205,7 +220,10 @@ class NodeDaemon:
             memory = self._memory_kills.explain(exit_code)
             text = f"{what[0].upper()}{what[1:]} {how}. {memory}".rstrip()
             event = "killed_for_memory" if memory else "crashed"
+            self._metrics.worker_ended(event)
             self.tell_event("WORKER", event, text, "ERROR" if memory else "WARNING")
+        else:
+            self._metrics.worker_ended("planned")
         ended = head_pb2.ProcessEnded(
             process_id=worker.process_id,
             pid=worker.pid,

@@ -49,7 +49,7 @@ class Usage:
             "memory_used": limit - available_memory(),
             "disk_size": disk.f_frsize * disk.f_blocks,
             "disk_free": disk.f_frsize * disk.f_bavail,
-            "processes": [(client.pid, *_of_process(client.pid)) for client in clients],
+            "processes": [(client.pid, *of_process(client.pid)) for client in clients],
         }
 
 
@@ -61,7 +61,7 @@ def _cpu_seconds() -> tuple[float, float]:
     return (sum(ticks) - idle) / _TICKS, idle / _TICKS
 
 
-def _of_process(pid: int) -> tuple[float, int]:
+def of_process(pid: int) -> tuple[float, int]:
     """Return CPU seconds and bytes of memory of a process; zeros if it is gone."""
     fields = stat_of(pid)
     if fields is None:

@@ -62,6 +62,7 @@ _MODULES = frozenset(
         "accelerators",
         "debug",
         "joblib",
+        "metrics",
         "multiprocessing",
         "queue",
         "scheduling_strategies",
@@ -74,7 +75,6 @@ _MODULES = frozenset(
 _ABSENT = {
     "collective": "use torch.distributed, which TorchTrainer sets up",
     "iter": "use generators, or miniray.util.map_unordered",
-    "metrics": "return figures from methods, or report them to a tracker in the program",
     "pdb": "breakpoint() in a worker waits for `miniray debug`",
 }
 tell_imports(__name__, _ABSENT)

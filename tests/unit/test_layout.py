@@ -27,7 +27,7 @@ LAYERS = """
     miniray.calls
     miniray.logs
     miniray.engines
-    miniray.profiling
+    miniray.profiling miniray.metrics
     miniray.client miniray.job_config
     miniray
     miniray.worker

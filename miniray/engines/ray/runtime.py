@@ -137,6 +137,9 @@ class RayHead(RuntimeHead):
     def tell(self, method: str, *args: Any) -> None:
         """Ray's head takes no such messages."""
 
+    def tell_node(self, method: str, *args: Any) -> None:
+        """Ray's nodes take no such messages."""
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> Any:
         refuse("util.memory")
 

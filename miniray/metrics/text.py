@@ -1,0 +1,185 @@
+"""The metrics of the whole cluster as one text in Prometheus' format, asked for when it is read.
+
+Names: base units, ``_total`` for what only grows, no id of a process or an actor as a label.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from miniray.profiling.targets import Cluster
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "miniray_"
+#: Seconds that nodes may take.
+_PATIENCE = 2.0
+#: Metrics of a run that are shown.
+_MOST = 50
+#: What is said of the metrics whose name does not say it.
+_HELP = {
+    "node_info": "A node; its value is always 1.",
+    "node_up": "Whether a node lives and answers.",
+    "node_silent_seconds": "Seconds since the head has heard of a node, if that is long.",
+    "node_memory_limit_bytes": "Memory of the container, or of the machine.",
+    "node_pressure_seconds_total": "How long tasks of the machine have waited for a resource.",
+    "resource_used": "What leases hold of a resource.",
+    "device_granted_ratio": "How much of a device is granted.",
+    "device_quarantined": "Whether a device is out of service as its process cannot be killed.",
+    "pending_demands": "Tasks, actors and groups that wait for resources.",
+    "pending_oldest_seconds": "How long the oldest of them has waited.",
+    "process_cpu_seconds": "CPU time of the processes that live now.",
+    "worker_exits_total": "Workers that have ended, by why.",
+    "object_store_spilled_bytes": "Bytes of values that are on disk.",
+    "train_run_info": "A training run; its value is always 1.",
+    "train_metric": "The last reported number of each metric of a run.",
+}
+Sample = tuple[str, dict[str, Any], float]
+
+
+def text(cluster: Cluster) -> str:
+    """Return all metrics of a cluster; a node that does not answer has ``node_up`` 0."""
+    told = cluster.ask_nodes("metrics", (), _PATIENCE)
+    families = _Families()
+    for name, labels, value in _of_head(cluster):
+        families.add(name, labels, value)
+    answers = {node.hex(): answer for node, answer, why in told if not why}
+    for node in cluster.listing("node_states"):
+        id = node["node_id"]
+        families.add("node_up", {"node": id}, float(id in answers))
+        rows, sample = answers.get(id, ((), ()))
+        for name, labels, value in sample:
+            families.add(name, {"node": id, **labels}, value)
+        for row in rows:
+            families.add_own(id, *row)
+    return families.text()
+
+
+def _of_head(cluster: Cluster) -> Iterator[Sample]:
+    """Yield what the head knows."""
+    now = time.time()
+    for node in cluster.listing("node_states"):
+        id = {"node": node["node_id"]}
+        yield "node_info", id | {"host": node["hostname"], "address": node["address"]}, 1
+        yield "node_state", id | {"state": node["state"]}, 1
+        yield "node_silent_seconds", id, node["silent"]
+        for resource, amount in node["total"].items():
+            yield "resource_total", id | {"resource": resource}, amount
+            used = node["used"].get(resource, 0.0)
+            yield "resource_used", id | {"resource": resource}, used
+    for device in cluster.listing("devices"):
+        labels = {key: device[key] for key in ("resource", "device")}
+        labels["node"] = device["node_id"]
+        yield "device_granted_ratio", labels, sum(each["share"] for each in device["held"])
+        yield "device_quarantined", labels, float(bool(device["quarantined"]))
+    actors = ((each["class_name"], each["state"]) for each in cluster.listing("actors"))
+    yield from _counted("actors", ("class", "state"), actors)
+    pending = cluster.listing("pending")
+    for kind in ("actor", "job", "placement_group", "task"):
+        waiting = [each for each in pending if each["kind"] == kind]
+        for infeasible in (False, True):
+            count = sum(each["count"] for each in waiting if each["infeasible"] is infeasible)
+            labels = {"kind": kind, "infeasible": str(infeasible).lower()}
+            yield "pending_demands", labels, count
+        oldest = min((each["since"] for each in waiting), default=now)
+        yield "pending_oldest_seconds", {"kind": kind}, max(0.0, now - oldest)
+    groups = ((each["strategy"], each["state"]) for each in cluster.listing("placement_groups"))
+    yield from _counted("placement_groups", ("strategy", "state"), groups)
+    jobs = ((each["state"],) for each in cluster.listing("jobs"))
+    yield from _counted("jobs", ("state",), jobs)
+    leases = ((each["node_id"],) for each in cluster.listing("leases"))
+    yield from _counted("leases", ("node",), leases)
+    for run in cluster.listing("runs"):
+        name = {"run": run.get("name", "")}
+        yield "train_run_info", name | {"state": run.get("state", "")}, 1
+        numbers = [
+            (metric, value)
+            for metric, value in (run.get("metrics") or {}).items()
+            if isinstance(value, (int, float))
+        ]
+        for metric, value in numbers[:_MOST]:
+            yield "train_metric", name | {"metric": metric}, value
+
+
+def _counted(name: str, keys: tuple[str, ...], of: Iterable[tuple[str, ...]]) -> Iterator[Sample]:
+    for values, count in sorted(collections.Counter(of).items()):
+        yield name, dict(zip(keys, values, strict=True)), count
+
+
+class _Families:
+    """Samples by metric, as the format wants them."""
+
+    def __init__(self) -> None:
+        #: By name: type, help, and lines by what is before the value.
+        self._known: dict[str, tuple[str, str, dict[str, float]]] = {}
+
+    def add(self, name: str, labels: dict[str, Any], value: float) -> None:
+        """Add a metric of miniray's."""
+        kind = "counter" if name.endswith("_total") else "gauge"
+        about = _HELP.get(name) or name.replace("_", " ").capitalize() + "."
+        self._add(_PREFIX + name, kind, about, labels, value)
+
+    def add_own(
+        self,
+        node: str,
+        kind: str,
+        name: str,
+        about: str,
+        boundaries: tuple[float, ...],
+        tags: Iterable[tuple[str, str]],
+        value: list[float],
+    ) -> None:
+        """Add a series of a user's metric."""
+        name = _PREFIX + name.replace(":", "_")
+        labels = {"node": node, **dict(tags)}
+        if kind == "counter":
+            name = name if name.endswith("_total") else f"{name}_total"
+        if kind != "histogram":
+            self._add(name, kind, about, labels, value[0])
+            return
+        *counts, total = value
+        count = 0.0
+        for boundary, more in zip((*boundaries, math.inf), counts, strict=True):
+            count += more
+            le = labels | {"le": _number(boundary)}
+            self._add(name, kind, about, le, count, "_bucket")
+        self._add(name, kind, about, labels, total, "_sum")
+        self._add(name, kind, about, labels, count, "_count")
+
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        about: str,
+        labels: dict[str, Any],
+        value: float,
+        suffix: str = "",
+    ) -> None:
+        family = self._known.setdefault(name, (kind, about, {}))
+        if family[0] == kind:  # else another process has a metric of this name and another kind
+            inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            family[2][f"{name}{suffix}{{{inner}}}" if inner else name + suffix] = value
+
+    def text(self) -> str:
+        """Return the whole text."""
+        lines = []
+        for name, (kind, about, samples) in sorted(self._known.items()):
+            one_line = about.replace("\\", "\\\\").replace("\n", "\\n")
+            lines += [f"# HELP {name} {one_line}", f"# TYPE {name} {kind}"]
+            lines += [f"{sample} {_number(value)}" for sample, value in samples.items()]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(value: Any) -> str:
+    return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(float(value))

@@ -1,0 +1,238 @@
+"""The metrics of this node: what its processes count, what its machine does, and the last hour."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from miniray.node.usage import of_process
+from miniray.system.machine import available_memory, memory_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.relay.questions import Questions
+
+#: Seconds between two points of the last hour, and how many points it has.
+INTERVAL = 10
+_POINTS = 360
+#: Series of one metric, at most.
+_MOST = 1000
+_OVERFLOW = (("overflow", "true"),)
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+#: (kind, name, description, boundaries).
+Metric = tuple[str, str, str, tuple[float, ...]]
+#: By tags: a value, or of a histogram the counts of its buckets and the sum.
+Values = dict[tuple[tuple[str, str], ...], list[float]]
+Sample = list[tuple[str, dict[str, str], float]]
+
+
+class NodeMetrics:
+    """Adds up what processes tell, and looks at the machine."""
+
+    def __init__(
+        self,
+        clients: ClientServer,
+        questions: Questions,
+        folder: str,
+        store: Callable[[], dict[str, float]],
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            clients: The processes of this node.
+            questions: Passes on what is asked.
+            folder: Where this node keeps its files.
+            store: Returns figures of the object store.
+        """
+        self._clients = clients
+        self._folder = folder
+        self._store = store
+        #: What the living have told, and the sums of those that have ended.
+        self._told: dict[bytes, dict[Metric, Values]] = {}
+        self._ended: dict[Metric, Values] = {}
+        self._exits: dict[str, int] = {}
+        self._rings: dict[str, array.array[float]] = {}
+        self._slot = 0
+        self._before: tuple[float, dict[str, float]] = (0.0, {})
+        clients.notices["metrics"] = self._take
+        questions.answers["metrics"] = lambda _seconds: (self._rows(), self._sample())
+        questions.answers["history"] = lambda _seconds: self._history()
+
+    # --- what processes tell ---------------------------------------------------------
+    def _take(self, client: Client, rows: list[Any]) -> None:
+        # Taken out and put in again: the process that told last comes last, and its gauges count.
+        told = self._told[client.process_id] = self._told.pop(client.process_id, {})
+        for kind, name, description, boundaries, tags, value in rows:
+            metric = (kind, name, description, tuple(boundaries))
+            told.setdefault(metric, {})[tuple(map(tuple, tags))] = value
+
+    def ended(self, process_id: bytes) -> None:
+        """Keep what a process counted; its gauges go."""
+        told = self._told.pop(process_id, {})
+        _add(self._ended, {metric: each for metric, each in told.items() if metric[0] != "gauge"})
+
+    def worker_ended(self, cause: str) -> None:
+        """Count the end of a worker."""
+        self._exits[cause] = self._exits.get(cause, 0) + 1
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        """Return (kind, name, description, boundaries, tags, value) of each series."""
+        total: dict[Metric, Values] = {}
+        for told in (self._ended, *self._told.values()):
+            _add(total, told)
+        return [
+            (*metric, tags, value)
+            for metric, values in total.items()
+            for tags, value in values.items()
+        ]
+
+    # --- the machine -----------------------------------------------------------------
+    def _sample(self) -> Sample:
+        """Return (name, labels, value) of what the node and its machine do now."""
+        found: Sample = []
+        for mode, seconds in _cpu().items():
+            found.append(("node_cpu_seconds_total", {"mode": mode}, seconds))
+        used, limit = _memory()
+        found += [
+            ("node_load1", {}, os.getloadavg()[0]),
+            ("node_memory_used_bytes", {}, used),
+            ("node_memory_limit_bytes", {}, limit),
+        ]
+        for resource in ("cpu", "memory", "io"):
+            for kind, seconds in _pressure(resource).items():
+                labels = {"resource": resource, "kind": kind}
+                found.append(("node_pressure_seconds_total", labels, seconds))
+        with contextlib.suppress(OSError):
+            disk = shutil.disk_usage(self._folder)
+            found.append(("node_disk_free_bytes", {"place": "session"}, disk.free))
+            found.append(("node_disk_size_bytes", {"place": "session"}, disk.total))
+        received, sent = _network()
+        found.append(("node_network_receive_bytes_total", {}, received))
+        found.append(("node_network_transmit_bytes_total", {}, sent))
+        for role, (count, memory, cpu) in self._processes().items():
+            found.append(("processes", {"role": role}, count))
+            found.append(("process_memory_bytes", {"role": role}, memory))
+            found.append(("process_cpu_seconds", {"role": role}, cpu))
+        for cause, ends in self._exits.items():
+            found.append(("worker_exits_total", {"cause": cause}, ends))
+        found += [(f"object_store_{name}", {}, value) for name, value in self._store().items()]
+        return found
+
+    def _processes(self) -> dict[str, tuple[int, float, float]]:
+        """Return how many processes of each role there are, their memory and CPU time."""
+        found: dict[str, tuple[int, float, float]] = {}
+        seconds, size = of_process(os.getpid())
+        found["daemon"] = (1, float(size), seconds)
+        for client in self._clients.clients.values():
+            if not client.is_command:
+                count, memory, cpu = found.get(client.role, (0, 0.0, 0.0))
+                used, resident = of_process(client.pid)
+                found[client.role] = (count + 1, memory + resident, cpu + used)
+        return found
+
+    # --- the last hour -----------------------------------------------------------------
+    def look(self) -> None:
+        """Note a point of the last hour, if it is time: called with each heartbeat."""
+        now = time.time()
+        slot = int(now // INTERVAL)
+        if slot == self._slot:
+            return
+        gap = min(slot - self._slot - 1, _POINTS) if self._slot else 0
+        for name, value in self._point(now).items():
+            ring = self._rings.setdefault(name, array.array("f", [math.nan] * _POINTS))
+            for missed in range(gap):
+                ring[(self._slot + 1 + missed) % _POINTS] = math.nan
+            ring[slot % _POINTS] = value
+        self._slot = slot
+
+    def _point(self, now: float) -> dict[str, float]:
+        """Return the figures of a moment; rates are of the time since the last one."""
+        cpu = _cpu()
+        busy = sum(seconds for mode, seconds in cpu.items() if mode not in ("idle", "iowait"))
+        received, sent = _network()
+        counts = {"busy": busy, "all": sum(cpu.values()), "in": received, "out": sent}
+        when, before = self._before
+        self._before = now, counts
+        used, limit = _memory()
+        processes = self._processes()
+        store = self._store()
+        point = {
+            "load": os.getloadavg()[0],
+            "memory": used / limit if limit else math.nan,
+            "workers": processes.get("worker", (0,))[0],
+            "workers_memory": processes.get("worker", (0, 0.0))[1],
+            "store": store.get("used_bytes", 0.0),
+            "spilled": store.get("spilled_bytes", 0.0),
+        }
+        if before and now > when:
+            past = {name: counts[name] - value for name, value in before.items()}
+            point["cpu"] = past["busy"] / past["all"] if past["all"] else math.nan
+            point["received"] = past["in"] / (now - when)
+            point["sent"] = past["out"] / (now - when)
+        return point
+
+    def _history(self) -> tuple[int, dict[str, list[float]]]:
+        """Return the number of the last point, and of each series the points up to it."""
+        begin = (self._slot + 1) % _POINTS
+        series = {name: [*ring[begin:], *ring[:begin]] for name, ring in self._rings.items()}
+        return self._slot, series
+
+
+def _add(total: dict[Metric, Values], told: dict[Metric, Values]) -> None:
+    """Add what was told to a total; of gauges, the last value counts."""
+    for metric, values in told.items():
+        known = total.setdefault(metric, {})
+        for given, value in values.items():
+            has_room = len(known) - (_OVERFLOW in known) < _MOST
+            tags = given if given in known or has_room else _OVERFLOW
+            before = known.get(tags)
+            if before is None or metric[0] == "gauge":
+                known[tags] = list(value)
+            else:
+                known[tags] = [a + b for a, b in zip(before, value, strict=True)]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:  # not on this kernel, or not in this container
+        return ""
+
+
+def _cpu() -> dict[str, float]:
+    """Return the machine's CPU time by mode, in seconds."""
+    modes = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    ticks = _read("/proc/stat").partition("\n")[0].split()[1:]
+    return {mode: int(count) / _TICKS for mode, count in zip(modes, ticks, strict=False)}
+
+
+def _memory() -> tuple[float, float]:
+    """Return the bytes that are used, and how many this container, or the machine, may use."""
+    limit = memory_limit()
+    return float(limit - available_memory()), float(limit)
+
+
+def _pressure(resource: str) -> dict[str, float]:
+    """Return for how long some, or all, tasks have waited for a resource, in seconds."""
+    lines = (line.split() for line in _read(f"/proc/pressure/{resource}").splitlines())
+    return {kind: int(total.partition("=")[2]) / 1e6 for kind, *_, total in lines}
+
+
+def _network() -> tuple[float, float]:
+    """Return the bytes that were received and sent, not over loopback."""
+    received = sent = 0.0
+    for line in _read("/proc/net/dev").splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        if name.strip() != "lo":
+            fields = counts.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent

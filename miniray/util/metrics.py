@@ -1,0 +1,247 @@
+"""``Counter``, ``Gauge`` and ``Histogram`` with Ray's names, for programs, tasks and actors.
+
+A process keeps its values and tells its node what has changed, every two seconds; the cluster's
+``/metrics`` (``miniray metrics``) has the sums. Counts of a process that was killed are at most two
+seconds short.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import re
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.runtime import runtime_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Counter", "Gauge", "Histogram"]
+
+#: Seconds between two messages to the node.
+_INTERVAL = 2.0
+#: Series of one metric in one process, at most; further ones are one with the tag ``overflow``.
+_MOST = 1000
+_OVERFLOW = (("overflow", "true"),)
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
+_Tags = tuple[tuple[str, str], ...]
+
+
+class _Values:
+    """The values of this process, by metric and tags."""
+
+    def __init__(self) -> None:
+        #: (kind, name, description, boundaries): tags: value, or counts of the buckets and the sum.
+        self._known: dict[tuple[Any, ...], dict[_Tags, list[float]]] = {}
+        self._changed: set[tuple[tuple[Any, ...], _Tags]] = set()
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
+        self._at_exit = False
+
+    def change(self, metric: tuple[Any, ...], tags: _Tags, value: float) -> None:
+        """Add to a counter, set a gauge, or count in a histogram."""
+        kind, _, _, boundaries = metric
+        with self._lock:
+            series = self._known.setdefault(metric, {})
+            if tags not in series and len(series) >= _MOST:
+                tags = _OVERFLOW
+            known = series.get(tags)
+            if known is None:
+                known = series[tags] = [0.0] * (len(boundaries) + 2 if boundaries else 1)
+            if kind == "histogram":
+                known[bisect.bisect_left(boundaries, value)] += 1
+                known[-1] += value
+            elif kind == "counter":
+                known[0] += value
+            else:
+                known[0] = value
+            self._changed.add((metric, tags))
+            if self._timer is None:
+                self._begin()
+
+    def _begin(self) -> None:
+        if not self._at_exit:
+            self._at_exit = True
+            atexit.register(self.tell)
+        self._timer = threading.Timer(_INTERVAL, self.tell)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def tell(self) -> None:
+        """Tell the node what has changed; without a cluster, keep it."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            runtime = runtime_or_none()
+            if runtime is None or not self._changed:
+                return
+            rows = [
+                (*metric, tags, list(self._known[metric][tags])) for metric, tags in self._changed
+            ]
+            self._changed.clear()
+        runtime.head.tell_node("metrics", rows)
+
+
+_VALUES = _Values()
+
+
+class Metric:
+    """What the kinds of metrics have in common."""
+
+    _kind = ""
+
+    def __init__(
+        self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None
+    ) -> None:
+        """Make a metric; those of one name, in any process, are one.
+
+        Args:
+            name: Letters, digits, ``_`` and ``:``. Else the metric is discarded, with a warning.
+            description: For who reads the metrics.
+            tag_keys: Keys of its tags; each value has to give all of them.
+
+        Raises:
+            ValueError: The name is empty.
+            TypeError: ``tag_keys`` is no tuple of strings.
+        """
+        if not name:
+            raise ValueError("Empty name is not allowed. Please provide a metric name.")
+        self._discarded = _NAME.match(name) is None
+        if self._discarded:
+            warnings.warn(
+                f"Invalid metric name: {name}. The metric is discarded: names have letters, "
+                "digits, _ and :, and do not begin with a digit.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._name, self._description = name, description
+        self._default_tags: dict[str, str] = {}
+        self._tag_keys: tuple[str, ...] = tag_keys or ()
+        if not isinstance(self._tag_keys, tuple):
+            raise TypeError(f"tag_keys should be a tuple type, got: {type(tag_keys)}")
+        for key in self._tag_keys:
+            if not isinstance(key, str):
+                raise TypeError(f"Tag keys must be str, got {type(key)}.")
+
+    def set_default_tags(self, default_tags: Mapping[str, str]) -> Any:
+        """Set the tags of values that name none; returns the metric.
+
+        Raises:
+            ValueError: A key is not among the metric's.
+            TypeError: A value is no string.
+        """
+        for key, value in default_tags.items():
+            if key not in self._tag_keys:
+                raise ValueError(f"Unrecognized tag key {key}.")
+            if not isinstance(value, str):
+                raise TypeError(f"Tag values must be str, got {type(value)}.")
+        self._default_tags = dict(default_tags)
+        return self
+
+    def _record(self, value: float, tags: Mapping[str, str] | None) -> None:
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"value must be int or float, got {type(value)}.")
+        if self._discarded:
+            return
+        for each in (tags or {}).values():
+            if not isinstance(each, str):
+                raise TypeError(f"Tag values must be str, got {type(each)}.")
+        given = {**self._default_tags, **tags} if tags else self._default_tags
+        missing = [key for key in self._tag_keys if key not in given]
+        if missing:
+            raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
+        metric = (self._kind, self._name, self._description, self._boundaries())
+        _VALUES.change(metric, tuple([(key, given[key]) for key in self._tag_keys]), float(value))
+
+    def _boundaries(self) -> tuple[float, ...]:
+        return ()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, description, keys of tags and default tags."""
+        return {
+            "name": self._name,
+            "description": self._description,
+            "tag_keys": self._tag_keys,
+            "default_tags": self._default_tags,
+        }
+
+
+class Counter(Metric):
+    """A sum that only grows."""
+
+    _kind = "counter"
+
+    def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
+        """Add to the sum.
+
+        Args:
+            value: Above 0.
+            tags: Those that differ from the default tags.
+
+        Raises:
+            ValueError: The value is not above 0, or a tag is missing.
+            TypeError: The value is no number, or a tag's value no string.
+        """
+        if isinstance(value, (int, float)) and value <= 0:
+            raise ValueError(f"value must be >0, got {value}")
+        self._record(value, tags)
+
+
+class Gauge(Metric):
+    """A value that goes up and down: the last one counts, of whichever process."""
+
+    _kind = "gauge"
+
+    def set(self, value: float | None, tags: Mapping[str, str] | None = None) -> None:
+        """Set the value; None changes nothing. Arguments and errors as for ``Counter.inc``."""
+        if value is not None:
+            self._record(value, tags)
+
+
+class Histogram(Metric):
+    """How many values there were up to each of some boundaries."""
+
+    _kind = "histogram"
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        boundaries: Sequence[float] | None = None,
+        tag_keys: tuple[str, ...] | None = None,
+    ) -> None:
+        """Make a histogram; ``boundaries`` are above 0. Else as for the other kinds.
+
+        Raises:
+            ValueError: There are no boundaries, or one is not above 0.
+        """
+        super().__init__(name, description, tag_keys)
+        if not boundaries:
+            raise ValueError(
+                "boundaries argument should be provided when using the Histogram class. e.g., "
+                'Histogram("name", boundaries=[1.0, 2.0])'
+            )
+        for index, boundary in enumerate(boundaries):
+            if boundary <= 0:
+                raise ValueError(
+                    f"Invalid `boundaries` argument at index {index}, {boundaries}. Use positive "
+                    "values for the arguments."
+                )
+        self.boundaries = list(boundaries)
+
+    def _boundaries(self) -> tuple[float, ...]:
+        return tuple(sorted(map(float, self.boundaries)))
+
+    def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Count a value. Arguments and errors as for ``Counter.inc``; it may be 0 or below."""
+        self._record(value, tags)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """As of the other kinds, with the boundaries."""
+        return {**super().info, "boundaries": self.boundaries}

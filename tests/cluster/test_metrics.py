@@ -1,0 +1,161 @@
+"""`miniray metrics` and ``miniray.util.metrics``: one text for Prometheus, of a cluster of two."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from cluster_helpers import wait_until
+from prometheus_client.parser import text_string_to_metric_families
+from running_cluster import running_cluster
+
+import miniray
+from miniray.cli.main import main
+from miniray.client.command_connection import CommandConnection, connect_for_cli
+from miniray.metrics.history import charts
+from miniray.metrics.text import text
+from miniray.util.metrics import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prometheus_client import Metric
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(session_root: Path) -> Iterator[CommandConnection]:
+    far = {"num_cpus": 2, "resources": {"far": 2}, "num_gpus": 1}
+    with running_cluster({"num_cpus": 4}, far):
+        connection = connect_for_cli(None, "--address", None)
+        yield connection
+        connection.close()
+
+
+@miniray.remote
+class Counts:
+    def __init__(self) -> None:
+        self.seen = Counter("seen", 'What was "seen"\nso far', tag_keys=("kind",))
+        self.seen.set_default_tags({"kind": "a"})
+        self.level = Gauge("level")
+        self.sizes = Histogram("sizes", boundaries=[1, 10])
+
+    def count(self, value: float) -> int:
+        self.seen.inc(value)
+        self.seen.inc(1, tags={"kind": 'b"\\'})
+        self.level.set(value)
+        for size in (0.5, 1, 5, 100):
+            self.sizes.observe(size)
+        return os.getpid()
+
+    def many(self) -> None:
+        counter = Counter("many", tag_keys=("number",))
+        for number in range(1500):
+            counter.inc(tags={"number": str(number)})
+
+    def given(self, counter: Counter) -> None:
+        counter.inc(5)
+
+
+def families(cluster: CommandConnection) -> dict[str, Metric]:
+    return {each.name: each for each in text_string_to_metric_families(text(cluster))}
+
+
+def values(cluster: CommandConnection, sample: str, **labels: str) -> list[float]:
+    """The values of all samples of a name that have these labels."""
+    return [
+        each.value
+        for family in families(cluster).values()
+        for each in family.samples
+        if each.name == sample and labels.items() <= each.labels.items()
+    ]
+
+
+def test_prometheus_own_parser_reads_it_and_names_keep_the_conventions(
+    cluster: CommandConnection,
+) -> None:
+    shown = CliRunner().invoke(main, ["metrics"])
+    assert shown.exit_code == 0
+    found = list(text_string_to_metric_families(shown.stdout))
+    assert len({each.name for each in found}) == len(found) > 20
+    for family in found:
+        assert family.name.startswith("miniray_")
+        assert family.documentation
+        assert family.type in ("counter", "gauge", "histogram")
+        assert not family.name.endswith(("_ms", "_mb", "_percent"))
+        for sample in family.samples:
+            assert not {"pid", "actor_id", "worker_id"} & sample.labels.keys()
+    assert values(cluster, "miniray_node_up") == [1.0, 1.0]
+    assert values(cluster, "miniray_resource_total", resource="far") == [2.0]
+    assert values(cluster, "miniray_device_granted_ratio", resource="GPU") == [0.0]
+    assert min(values(cluster, "miniray_node_memory_used_bytes")) > 1 << 20
+    assert sum(values(cluster, "miniray_processes", role="daemon")) == 2
+
+
+def test_what_processes_of_all_nodes_count_is_there_by_node_and_stays_when_they_end(
+    cluster: CommandConnection,
+) -> None:
+    actors = [Counts.remote(), Counts.options(resources={"far": 1}).remote()]
+    miniray.get([actor.count.remote(2) for actor in actors])
+    wait_until(lambda: values(cluster, "miniray_seen_total", kind="a") == [2.0, 2.0])
+    assert values(cluster, "miniray_seen_total", kind='b"\\') == [1.0, 1.0]
+    assert values(cluster, "miniray_level") == [2.0, 2.0]
+    assert values(cluster, "miniray_sizes_bucket", le="1.0") == [2.0, 2.0]
+    assert values(cluster, "miniray_sizes_bucket", le="+Inf") == [4.0, 4.0]
+    assert values(cluster, "miniray_sizes_sum") == [106.5, 106.5]
+    assert families(cluster)["miniray_seen"].documentation == 'What was "seen"\nso far'
+    for actor in actors:
+        miniray.kill(actor)
+    wait_until(lambda: values(cluster, "miniray_level") == [])
+    assert values(cluster, "miniray_seen_total", kind="a") == [2.0, 2.0]
+    another = Counts.remote()
+    miniray.get(another.count.remote(3))
+    wait_until(lambda: sum(values(cluster, "miniray_seen_total", kind="a")) == 7.0)
+
+
+def test_a_metric_keeps_its_default_tags_when_it_is_sent(cluster: CommandConnection) -> None:
+    counter = Counter("sent", tag_keys=("where",)).set_default_tags({"where": "there"})
+    miniray.get(Counts.remote().given.remote(counter))
+    wait_until(lambda: values(cluster, "miniray_sent_total", where="there") == [5.0])
+
+
+def test_more_series_than_a_metric_may_have_are_one(cluster: CommandConnection) -> None:
+    actor = Counts.remote()
+    miniray.get(actor.many.remote())
+    wait_until(lambda: values(cluster, "miniray_many_total", overflow="true") == [500.0])
+    assert len(values(cluster, "miniray_many_total")) == 1001
+
+
+def test_the_drivers_own_metrics_are_there_too(cluster: CommandConnection) -> None:
+    Gauge("driver_level").set(1.5)
+    wait_until(lambda: values(cluster, "miniray_driver_level") == [1.5])
+
+
+def test_the_last_hour_has_a_point_each_ten_seconds_of_each_node(
+    cluster: CommandConnection,
+) -> None:
+    wait_until(lambda: charts(cluster)["times"])
+    found = charts(cluster)
+    assert abs(found["times"][-1] - time.time()) < 60
+    by_title = {chart["title"]: chart for chart in found["charts"]}
+    memory = by_title["Memory"]
+    assert memory["unit"] == "ratio"
+    assert len(memory["series"]) == 2
+    assert all(0 < each["values"][-1] <= 1 for each in memory["series"] if each["values"][-1])
+    assert {len(each["values"]) for each in memory["series"]} == {len(found["times"])}
+
+
+def test_the_dashboard_for_grafana_uses_metrics_that_exist(cluster: CommandConnection) -> None:
+    dashboard = json.loads((resources.files("miniray.metrics") / "grafana.json").read_text())
+    known = families(cluster)
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            used = set(re.findall(r"miniray_\w+", target["expr"]))
+            assert used
+            assert {name.removesuffix("_total") for name in used} <= known.keys()
