@@ -28,8 +28,10 @@ class Answers:
     def __init__(self) -> None:
         self._open = 0
 
-    async def of(self, function: Callable[..., Any], *arguments: Any) -> Response:
-        """Answer with what a function returns as JSON, or with its error."""
+    async def of(
+        self, function: Callable[..., Any], *arguments: Any, text: str | None = None
+    ) -> Response:
+        """Answer with what a function returns, or with its error; as JSON, or a type of text."""
         if self._open >= _MOST:
             return refusal(503, f"{_MOST} questions are being answered; ask again in a moment.")
         self._open += 1
@@ -41,6 +43,8 @@ class Answers:
             return refusal(400, str(error))
         finally:
             self._open -= 1
+        if text is not None:
+            return Response(found, headers={"content-type": text})
         return Response(as_json(found), media_type="application/json")
 
     @staticmethod

@@ -38,6 +38,8 @@ class LookRoutes:
             Route("/api/profile", self._profile, methods=["POST"]),
             Route("/api/why", self._why, methods=["POST"]),
             Route("/api/logs", self._logs, methods=["GET"]),
+            Route("/api/metrics", self._charts, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
             Route("/api/runs/series", self._compared, methods=["GET"]),
         ]
 
@@ -79,6 +81,16 @@ class LookRoutes:
         except ValueError:
             raise HTTPException(400, "pid and tail are whole numbers.") from None
         return await self._answers.of(self._lines, *_named(of), tail, wanted.get("grep", ""))
+
+    async def _charts(self, _request: Request) -> Response:
+        from miniray.metrics.history import charts
+
+        return await self._answers.of(charts, self._source)
+
+    async def _metrics(self, _request: Request) -> Response:
+        from miniray.metrics.text import CONTENT_TYPE, text
+
+        return await self._answers.of(text, self._source, text=CONTENT_TYPE)
 
     async def _compared(self, request: Request) -> Response:
         """Return the metrics of several runs, to be drawn over each other."""

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from cluster_helpers import wait_until
 from page_client import PageClient, rows_until
+from prometheus_client.parser import text_string_to_metric_families
 
 import miniray
 
@@ -411,3 +412,13 @@ print(json.dumps([before, listening(), page.url]))
     assert before == [0, None]
     assert after == 1
     assert url.startswith("http://127.0.0.1:")
+
+
+def test_the_page_has_the_metrics_as_text_and_the_last_hour_for_charts(page: PageClient) -> None:
+    status, headers, answer = page.ask("GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {family.name for family in text_string_to_metric_families(answer.decode())}
+    assert "miniray_node_up" in names
+    status, _, answer = page.ask("GET", "/api/metrics")
+    assert (status, answer["interval"]) == (200, 10)

@@ -1,0 +1,132 @@
+"""``miniray.util.metrics`` in one process: what Ray refuses is refused, with its words."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray.util import metrics
+from miniray.util.metrics import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Head:
+    """Takes what is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def tell_node(self, method: str, rows: list[Any]) -> None:
+        assert method == "metrics"
+        self.rows += rows
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.head = Head()
+
+
+@pytest.fixture
+def values(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    """What the node is told of metrics of this test alone."""
+    runtime = Runtime()
+    own = metrics._Values()
+    monkeypatch.setattr(metrics, "_VALUES", own)
+    monkeypatch.setattr(metrics, "runtime_or_none", lambda: runtime)
+    yield runtime.head
+    own.tell()  # its timer is cancelled
+
+
+def told(values: Head) -> dict[tuple[str, Any], list[float]]:
+    """By name and tags."""
+    values.rows.clear()
+    metrics._VALUES.tell()
+    return {(name, dict(tags).get("k")): value for _, name, _, _, tags, value in values.rows}
+
+
+def test_counters_add_gauges_keep_the_last_and_histograms_count(values: Head) -> None:
+    counter, gauge = Counter("c", tag_keys=("k",)), Gauge("g")
+    sizes = Histogram("h", boundaries=[10, 1])
+    counter.inc(tags={"k": "a"})
+    counter.inc(2.5, tags={"k": "a"})
+    counter.inc(tags={"k": "b"})
+    for value in (3, 4, None):
+        gauge.set(value)
+    for value in (0, 1, 2, 11):
+        sizes.observe(value)
+    assert told(values) == {
+        ("c", "a"): [3.5],
+        ("c", "b"): [1],
+        ("g", None): [4],
+        ("h", None): [2, 1, 1, 14],
+    }
+
+
+def test_only_what_has_changed_is_told(values: Head) -> None:
+    counter = Counter("c", tag_keys=("k",))
+    counter.inc(tags={"k": "a"})
+    counter.inc(tags={"k": "b"})
+    assert len(told(values)) == 2
+    counter.inc(tags={"k": "b"})
+    assert told(values) == {("c", "b"): [2]}
+    assert told(values) == {}
+
+
+def test_a_metric_is_pickled_with_its_default_tags() -> None:
+    counter = Counter("c", "about", ("k",)).set_default_tags({"k": "a"})
+    assert (
+        pickle.loads(pickle.dumps(counter)).info
+        == counter.info
+        == {
+            "name": "c",
+            "description": "about",
+            "tag_keys": ("k",),
+            "default_tags": {"k": "a"},
+        }
+    )
+    sizes = pickle.loads(pickle.dumps(Histogram("h", boundaries=[1.0])))
+    assert sizes.info["boundaries"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Counter(""), "Empty name is not allowed"),
+        (lambda: Counter("c").inc(0), "value must be >0, got 0"),
+        (lambda: Counter("c", tag_keys=("k",)).inc(), r"Missing value for tag key\(s\): k"),
+        (lambda: Gauge("g").set_default_tags({"k": "a"}), "Unrecognized tag key k"),
+        (lambda: Histogram("h"), "boundaries argument should be provided"),
+        (lambda: Histogram("h", boundaries=[1, 0]), "Invalid `boundaries` argument at index 1"),
+    ],
+)
+def test_wrong_values_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Counter("c", tag_keys=["k"]), "tag_keys should be a tuple"),  # type: ignore[arg-type]
+        (lambda: Counter("c", tag_keys=(1,)), "Tag keys must be str"),  # type: ignore[arg-type]
+        (lambda: Counter("c").inc("1"), "value must be int or float"),  # type: ignore[arg-type]
+        (
+            lambda: Counter("c", tag_keys=("k",)).inc(1, {"k": 1}),  # type: ignore[dict-item]
+            "Tag values must be str",
+        ),
+    ],
+)
+def test_wrong_types_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_metric_of_an_invalid_name_is_discarded_with_a_warning(values: Head) -> None:
+    with pytest.warns(UserWarning, match="Invalid metric name: 1-bad"):
+        counter = Counter("1-bad")
+    counter.inc()
+    assert told(values) == {}
