@@ -80,7 +80,6 @@ def test_modules_below_util_need_no_import_of_their_own(tmp_path: Path) -> None:
     ("look_up", "told"),
     [
         (lambda: miniray.data.read_sql, "miniray has no 'read_sql': read the files in a function"),
-        (lambda: miniray.util.metrics, "miniray has no 'metrics': return figures"),
         (lambda: miniray.exceptions.OutOfMemoryError, "raises WorkerCrashedError"),
         (lambda: miniray.NodeID, "miniray has no 'NodeID': ids are hex strings"),
         (lambda: miniray.WORKER_MODE, "miniray has no 'WORKER_MODE': .* is None in a driver"),
@@ -101,7 +100,6 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         ("from miniray import tune", "miniray has no 'tune': start one training run"),
         ("from miniray.data import preprocessors", "has no 'preprocessors': write it as a"),
         ("from miniray.experimental import internal_kv", "keep values in a named actor"),
-        ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
         ("from miniray import ActorID", "miniray has no 'ActorID': ids are hex strings"),
         ("from miniray.exceptions import OutOfMemoryError", "raises WorkerCrashedError"),
         ("from miniray.util.state import get_log", "no 'get_log': `miniray logs`"),
