@@ -152,6 +152,8 @@ def test_the_last_hour_has_a_point_each_ten_seconds_of_each_node(
 
 
 def test_the_dashboard_for_grafana_uses_metrics_that_exist(cluster: CommandConnection) -> None:
+    actor = Counts.remote()
+    miniray.get(actor.count.remote(1))
     dashboard = json.loads((resources.files("miniray.metrics") / "grafana.json").read_text())
     known = families(cluster)
     for panel in dashboard["panels"]:
