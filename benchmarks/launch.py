@@ -1,8 +1,8 @@
-"""How long it takes from a command to what it starts: submitted jobs.
+"""How long it takes from a command to what it starts: runs on several hosts, and submitted jobs.
 
     python benchmarks/launch.py [--against ray] [--repeats N] [--json FILE]
 
-With ``--against ray`` the same is done with Ray's client and its command.
+With ``--against ray`` the same is done with Ray's client and its commands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from _common import load_rows
 
 
 def main() -> None:
-    run(load_rows(("_rows_jobs",)), parser("From a command to what it starts.").parse_args(), {})
+    run(
+        load_rows(("_rows_launch", "_rows_jobs")),
+        parser("From a command to what it starts.").parse_args(),
+        {},
+    )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.launch.reach import HeadOffer
-from miniray.launch.rendezvous import HostState
-from miniray.security.token import parse_token
+from miniray.launch.rendezvous import HostState, MeetingPlace
 
 if TYPE_CHECKING:
     from miniray.launch.events import Events
@@ -27,14 +26,11 @@ NAME = "-"
 BEAT, SILENCE = 5, 20
 
 
-class Pipe:
+class Pipe(MeetingPlace):
     """Lines from and to the process that has started this one.
 
     The end of the input is taken for SIGTERM: the connection is gone.
     """
-
-    port = 0
-    authority: str | None = None
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -49,7 +45,7 @@ class Pipe:
 
     def publish(self, door: HeadOffer) -> None:
         """Write the line that goes to the other hosts."""
-        _write({"addresses": door.addresses, "token": str(door.token)})
+        _write(door.as_json())
 
     def find(self) -> HeadOffer | None:
         """Return what the line of the first host said."""
@@ -57,20 +53,11 @@ class Pipe:
 
     def report(self, rank: int, state: HostState) -> None:
         """Write the line that goes to the first host."""
-        _write({"rank": rank, **dataclasses.asdict(state)})
+        _write(json.dumps({"rank": rank, **dataclasses.asdict(state)}))
 
     def reports(self) -> dict[int, HostState]:
         """Return what the lines of other hosts said."""
         return self._reports
-
-    def all_joined(self) -> None:
-        """Do nothing: no line is kept."""
-
-    def give_up(self, reason: str) -> None:
-        """Do nothing: the other end sees this process end, and ends the others."""
-
-    def leave(self, rank: int) -> None:
-        """Do nothing."""
 
     # --- lines ------------------------------------------------------------------------
     def _read(self) -> None:
@@ -92,7 +79,7 @@ class Pipe:
         if "signal" in message:
             os.kill(os.getpid(), message["signal"])
         elif "token" in message:
-            self._door = HeadOffer(tuple(message["addresses"]), parse_token(message["token"]))
+            self._door = HeadOffer.parse(message)
         elif "rank" in message:
             self._reports[message["rank"]] = HostState.parse(message)
 
@@ -104,6 +91,6 @@ class Pipe:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write(message: dict[str, Any]) -> None:
-    sys.stdout.write(f"{json.dumps(message)}\n")
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from concurrent import futures
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address, parse_address
+from miniray.security.token import parse_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from miniray.security.token import JoinToken
 
@@ -31,6 +33,15 @@ class HeadOffer:
     #: ``HOST:PORT`` or ``HOST``.
     addresses: tuple[str, ...]
     token: JoinToken
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> HeadOffer:
+        """Read what travelled as JSON."""
+        return cls(tuple(data["addresses"]), parse_token(data["token"]))
+
+    def as_json(self) -> str:
+        """Return one line, which has the secret."""
+        return json.dumps({"addresses": self.addresses, "token": str(self.token)})
 
 
 def reach_head(

@@ -14,14 +14,14 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import parse_address
 from miniray.launch import munge
 from miniray.launch.allocation import AllocationError
 from miniray.launch.reach import HeadOffer
 from miniray.security.certificates import token_in
-from miniray.security.token import parse_token, read_token_file, write_private
+from miniray.security.token import read_token_file, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,25 +53,27 @@ class HostState:
         return cls(data["host"], data["failure"], tuple(data.get("addresses", ())))
 
 
-class MeetingPlace(Protocol):
-    """Where the hosts of a run meet."""
+class MeetingPlace:
+    """Where the hosts of a run meet. This one is for hosts that have nothing to tell each other."""
 
     #: Port of the head; 0: any free one.
-    port: int
+    port = 0
     #: Folder of the token and certificate of the head; None: it makes its own.
-    authority: str | None
+    authority: str | None = None
 
     def publish(self, door: HeadOffer) -> None:
         """Tell the other hosts where the head is."""
 
     def find(self) -> HeadOffer | None:
         """Return where the head is; None: not known yet. RunEndedError: there is none any more."""
+        return None
 
     def report(self, rank: int, state: HostState) -> None:
         """Tell the first host about this one."""
 
     def reports(self) -> dict[int, HostState]:
         """Return what the other hosts have told, by rank."""
+        return {}
 
     def all_joined(self) -> None:
         """Remove what nobody needs any more."""
@@ -83,11 +85,8 @@ class MeetingPlace(Protocol):
         """Remove what this host has brought."""
 
 
-class SharedFolder:
+class SharedFolder(MeetingPlace):
     """Files in a folder that all hosts see; each is written whole."""
-
-    port = 0
-    authority: str | None = None
 
     def __init__(self, base: Path, run_id: str, rank: int) -> None:
         folder = self._folder = base / (run_id or "run")
@@ -102,8 +101,7 @@ class SharedFolder:
 
     def publish(self, door: HeadOffer) -> None:
         """Write the file that the others wait for."""
-        text = json.dumps({"addresses": door.addresses, "token": str(door.token)})
-        self._write("join", self._closed(text))
+        self._write("join", self._closed(door.as_json()))
 
     def find(self) -> HeadOffer | None:
         """Read it."""
@@ -111,7 +109,7 @@ class SharedFolder:
         if end is not None:
             raise RunEndedError(f"The first host has ended the run: {end}")
         text = _text_of(self._join)
-        return None if text is None else _door(self._open(text))
+        return None if text is None else HeadOffer.parse(json.loads(self._open(text)))
 
     def _closed(self, text: str) -> str:
         return text
@@ -167,40 +165,24 @@ class SealedFolder(SharedFolder):
         return self._opened[1]
 
 
-class Mounted:
-    """A folder of `miniray token new` on every host, and a head whose place is known."""
+class Mounted(MeetingPlace):
+    """A folder of `miniray token new` on every host, and a head whose place is known.
+
+    Nothing leads from the other hosts to the first one: they print why they fail.
+    """
 
     def __init__(self, authority: Path, head: tuple[str, ...]) -> None:
         if not head:
             raise AllocationError(
                 "Where the head is has to be known with --authority: give --head HOST:PORT."
             )
-        self.authority: str | None = str(authority)
+        self.authority = str(authority)
         self.port = parse_address(head[0])[1]
         self._door = HeadOffer(head, read_token_file(token_in(authority)))
 
-    def publish(self, door: HeadOffer) -> None:
-        """Do nothing: the others know."""
-
-    def find(self) -> HeadOffer | None:
+    def find(self) -> HeadOffer:
         """Return what was given."""
         return self._door
-
-    def report(self, rank: int, state: HostState) -> None:
-        """Do nothing: this host prints why it fails, and nothing leads to the first one."""
-
-    def reports(self) -> dict[int, HostState]:
-        """Return nothing: see ``report``."""
-        return {}
-
-    def all_joined(self) -> None:
-        """Do nothing."""
-
-    def give_up(self, reason: str) -> None:
-        """Do nothing: the others do not find the head any more."""
-
-    def leave(self, rank: int) -> None:
-        """Do nothing."""
 
 
 def meeting_place(
@@ -229,11 +211,6 @@ def meeting_place(
 def _default_base() -> Path:
     """Return a folder in the home, which nearly all hosts of a batch system share."""
     return Path.home() / ".miniray" / "run"
-
-
-def _door(text: str) -> HeadOffer:
-    data: dict[str, Any] = json.loads(text)
-    return HeadOffer(tuple(data["addresses"]), parse_token(data["token"]))
 
 
 def _text_of(path: Path) -> str | None:

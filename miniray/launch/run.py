@@ -112,8 +112,15 @@ def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], o
             return 128 + error.number
 
 
-class FirstHost:
-    """Has the head, waits for the other hosts, runs the program, and ends the cluster."""
+class _Host:
+    """The part of one host.
+
+    Args:
+        options: Of the command.
+        allocation: Which host this is.
+        seen: Signals, and what else happens.
+        tell: Shows a line to the user.
+    """
 
     def __init__(
         self,
@@ -123,19 +130,29 @@ class FirstHost:
         tell: Callable[[str], object],
     ) -> None:
         self._options = options
+        self._rank, self._size = allocation.rank, allocation.size
         self._allocation = allocation
         self._events = seen
         self._tell = tell
-        self._alone = allocation.size == 1
-        self._failed = False
-        #: When what still runs is killed.
-        self._until: float | None = None
+
+    def _meeting_place(self) -> MeetingPlace:
+        if self._options.piped:
+            return pipe.Pipe(self._events)
+        return meeting_place(self._allocation, self._options.rendezvous, self._options.authority)
+
+
+class FirstHost(_Host):
+    """Has the head, waits for the other hosts, runs the program, and ends the cluster."""
+
+    _failed = False
+    #: When what still runs is killed.
+    _until: float | None = None
 
     def run(self) -> int:
         """Return the program's exit code."""
-        if self._alone and not self._options.piped:
+        if self._size == 1 and not self._options.piped:
             return self._with_cluster(None)
-        place = _meeting_place(self._options, self._allocation, self._events)
+        place = self._meeting_place()
         try:
             return self._with_cluster(place)
         except StoppedError:
@@ -184,13 +201,13 @@ class FirstHost:
         with contextlib.suppress(OSError):
             return address_for_others(4)
         usable = own_addresses_v4()
-        told = not self._alone and place.authority is None  # else others tell nothing
+        told = self._size > 1 and place.authority is None  # else others tell nothing
         while len(usable) > 1 and told and time.monotonic() < until:
             reports = place.reports()
             others = [a for state in reports.values() for a in state.addresses]
             for address in filter(None, (leading_to(other, usable) for other in others)):
                 return address
-            if len(reports) == self._allocation.size - 1:
+            if len(reports) == self._size - 1:
                 break
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
         return next(iter(usable), "127.0.0.1")
@@ -206,14 +223,12 @@ class FirstHost:
 
     def _await_hosts(self, node: LocalNode, place: MeetingPlace) -> None:
         began = time.monotonic()
-        while missing := set(range(self._allocation.size)) - _living_ranks(node):
+        while missing := set(range(self._size)) - _living_ranks(node):
             reports = place.reports()
             late = time.monotonic() - began > self._options.wait
             if late or any(reports[rank].failure for rank in missing & reports.keys()):
                 waited = min(self._options.wait, time.monotonic() - began)
-                raise MissingHostsError(
-                    describe_missing(self._allocation.size, missing, reports, waited)
-                )
+                raise MissingHostsError(describe_missing(self._size, missing, reports, waited))
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
 
     # --- the program ---------------------------------------------------------------
@@ -247,7 +262,7 @@ class FirstHost:
         return time.monotonic() + _BETWEEN_CHECKS if self._options.strict else None
 
     def _require_all(self, program: Program, node: LocalNode) -> None:
-        lost = set(range(self._allocation.size)) - _living_ranks(node)
+        lost = set(range(self._size)) - _living_ranks(node)
         if lost:
             self._give_up(program, f"{_hosts(lost)} of the run: lost. It ends (--strict).")
 
@@ -262,25 +277,12 @@ class FirstHost:
             self._until = time.monotonic() + self._options.grace
 
 
-class OtherHost:
+class OtherHost(_Host):
     """Joins the cluster of the first host, and stays until that ends."""
-
-    def __init__(
-        self,
-        options: RunOptions,
-        allocation: HostAllocation,
-        seen: Events,
-        tell: Callable[[str], object],
-    ) -> None:
-        self._options = options
-        self._rank = allocation.rank
-        self._events = seen
-        self._tell = tell
-        self._allocation = allocation
 
     def run(self) -> int:
         """Return 0 if the run has ended as it should."""
-        place = _meeting_place(self._options, self._allocation, self._events)
+        place = self._meeting_place()
         name = socket.gethostname()
         keep = False
         try:
@@ -350,12 +352,6 @@ def describe_missing(
             reasons.append(f"host {rank} ({state.host}) has started and not joined yet")
     count = f"{size - len(missing)} of {size} hosts joined within {waited:.0f} s"
     return f"{count}: {'; '.join(reasons)}."
-
-
-def _meeting_place(options: RunOptions, allocation: HostAllocation, seen: Events) -> MeetingPlace:
-    if options.piped:
-        return pipe.Pipe(seen)
-    return meeting_place(allocation, options.rendezvous, options.authority)
 
 
 def _living_ranks(node: LocalNode) -> set[int]:

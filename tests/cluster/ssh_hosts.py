@@ -8,17 +8,13 @@ import os
 import pwd
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 from needed_tools import find_tool, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-    from typing import Any
-
-    from command_helpers import CommandLine
 
 HOSTS = {"hosta": "10.79.1.2", "hostb": "10.79.1.3"}
 LAPTOP = "10.79.1.1"
@@ -49,7 +45,7 @@ StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
 PidFile none
-SetEnv MINIRAY_TMPDIR={root} MINIRAY_MACHINE_ID={name}
+SetEnv MINIRAY_MACHINE_ID={name} {variables}
 """
 CLIENT = """
 User {user}
@@ -64,10 +60,17 @@ PATIENCE = 60.0
 
 @dataclasses.dataclass
 class Network:
-    """The namespaces, and the command line of the laptop, whose ssh knows the hosts."""
+    """The namespaces, and a laptop whose ssh knows the hosts.
 
-    command: CommandLine
+    Args:
+        folder: Of keys and settings.
+        environment: Of programs on the laptop.
+        variables: Of programs on the hosts.
+    """
+
     folder: Path
+    environment: dict[str, str]
+    variables: dict[str, str]
     servers: list[subprocess.Popen[str]] = dataclasses.field(default_factory=list)
 
     @property
@@ -79,14 +82,24 @@ class Network:
         """The name of a host's namespace."""
         return f"mr{os.getpid()}{name}"
 
-    def popen(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+    def popen(self, *words: str) -> subprocess.Popen[str]:
         """Start a program on the laptop."""
-        inside = ("ip", "netns", "exec", self.laptop)
-        return self.command.popen(*inside, *words, **options)
+        return self._popen("ip", "netns", "exec", self.laptop, *words)
+
+    def _popen(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def of_servers(self) -> set[int]:
         """Ids of the servers, and of their halves of connections."""
-        return {each.pid for each in psutil.process_iter() if each.name() == "sshd"}
+        names = Path("/proc").glob("[0-9]*/comm")
+        return {int(path.parent.name) for path in names if _text(path) == "sshd\n"}
 
     def cut(self, name: str) -> None:
         """Pull the cable of a host."""
@@ -108,16 +121,17 @@ class Network:
             subprocess.run(keygen, check=True)
         public = (self.folder / "host.pub").read_text()
         client = CLIENT.format(user=pwd.getpwuid(os.geteuid()).pw_name, folder=self.folder)
+        variables = " ".join(f"{name}={value}" for name, value in self.variables.items())
         for name, address in HOSTS.items():
             settings = self.folder / f"{name}.conf"
             settings.write_text(
                 CONFIGURATION.format(
-                    address=address, folder=self.folder, root=self.command.root, name=name
+                    address=address, folder=self.folder, name=name, variables=variables
                 )
             )
             inside = ("ip", "netns", "exec", self.space(name), "unshare", "--uts", "--mount")
             self.servers.append(
-                self.command.popen(*inside, "sh", "-ec", SERVER, "sh", name, sshd, str(settings))
+                self._popen(*inside, "sh", "-ec", SERVER, "sh", name, sshd, str(settings))
             )
             with (self.folder / "known").open("a") as known:
                 known.write(f"{address} {public}")
@@ -127,8 +141,8 @@ class Network:
         program = self.folder / "bin/ssh"
         program.write_text(f'#!/bin/sh\nexec {ssh} -F {self.folder}/config "$@"\n')
         program.chmod(0o755)
-        path = self.command.environment["PATH"]
-        self.command.environment["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{path}"
+        path = self.environment["PATH"]
+        self.environment["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{path}"
         for name in HOSTS:  # until the servers listen
             self._greet(name)
 
@@ -154,11 +168,19 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(command: CommandLine, folder: Path) -> Iterator[Network]:
+def network(
+    folder: Path, environment: dict[str, str], variables: dict[str, str]
+) -> Iterator[Network]:
     """Hosts that end with the block."""
-    found = Network(command, folder)
+    found = Network(folder, dict(environment), variables)
     try:
         found.set_up()
         yield found
     finally:
         found.take_down()
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        return path.read_text()
+    return ""

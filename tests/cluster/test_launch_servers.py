@@ -28,7 +28,7 @@ CABLE = 45.0
 
 @pytest.fixture
 def hosts(command: CommandLine, tmp_path: Path) -> Iterator[Network]:
-    with network(command, tmp_path) as found:
+    with network(tmp_path, command.environment, {"MINIRAY_TMPDIR": str(command.root)}) as found:
         yield found
 
 
@@ -37,31 +37,33 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def leaves_nothing(hosts: Network) -> None:
+def leaves_nothing(hosts: Network, command: CommandLine) -> None:
     """Wait until nothing but the servers is left."""
-    wait_until(lambda: not hosts.command.pids() - hosts.of_servers() and not hosts.command.files())
+    wait_until(lambda: not command.pids() - hosts.of_servers() and not command.files())
 
 
-def test_the_hosts_become_one_cluster_and_leave_nothing(hosts: Network) -> None:
+def test_the_hosts_become_one_cluster_and_leave_nothing(
+    hosts: Network, command: CommandLine
+) -> None:
     names = "import os, miniray; print(os.uname().nodename)"
     assert end_of(hosts.popen(*SSH, PYTHON, "-c", names)) == (0, "hosta\n")
     assert end_of(hosts.popen(*SSH, PYTHON, "-c", SHOW_RANKS, "9")) == (9, "['0', '1']\n")
     assert end_of(hosts.popen(*SSH, PYTHON, "-c", LOOKS_FOR_SECRETS)) == (0, "0 0\n")
-    leaves_nothing(hosts)
+    leaves_nothing(hosts, command)
 
 
-def test_when_the_clients_are_killed_nothing_is_left(hosts: Network) -> None:
+def test_when_the_clients_are_killed_nothing_is_left(hosts: Network, command: CommandLine) -> None:
     run = hosts.popen(*SSH, "sh", "-c", f"echo $$ > {hosts.folder / 'pid'}; sleep 600")
     program = int(wait_for_text(hosts.folder / "pid"))
     for client in psutil.Process(run.pid).children():
         client.kill()
     assert end_of(run)[0] != 0
     wait_until(lambda: not psutil.pid_exists(program))
-    leaves_nothing(hosts)
+    leaves_nothing(hosts, command)
 
 
 def test_after_a_cut_cable_both_ends_end_and_a_run_that_lost_one_host_goes_on(
-    hosts: Network,
+    hosts: Network, command: CommandLine
 ) -> None:
     go, on = hosts.folder / "go", hosts.folder / "on"
     goes_on = f"echo > {on}-1; until [ -e {go} ]; do sleep .1; done; exit 6"
@@ -78,10 +80,10 @@ def test_after_a_cut_cable_both_ends_end_and_a_run_that_lost_one_host_goes_on(
     wait_until(lambda: not processes_with("MINIRAY_MACHINE_ID", "hostb"), deadline - clock())
     go.touch()
     assert end_of(kept)[0] == 6
-    leaves_nothing(hosts)
+    leaves_nothing(hosts, command)
 
 
-def test_a_real_mpirun_starts_one_part_on_each_host(hosts: Network) -> None:
+def test_a_real_mpirun_starts_one_part_on_each_host(hosts: Network, command: CommandLine) -> None:
     (hosts.folder / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
     mpirun = (
         *(find_tool("mpirun"), "--allow-run-as-root", "-N", "1"),
@@ -93,4 +95,4 @@ def test_a_real_mpirun_starts_one_part_on_each_host(hosts: Network) -> None:
     assert (code, output.splitlines()[0]) == (7, "['0', '1']"), output
     assert list((hosts.folder / "meet").iterdir()) == []
     assert end_of(hosts.popen(*mpirun, *run, PYTHON, "-c", LOOKS_FOR_SECRETS)) == (0, "0 0\n")
-    leaves_nothing(hosts)
+    leaves_nothing(hosts, command)
