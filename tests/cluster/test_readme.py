@@ -24,6 +24,7 @@ DOCUMENTS = (
     "SECURITY.md",
     "CHANGELOG.md",
     "docs/data.md",
+    "docs/observe.md",
     "docs/roadmap.md",
     "docs/ray_engine.md",
 )
