@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 
+from miniray.common.names import printable
 from miniray.exceptions import ObjectStoreFullError
 
 #: On this signal a worker writes its stacks into its file, which the kernel shows by this name.
@@ -110,6 +111,26 @@ def hide_argument(text: str) -> None:
     place = ctypes.string_at(begin, end - begin).find(os.fsencode(text))
     if text and place >= 0:
         ctypes.memset(begin + place, ord("*"), len(os.fsencode(text)))
+
+
+def set_title(what: str) -> None:
+    """Have ``ps``, ``top`` and ``nvidia-smi`` show this process as ``miniray: WHAT``.
+
+    Its command line is written over; the kernel shows one whose last byte is no NUL up to its first
+    NUL. ``top`` shows 15 bytes.
+    """
+    import ctypes
+
+    text = f"miniray: {printable(what)}".encode()
+    with contextlib.suppress(OSError), open(f"{_PROC}/self/comm", "wb", buffering=0) as file:
+        file.write(text[:15])
+    fields = stat_of("self")
+    if fields is None:
+        return
+    begin, end = int(fields[_ARGUMENTS]), int(fields[_ARGUMENTS_END])
+    room = end - begin - 2
+    if room > 0:
+        ctypes.memmove(begin, text[:room].ljust(room, b"\0") + b"\0.", room + 2)
 
 
 def _environment(pid: int) -> bytes:

@@ -17,6 +17,7 @@ import grpc
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.common.config import config
 from miniray.common.host_port import join_host_port
+from miniray.common.process_state import set_title
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.storage import Storage
@@ -178,6 +179,7 @@ def run_head(options: HeadOptions) -> None:
 
     Never raises for what a user can cause: ``options.ready`` is told.
     """
+    set_title("head")
     log_to(options.session_dir / "logs" / "head.log")
     # A full collection looks at all of the head's state, which is a second at a million objects,
     # and finds nothing: what is taken out of the tables goes by itself.

@@ -82,10 +82,11 @@ def _run(
     control: socket.socket,
     template_pid: int,
 ) -> int:
-    from miniray.common.process_state import raise_limit
+    from miniray.common.process_state import raise_limit, set_title
     from miniray.node.workers.template import set_subreaper
     from miniray.system.log_file import log_to
 
+    set_title("node")
     log_to(session.logs / "node.log")
     set_subreaper()
     raise_limit()

@@ -17,6 +17,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from miniray.common.process_state import set_title
 from miniray.node.base import control_socket
 from miniray.system.log_file import log_to
 
@@ -53,6 +54,7 @@ class WebFacts:
 
 def serve(control: socket.socket) -> None:
     """Be the web process of the daemon at the other end."""
+    set_title("web page")
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from miniray.client.cluster_runtime import ProcessHooks
 from miniray.client.handover import await_others, hand_over
 from miniray.common import process_state
 from miniray.common.config import config
+from miniray.common.names import short_name
 from miniray.common.process_state import SHOW_STACKS
 from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
@@ -81,6 +82,7 @@ class WorkerProcess:
         self.runtime = self._attachment.runtime
         self.runtime.on_topic["lease"] = self._on_lease
         self.runtime.on_topic["exit"] = self._on_exit
+        self.runtime.on_topic["idle"] = lambda: process_state.set_title("idle worker")
         self._apply()
         set_runtime(self.runtime)
         sys.breakpointhook = self._on_breakpoint
@@ -113,6 +115,7 @@ class WorkerProcess:
         self.executor.replies.in_forked_child()
 
     def _apply(self) -> None:
+        process_state.set_title(short_name(self.lease.name))
         facts = self._attachment.facts
         facts.begin_lease(self.lease)
         process_state.limit_threads(facts.assigned_resources.get("CPU", 0))

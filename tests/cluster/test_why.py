@@ -155,7 +155,8 @@ def test_an_actor_that_waits_for_itself_is_a_deadlock_and_one_with_two_threads_i
     miniray.get(pair.set.remote(pair))
     assert miniray.get(pair.ask.remote()) == 1
     blocked = [pair.pass_through.remote(), pair.ask.remote()]
-    miniray.get(blocked[1])
+    wait_until(lambda: "waits for its turn" in "".join(texts(ask(blocked[1].hex()))))
+    assert not ask(blocked[1].hex())["deadlock"]  # the other thread may come to it
     assert not ask("pair")["deadlock"]
     miniray.kill(pair)
 

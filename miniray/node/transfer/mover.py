@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.process_state import set_title
 from miniray.node.base import control_socket
 from miniray.node.transfer.mover_ends import HELLO, Receives, Sends, same_user, watch_network
 from miniray.node.transfer.moving import CutOffError
@@ -285,6 +286,7 @@ class Mover:
 
 def serve(control: socket.socket) -> None:
     """Run the mover of the daemon at the other end."""
+    set_title("mover")
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the daemon decides when it ends

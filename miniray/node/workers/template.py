@@ -26,7 +26,13 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.common.process_state import children_of, may_hang_readers, python_command, variable_of
+from miniray.common.process_state import (
+    children_of,
+    may_hang_readers,
+    python_command,
+    set_title,
+    variable_of,
+)
 from miniray.node.base import control_socket
 from miniray.worker import stdio
 
@@ -106,6 +112,7 @@ class Template:
 
     def serve(self) -> Callable[[], NoReturn]:
         """Serve; in a new worker, return the function that it has to run."""
+        set_title("template")
         set_subreaper()
         signal.set_wakeup_fd(self._wake_write)
         signal.signal(signal.SIGCHLD, _ignore_signal)

@@ -196,6 +196,7 @@ class WorkerPool:
             worker.calls_left = calls_left
             self._free(lease)
             self._idle.add(worker)
+            self._clients.push(worker.process_id, "idle", ())
         else:
             self._ends.ask(worker)
 
