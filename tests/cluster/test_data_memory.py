@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from cluster_helpers import wait_until
+from cluster_helpers import processes_with, wait_until
 
 import miniray
 from miniray import data
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
@@ -106,3 +105,43 @@ def test_a_pool_that_would_leave_no_cpu_to_those_that_feed_it_is_refused() -> No
     with pytest.raises(data.DataError, match="leaves none of the cluster's 1 CPUs"):
         dataset.take_all()
     wait_until(lambda: miniray.available_resources().get("CPU") == 1)
+
+
+def memory() -> int:
+    """Bytes of this process and those of the cluster; what they share counts in parts."""
+    total = 0
+    for pid in {os.getpid(), *processes_with("MINIRAY_TMPDIR", os.environ["MINIRAY_TMPDIR"])}:
+        with contextlib.suppress(OSError):  # it has ended
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_four_times_the_data_takes_as_much_memory_in_all_processes(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": batch["x"] * 2}
+
+    def most(files: int) -> int:
+        """Bytes that reading so many files of 16 MiB takes."""
+        peak = 0
+        rows = 0
+        folder = str(tmp_path / str(files))
+        dataset = data.read_parquet(folder).map_batches(doubled, batch_size=4096)
+        for number, batch in enumerate(dataset.iter_batches(batch_size=4096)):
+            rows += len(batch["x"])
+            if not number % 100:
+                peak = max(peak, memory())
+        assert rows == files * 2**21
+        return peak
+
+    for files in (3, 12):
+        (tmp_path / str(files)).mkdir()
+        for number in range(files):
+            table = pa.table({"x": np.arange(2**21) + number})
+            pq.write_table(table, tmp_path / f"{files}/{number}.parquet", row_group_size=2**19)
+    most(3)  # processes and modules are there
+    assert most(12) < 1.1 * most(3)
