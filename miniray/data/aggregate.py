@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from miniray.data.blocks import column, concat, pickled, table_to_rows, values_of
+from miniray.data.blocks import column, pickled, table_to_rows, values_of
 from miniray.data.ordered import Ordered, key_order, key_table
+from miniray.data.tables import concat
 from miniray.data.transforms import DataError, Transform, Where, failed
 
 if TYPE_CHECKING:

@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from miniray.data.blocks import (
-    check_format,
-    concat,
-    rebatched,
-    table_to_batch,
-    table_to_rows,
-)
+from miniray.data.blocks import check_format, table_to_batch, table_to_rows
+from miniray.data.tables import concat, rebatched
 from miniray.data.torch_batches import TorchSpec
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
 
@@ -176,11 +176,12 @@ def _of_arrays(values: list[Any]) -> Any:
         return _of_array(np.stack(values))
     if all(v is None or (isinstance(v, np.ndarray) and v.dtype.kind in "biuf") for v in values):
         kind = np.result_type(*(value.dtype for value in values if value is not None))
-        return _ragged(values, kind)
+        return ragged(values, kind)
     return pickled(values)
 
 
-def _ragged(values: list[Any], kind: Any) -> Any:
+def ragged(values: list[Any], kind: Any) -> Any:
+    """Return arrays as a column of tensors of different shapes, with values of a dtype of NumPy."""
     value_type = pa.from_numpy_dtype(kind)
     type_ = Ragged(value_type)
     storage = [
@@ -334,120 +335,6 @@ def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
     columns = [values_of(table.column(name)) for name in names]
     for cells in zip(*columns, strict=True):
         yield dict(zip(names, cells, strict=True))
-
-
-# --- tables among themselves ------------------------------------------------------------
-
-
-def concat(tables: Sequence[Any]) -> Any:
-    """Return tables as one; null columns take the type of others, ints that of floats.
-
-    Raises:
-        ValueError: A column has types that do not go together.
-    """
-    if len(tables) < 2:
-        return tables[0] if tables else pa.table({})
-    schema = tables[0].schema
-    if all(table.schema.equals(schema) for table in tables[1:]):
-        return pa.concat_tables(tables)
-    filled = [table for table in tables if table.num_columns or table.num_rows]
-    try:
-        return pa.concat_tables(filled, promote_options="permissive")
-    except pa.ArrowException:
-        return pa.concat_tables(_alike(filled), promote_options="permissive")
-
-
-def _alike(tables: Sequence[Any]) -> list[Any]:
-    """Return tables whose tensors of different shapes are ragged, and the rest pickled."""
-    for name in {name for table in tables for name in table.column_names}:
-        kinds = {t.schema.field(name).type for t in tables if name in t.column_names}
-        kinds.discard(pa.null())
-        special = [kind for kind in kinds if isinstance(kind, pa.BaseExtensionType)]
-        if len(kinds) < 2 or not special:
-            _check_types(name, kinds)
-            continue
-        as_objects = any(isinstance(k, Pickled) for k in kinds) or len(special) < len(kinds)
-        changed = []
-        for table in tables:
-            if name in table.column_names:
-                place = table.column_names.index(name)
-                values = values_of(table.column(name))
-                made = pickled(values) if as_objects else _ragged(values, _common(special))
-                table = table.set_column(place, name, made)  # noqa: PLW2901
-            changed.append(table)
-        tables = changed
-    return list(tables)
-
-
-def _check_types(name: str, kinds: Iterable[Any]) -> None:
-    text = sorted(map(str, kinds))
-    try:
-        pa.unify_schemas([pa.schema([(name, k)]) for k in kinds], promote_options="permissive")
-    except pa.ArrowException as error:
-        raise ValueError(
-            f"The column {name!r} has types that do not go together: {', '.join(text)}."
-        ) from error
-
-
-def _common(kinds: Sequence[Any]) -> Any:
-    values = [
-        kind.value_type
-        if isinstance(kind, pa.FixedShapeTensorType)
-        else kind.storage_type.field("data").type.value_type
-        for kind in kinds
-    ]
-    return np.result_type(*(value.to_pandas_dtype() for value in values))
-
-
-def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Any]:
-    """Yield tables of ``size`` rows each, the last one with what is left."""
-    held: list[Any] = []
-    rows = 0
-    for table in tables:
-        start = 0
-        while rows + table.num_rows - start >= size:
-            stop = start + size - rows
-            held.append(table.slice(start, stop - start))
-            yield concat(held)
-            held, rows, start = [], 0, stop
-        if start < table.num_rows:
-            held.append(table.slice(start))
-            rows += table.num_rows - start
-    if held and not drop_last:
-        yield concat(held)
-
-
-def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
-    """Yield blocks of about ``target`` bytes: small tables together, large ones in parts.
-
-    At least one comes out, without rows if there are none, so that the columns are known.
-    """
-    held: list[Any] = []
-    size = 0
-    first: Any = None
-    made = False
-    for table in tables:
-        first = table if first is None or not first.num_columns else first
-        if not table.num_rows:
-            continue
-        held.append(table)
-        size += table.nbytes
-        if size >= target:
-            made = True
-            yield from _parts(concat(held), size, target)
-            held, size = [], 0
-    if held:
-        yield concat(held)
-    elif not made:
-        yield pa.table({}) if first is None else first.slice(0, 0)
-
-
-def _parts(table: Any, size: int, target: int) -> Iterator[Any]:
-    rows = max(1, table.num_rows * target // max(size, 1))
-    if size < 2 * target:
-        rows = table.num_rows
-    for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
 
 
 # --- columns of files -------------------------------------------------------------------

@@ -7,16 +7,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.data.batches import StreamIterator, check_whole
-from miniray.data.blocks import (
-    concat,
-    shown_type,
-    table_to_batch,
-    table_to_rows,
-)
+from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Limit, Read, count_of, explained, optimised, schema_of, walk
 from miniray.data.sources import BlocksDatasource, BlockUnit
 from miniray.data.stats import ExecutionStats
+from miniray.data.tables import concat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import concat
 from miniray.data.sources import ReadUnit
+from miniray.data.tables import concat
 from miniray.data.transforms import Transform
 
 if TYPE_CHECKING:

@@ -372,7 +372,7 @@ def _is_small(root: PlanNode, context: DataContext) -> bool:
 
 def table_of(unit: ReadUnit) -> Any:
     """Return the rows of a unit as a table."""
-    from miniray.data.blocks import concat
+    from miniray.data.tables import concat
 
     values = get(list(unit.refs)) if unit.refs else []
     return concat(list(unit.read(*values)))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from miniray.data.blocks import from_file
 from miniray.data.expressions import Expr, comparisons, full
-from miniray.data.paths import find_files, is_local, partitions
+from miniray.data.files import find_files, is_local, partitions
 from miniray.data.sources import Datasource, ReadUnit
 from miniray.data.transforms import DataError
 

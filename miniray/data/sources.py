@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import concat, rows_to_table
+from miniray.data.blocks import rows_to_table
+from miniray.data.tables import concat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

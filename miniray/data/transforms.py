@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import (
-    batch_to_table,
-    concat,
-    rebatched,
-    rows_to_table,
-    table_to_batch,
-    table_to_rows,
-)
+from miniray.data.blocks import batch_to_table, rows_to_table, table_to_batch, table_to_rows
 from miniray.data.expressions import Expr, full
+from miniray.data.tables import concat, rebatched
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:

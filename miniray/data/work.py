@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from miniray.data.blocks import resized
 from miniray.data.stats import Record
+from miniray.data.tables import resized
 from miniray.data.transforms import run_steps
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
-from miniray.data.paths import is_local, resolve
+from miniray.data.files import is_local, resolve
 from miniray.data.plan import Apply, Regroup
 from miniray.data.transforms import DataError, Transform
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from miniray.api import cluster_resources
-from miniray.data.blocks import concat
 from miniray.data.dataset import Dataset
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Read, Stage, chain, has_user_code, optimised
 from miniray.data.sources import BlocksDatasource, ReadUnit
 from miniray.data.splits import units_of
+from miniray.data.tables import concat
 from miniray.data.transforms import DataError, MapBatches
 from miniray.train.data.position import part, size_of
 from miniray.train.data.sources import Source

@@ -15,6 +15,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from miniray.data import blocks  # noqa: E402
+from miniray.data import tables as tables_  # noqa: E402
 
 cells = st.one_of(
     st.none(), st.integers(-(2**62), 2**62), st.text(max_size=5), st.binary(max_size=5)
@@ -42,7 +43,7 @@ def test_tensors_keep_shape_and_type(dtype: str) -> None:
 def test_tensors_of_different_shapes_keep_theirs_also_beside_others() -> None:
     ragged = blocks.rows_to_table([{"x": np.ones((2, 2))}, {"x": np.zeros(3)}])
     even = blocks.rows_to_table([{"x": np.ones((4, 1))}])
-    rows = list(blocks.table_to_rows(blocks.concat([ragged, even])))
+    rows = list(blocks.table_to_rows(tables_.concat([ragged, even])))
     assert [row["x"].shape for row in rows] == [(2, 2), (3,), (4, 1)]
     assert blocks.table_to_batch(ragged, "numpy")["x"][1].tolist() == [0, 0, 0]
 
@@ -79,19 +80,19 @@ def test_tensors_that_ray_has_written_come_out_in_their_shape(version: int, tmp_
 
 def test_a_column_that_is_null_in_some_blocks_takes_the_type_of_the_others() -> None:
     tables = [pa.table({"a": pa.nulls(2)}), pa.table({"a": [1]}), pa.table({"a": [0.5]})]
-    assert blocks.concat(tables).column("a").to_pylist() == [None, None, 1.0, 0.5]
+    assert tables_.concat(tables).column("a").to_pylist() == [None, None, 1.0, 0.5]
 
 
 def test_types_that_do_not_go_together_are_told_by_column() -> None:
     with pytest.raises(ValueError, match="'a' has types that do not go together: int64, string"):
-        blocks.concat([pa.table({"a": [1]}), pa.table({"a": ["x"]})])
+        tables_.concat([pa.table({"a": [1]}), pa.table({"a": ["x"]})])
 
 
 @given(st.lists(st.integers(0, 7), max_size=8), st.integers(1, 9), st.booleans())
 def test_batches_have_their_size_and_all_rows(sizes: list[int], size: int, drop: bool) -> None:
     bounds = np.cumsum([0, *sizes])
     tables = [pa.table({"a": np.arange(a, b)}) for a, b in itertools.pairwise(bounds)]
-    made = list(blocks.rebatched(tables, size, drop_last=drop))
+    made = list(tables_.rebatched(tables, size, drop_last=drop))
     rows = [n for table in made for n in table.column("a").to_pylist()]
     total = int(bounds[-1]) // size * size if drop else int(bounds[-1])
     assert rows == list(range(total))
@@ -100,10 +101,10 @@ def test_batches_have_their_size_and_all_rows(sizes: list[int], size: int, drop:
 
 def test_blocks_are_put_together_and_cut_by_bytes() -> None:
     small = [pa.table({"a": np.arange(10)}) for _ in range(100)]
-    assert [t.num_rows for t in blocks.resized(iter(small), 4000)] == [500, 500]
+    assert [t.num_rows for t in tables_.resized(iter(small), 4000)] == [500, 500]
     large = pa.table({"a": np.arange(1000)})
-    assert [t.num_rows for t in blocks.resized(iter([large]), 2000)] == [250] * 4
-    (empty,) = blocks.resized(iter([large.slice(0, 0)]), 2000)
+    assert [t.num_rows for t in tables_.resized(iter([large]), 2000)] == [250] * 4
+    (empty,) = tables_.resized(iter([large.slice(0, 0)]), 2000)
     assert empty.schema == large.schema
 
 

@@ -33,7 +33,7 @@ from miniray.data.aggregate import (  # noqa: E402 -- needs pyarrow
 )
 from miniray.data.blocks import table_to_rows  # noqa: E402
 from miniray.data.executor import execute, table_of  # noqa: E402
-from miniray.data.joins import JOINS  # noqa: E402
+from miniray.data.ordered import JOINS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
