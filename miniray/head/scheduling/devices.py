@@ -6,6 +6,7 @@ Responsible for which devices an amount is taken from; not for the rest of a poo
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -283,6 +284,13 @@ def aligned_blocks(ids: Sequence[str], size: int) -> tuple[Block, ...]:
     return tuple(tuple(at[n] for n in run) for run in runs if all(n in at for n in run))
 
 
+@functools.lru_cache(maxsize=1024)
+def _blocks_by_size(ids: tuple[str, ...]) -> dict[int, tuple[Block, ...]]:
+    """Return the aligned blocks of these devices, the small ones first."""
+    sizes = (1 << power for power in range(len(ids).bit_length()))
+    return {size: blocks for size in sizes if (blocks := aligned_blocks(ids, size))}
+
+
 class DeviceGrid(Devices):
     """Devices of which several at once are taken as an aligned block.
 
@@ -290,16 +298,11 @@ class DeviceGrid(Devices):
     are least free. So blocks that are given back merge again, as in a buddy allocator.
     """
 
-    __slots__ = ("_blocks",)
+    __slots__ = ()
 
-    def __init__(self, shares: Iterable[tuple[str, int]], *, divisible: bool = True) -> None:
-        super().__init__(shares, divisible=divisible)
-        #: Blocks by size, the small ones first.
-        self._blocks: dict[int, tuple[Block, ...]] = {}
-        size = 1
-        while blocks := aligned_blocks(self.ids, size):
-            self._blocks[size] = blocks
-            size *= 2
+    @property
+    def _blocks(self) -> dict[int, tuple[Block, ...]]:
+        return _blocks_by_size(self.ids)
 
     def takes(self, units: int) -> bool:
         """Return whether a block can have this size at all."""
@@ -328,12 +331,6 @@ class DeviceGrid(Devices):
         blocks = [block for block in self._blocks[units // UNIT] if _is_whole(later.free, block)]
         freest = max(blocks, key=lambda block: sum(self.free[position] for position in block))
         return tuple((self.ids[position], UNIT) for position in freest)
-
-    def copy(self) -> DeviceGrid:
-        twin = super().copy()
-        assert isinstance(twin, DeviceGrid)
-        twin._blocks = self._blocks
-        return twin
 
     def _whole(self, free: Sequence[int], count: int) -> Sequence[int]:
         whole = [block for block in self._blocks[count] if _is_whole(free, block)]
