@@ -123,7 +123,7 @@ async def test_a_code_is_good_once_and_for_a_minute(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: later)
     assert use(None, code) == (False, -1)
     monkeypatch.undo()
-    for _ in range(99):
+    for _ in range(100):
         ask(None)
     with pytest.raises(ValueError, match="100 codes"):
         ask(None)
