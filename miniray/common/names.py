@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+#: Of the environment of a rank's process: its rank.
+RANK_VARIABLE = "MINIRAY_TRAIN_RANK"
 #: What stands before the host in an address: a user and a password, or a token alone.
 _CREDENTIALS = re.compile(r"(?<=://)(?P<user>[^\s/@:]*)(?P<password>:[^\s/]*)?@")
 

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from miniray.common.names import RANK_VARIABLE
 from miniray.common.spans import SPANS
 from miniray.profiling.stacks import Frame, frame_of, outward, stacks, trimmed
 
@@ -75,8 +76,8 @@ def _stacks() -> Any:
 
 def rank() -> int | None:
     """Return which rank of a training run this process is; None: of none."""
-    number = os.environ.get("RANK", "")
-    return int(number) if number.isdigit() and "miniray.train" in sys.modules else None
+    number = os.environ.get(RANK_VARIABLE, "")
+    return int(number) if number.isdigit() else None
 
 
 def samples_of(weights: Iterable[tuple[Iterable[Frame], float]]) -> Samples:

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.common.names import RANK_VARIABLE
 from miniray.common.runtime import current_runtime, runtime_or_none
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.failures import WorkerFailure
@@ -149,6 +150,7 @@ class TrainWorker:
 
     def connect(self, member: GroupMember) -> None:
         self._ranks = member.ranks
+        os.environ[RANK_VARIABLE] = str(member.ranks.world_rank)
         listener, self._listener = self._listener, None
         assert listener is not None
         if member.ranks.world_rank != 0:
