@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.run.page import RunPage, ended, listed
+from miniray.util.task_records import processes_of
 from miniray.web.asked import Asked
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ Row = dict[str, Any]
 
 #: Seconds that the controller of a run may wait for news: the page asks again soon.
 _PATIENCE = 0.1
+#: Seconds that processes have to tell which datasets they execute.
+_PATIENCE_OF_PROCESSES = 1.0
 #: Runs that are drawn over each other, at most.
 _MOST_RUNS = 12
 #: What is shown of a run beside its parts.
@@ -81,7 +84,7 @@ class Run:
 
 
 class Datasets:
-    """How far each rank is in each dataset that it reads now, for as long as somebody looks."""
+    """What each operator of a dataset does that is executed now, and what ranks read of theirs."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
@@ -89,17 +92,30 @@ class Datasets:
         self._before: dict[str, tuple[float, int]] = {}
 
     def __call__(self, feed: Feed) -> Asked:
-        """Ask the ranks of all runs that go on."""
+        """Ask all processes, and the ranks of all runs that go on."""
+        question = "processes", ("calls", (1, False), None), _PATIENCE_OF_PROCESSES
+        told, _ = processes_of(feed.source.ask_nodes(*question))
+        found: dict[str, Row] = {}
+        for process in told:
+            for number, row in enumerate((process.told or {}).get("datasets") or ()):
+                about = {"pid": process.pid, "node_id": process.node.hex()}
+                found[f"{process.process.hex()}/{number}"] = row | about
         names = {row["run_id"]: row["name"] for row in _listed(feed) if row["ended"] is None}
         self._runs = {run_id: self._runs.get(run_id) or Run(run_id) for run_id in names}
-        found: dict[str, Row] = {}
         for run_id, run in self._runs.items():
             for rank in run(feed).rows.values():
-                for dataset, told in (rank.get("datasets") or {}).items():
+                for dataset, read in (rank.get("datasets") or {}).items():
                     key = f"{run_id}/{rank['rank']}/{dataset}"
-                    about = {"run_id": run_id, "run": names[run_id], "rank": rank["rank"]}
-                    rate = self._rate(key, told["rows"])
-                    found[key] = {**told, **about, "name": dataset, "rows_per_second": rate}
+                    found[key] = {
+                        "name": dataset,
+                        "operator": f"rank {rank['rank']} of {names[run_id]}",
+                        "run_id": run_id,
+                        "rows": read["rows"],
+                        "position": read["taken"],
+                        "total": read["of"],
+                        "rows_per_second": self._rate(key, read["rows"]),
+                        "wait_seconds": read["waited"],
+                    }
         return Asked(found, {})
 
     def _rate(self, key: str, rows: int) -> float | None:

@@ -109,7 +109,7 @@ export function Metrics() {
 /** The chain from what waits to what it waits for. */
 export function Why({ id }) {
   const [text, setText] = useState(id ?? "");
-  const { value, error } = usePolled(async () => (id ? post("why", { of: { id } }) : null), 0, [id]);
+  const { value, error } = usePolled(() => post("why", { of: { id: id ?? "" } }), id ? 0 : 2, [id]);
   const ask = (event) => {
     event.preventDefault();
     if (text.trim()) location.hash = `#/why/${encodeURIComponent(text.trim())}`;
@@ -117,11 +117,12 @@ export function Why({ id }) {
   return html`<div class="page">
     <header class="top"><h1>Why does it wait?</h1></header>
     <form class="ask" onSubmit=${ask}><input type="search" aria-label="Id or name" placeholder="Id of a ref, task or actor, or an actor's name" value=${text} onInput=${(event) => setText(event.target.value)} /><button type="submit">Show why</button></form>
-    <${Problem} of=${error} />
+    ${id && html`<${Problem} of=${error} />`}
     ${value?.deadlock && html`<div class="problem" role="alert">This is a deadlock: the chain comes back to where it began, so nothing in it can go on.</div>`}
     ${value?.chain && html`<${Chain} of=${value.chain} />`}
-    ${!id && html`<${Empty}>From a <code>get</code> that does not return to the ref it waits for, its task, the actor's queue, the method that runs now, and its stack. <code>miniray why ID</code> shows the same.<//>`}
-    ${value?.chain && !value.chain.length && html`<${Empty}>It waits for nothing.<//>`}
+    ${(value?.notes ?? []).map((note) => html`<p class="note" key=${note}>${note}</p>`)}
+    ${!id && (error || !value?.chain?.length) && html`<${Empty}>From a <code>get</code> that does not return to the ref it waits for, its task, the actor's queue, the method that runs now, and its stack. <code>miniray why ID</code> shows the same.<//>`}
+    ${id && value?.chain && !value.chain.length && html`<${Empty}>It waits for nothing.<//>`}
   </div>`;
 }
 

@@ -105,17 +105,17 @@ const TABLES = {
   datasets: {
     title: "Datasets",
     columns: [
-      text("name", "Dataset", "minmax(100px, 1fr)"),
-      text("run", "Run", "minmax(100px, 1fr)"),
-      { name: "rank", title: "Rank", width: "56px", right: true },
-      { name: "epoch", title: "Epoch", width: "64px", right: true },
-      { name: "taken", title: "Of this epoch", width: "minmax(110px, 1.4fr)", cell: (row) => html`<${Bar} value=${row.taken} of=${row.of} />` },
-      { name: "rows", title: "Rows in all", width: "100px", right: true, wide: true, cell: (row) => number(row.rows) },
+      text("name", "Dataset", "minmax(90px, 1fr)"),
+      text("operator", "Operator, or who reads it", "minmax(120px, 1.6fr)"),
+      { name: "position", title: "Rows", width: "minmax(120px, 1fr)", cell: (row) => html`<${Bar} value=${row.position} of=${row.total} />` },
       { name: "rows_per_second", title: "Rows/s", width: "84px", right: true, cell: (row) => number(row.rows_per_second) },
-      { name: "waited", title: "Waited", width: "84px", right: true, cell: (row) => seconds(row.waited) },
+      { name: "bytes", title: "Bytes", width: "84px", right: true, wide: true, cell: (row) => bytes(row.bytes) },
+      { name: "running", title: "Running", width: "72px", right: true, wide: true, cell: (row) => number(row.running) },
+      text("waits_for", "Waits for", "100px", { wide: true }),
+      { name: "wait_seconds", title: "Waited", width: "84px", right: true, cell: (row) => seconds(row.wait_seconds) },
     ],
     open: (row) => (row.run_id ? `#/run/${row.run_id}` : null),
-    empty: html`No dataset is being read. Those given to a trainer show here how far each rank is, and how long it has waited for data.`,
+    empty: html`No dataset is being executed or read. Each operator of one shows here its rows per second and what it waits for; each rank of a run, how far it is and how long it has waited for data.`,
   },
 };
 
