@@ -61,13 +61,21 @@ class LookRoutes:
 
     async def _why(self, request: Request) -> Response:
         """Answer why something waits; without a name, whatever drivers wait for."""
-        from miniray.util.why import why
-
         of = (await self._answers.posted(request)).get("of") or {}
         if not isinstance(of, dict):
             raise HTTPException(400, f"of has an id, not {of!r:.80}.")
         named = [of[kind] for kind in _KINDS if isinstance(of.get(kind), str)]
-        return await self._answers.of(why, self._source, named[0] if named else "")
+        return await self._answers.of(self._chain, named[0] if named else "")
+
+    def _chain(self, of: str) -> dict[str, Any]:
+        from miniray.util.why import NothingWaitsError, why
+
+        try:
+            return why(self._source, of)
+        except NothingWaitsError:
+            if of:
+                raise
+            return {"chain": [], "deadlock": False, "notes": []}
 
     async def _logs(self, request: Request) -> Response:
         wanted = request.query_params

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 import miniray
+import miniray.data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,6 +147,39 @@ def test_jobs_groups_and_events_of_a_program_are_there(page: Page) -> None:
     miniray.util.remove_placement_group(group)
 
 
+def test_why_a_get_waits_is_a_chain_down_to_the_stack(page: Page) -> None:
+    @miniray.remote(num_cpus=0)
+    class Slow:
+        def sleep(self) -> None:
+            time.sleep(60)
+
+        def add(self) -> None: ...
+
+    slow = Slow.remote()
+    slow.sleep.remote()
+    waiting = slow.add.remote()
+    show(page, "Why does it wait?", "Why does it wait?")
+    page.get_by_role("searchbox").fill(waiting.hex())
+    page.get_by_role("button", name="Show why").click()
+    chain = page.locator(".chain")
+    expect(chain).to_contain_text("Slow.add")
+    expect(chain.locator(".frames .last")).to_contain_text("sleep")
+    miniray.kill(slow)
+
+
+def test_a_dataset_shows_what_its_operators_do(page: Page) -> None:
+    def slow(batch: Any) -> Any:
+        time.sleep(0.2)
+        return batch
+
+    dataset = miniray.data.range(100_000).map_batches(slow, batch_size=1000)
+    show(page, "Datasets", "Datasets")
+    batches = iter(dataset.iter_batches(batch_size=1000))
+    next(batches)
+    expect(row(page, "MapBatches")).to_contain_text("its reader")
+    del batches
+
+
 def test_every_empty_page_says_what_would_be_there(page: Page) -> None:
     for name, heading in (("Train runs", "Train runs"), ("Datasets", "Datasets")):
         show(page, name, heading)
@@ -178,7 +212,7 @@ def test_it_is_used_from_the_keyboard(page: Page) -> None:
 def test_nothing_scrolls_sideways_and_phones_have_a_menu(page: Page) -> None:
     for width in (1280, 400):
         page.set_viewport_size({"width": width, "height": 800})
-        for name in ("", "actors", "waiting", "runs", "objects"):
+        for name in ("", "actors", "waiting", "runs", "objects", "metrics", "why"):
             page.goto(f"{page.url.partition('#')[0]}#/{name}")
             page.get_by_role("heading", level=1).wait_for()
             for element in ("html", "main"):

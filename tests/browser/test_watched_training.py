@@ -145,6 +145,11 @@ def test_the_memory_of_a_rank_is_a_flame_graph(page: Page, run: Path) -> None:
     expect(page.locator(".flame-hottest")).to_contain_text("train_func_per_worker")
 
 
+def test_metrics_of_the_cluster_are_charts(page: Page, run: Path) -> None:
+    page.get_by_role("link", name="Metrics").click()
+    expect(page.locator("figure canvas").first).to_be_visible(timeout=25_000)
+
+
 def test_a_run_that_has_ended_stays_and_is_compared_with_another(page: Page, run: Path) -> None:
     (run / "stop").touch()
     page.get_by_role("link", name="Train runs", exact=True).click()
