@@ -229,19 +229,20 @@ class ReportBoard:
         """Whether the next step becomes complete when these reports come, as (rank, index)."""
         return all((rank, self._next) in coming for rank in self._absent(self._next))
 
-    def lags(self, first_number: int = 0) -> dict[str, list[Any]]:
-        """Seconds by which each rank made the newest reports after the first that made them.
+    def pace(self, first_number: int = 0) -> dict[str, list[Any]]:
+        """Return the seconds that each rank took for each of the newest reports.
 
         Returns:
-            ``numbers``: of the reports, the first of all has ``first_number``. ``seconds``: a list
-            for each report, by rank; None for a rank that has not made it.
+            ``reports``: their numbers; the first of the attempt has ``first_number``. ``seconds``:
+            a list for each rank, from its report before; None where it has not made both.
         """
-        earliest = [min(at for at in came if at is not None) for came in self._arrivals.values()]
+        came = self._arrivals
+        indexes = [index for index in sorted(came) if index - 1 in came]
         return {
-            "numbers": [first_number + index for index in self._arrivals],
+            "reports": [first_number + index for index in indexes],
             "seconds": [
-                [None if at is None else round(at - first, 3) for at in came]
-                for came, first in zip(self._arrivals.values(), earliest, strict=True)
+                [_between(came[index - 1][rank], came[index][rank]) for index in indexes]
+                for rank in range(self._world_size)
             ],
         }
 
@@ -346,3 +347,7 @@ class ReportBoard:
                 f"The ranks reported one checkpoint, that of report number {index}, under "
                 f"different names: {sorted(names)}. Give every rank the same checkpoint_dir_name."
             )
+
+
+def _between(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else round(after - before, 4)

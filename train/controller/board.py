@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.runtime import runtime_or_none
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 MAX_RUNS = 1000
 #: Ranks that are shown of a run, and characters of an error in the list.
 MAX_RANKS, MAX_ERROR = 1024, 500
+#: Metrics that the list has of a run, and seconds between two reports of which it is told.
+MAX_LISTED, LIST_INTERVAL = 8, 5.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,6 +52,8 @@ class RunBoard:
         self._attempt: Attempt | None = None
         self._infos: Sequence[WorkerInfo] = ()
         self._place: dict[str, Any] = {}
+        self._row: dict[str, Any] = {}  # of the cluster's list, as of the last state
+        self._told_at = 0.0
 
     def open(self) -> None:
         """Answer from now on."""
@@ -59,6 +64,7 @@ class RunBoard:
             "node_id": context.node_id,
             "worker_id": context.worker_id,
             "actor_id": context.actor_id,
+            "job_id": context.job_id,
             "pid": os.getpid(),
         }
         loop = asyncio.get_running_loop()
@@ -91,12 +97,29 @@ class RunBoard:
         row |= {
             "path": self.spec.storage.url,
             "error": (facts["error"] or "")[:MAX_ERROR],
-            "workers": len(facts["ranks"]),
-            "reports": self.recorder.history.reports,
             "detached": self.spec.run_config.detached,
+            "framework": type(self.spec.backend).__name__.removesuffix("Backend").lower(),
             **self._place,
         }
+        self._row = row
+        self._tell_head()
+
+    def reported(self) -> None:
+        """Have the cluster's list say how far the run is, once in a while."""
+        if self._row and time.monotonic() - self._told_at >= LIST_INTERVAL:
+            self._tell_head()
+
+    def _tell_head(self) -> None:
         assert self._runtime is not None
+        self._told_at = time.monotonic()
+        history, attempt = self.recorder.history, self._attempt
+        newest = history.shown(history.reports - 2)
+        row = self._row | {
+            "reports": history.reports,
+            "metrics": dict([*newest[-1]["metrics"].items()][:MAX_LISTED]) if newest else {},
+            "checkpoints": len(self.recorder.checkpoints),
+            "world_size": attempt.world_size if attempt is not None else 0,
+        }
         key = f"{self.facts.started:017.6f}-{self.spec.run_id}"
         self._runtime.head.tell("kv_put", TRAIN_RUNS, key, json.dumps(row).encode())
 
@@ -121,9 +144,9 @@ class RunBoard:
         page = {
             **public(facts),
             "ranks": self._ranks(),
-            "checkpoints": [shown_checkpoint(each) for each in self.recorder.checkpoints],
+            "kept": [shown_checkpoint(each) for each in self.recorder.checkpoints],
             "reports": self.recorder.history.reports,
-            "lags": self._attempt.lags() if self._attempt is not None else {},
+            "heat": self._attempt.pace() if self._attempt is not None else {},
         }
         if progress is not None:
             page |= {"seen": list(progress.seen), "notes": progress.notes}
@@ -167,4 +190,4 @@ def shown_checkpoint(record: CheckpointRecord) -> dict[str, Any]:
     """Return a checkpoint as JSON values."""
     row = shown_row({"number": record.number, "metrics": dict(record.metrics)})
     about = {"name": record.name, "size": record.size, "seconds": record.seconds}
-    return {**row, **about, "time": record.time}
+    return {"step": row["number"], "metrics": row["metrics"], **about, "time": record.time}

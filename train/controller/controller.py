@@ -63,10 +63,11 @@ FAILURE_GRACE = 0.5
 UPLOAD_GRACE = 30.0
 
 
-#: Why an attempt ended, where that follows from the run's state.
+#: How an attempt ended that did not fail, and why, by the run's state.
 _ENDED = {
-    RunState.RESIZING: "There was room for more workers.",
-    RunState.ABORTED: STOPPED,
+    RunState.FINISHED: ("FINISHED", ""),
+    RunState.RESIZING: ("RESIZED", "There was room for more workers."),
+    RunState.ABORTED: ("ABORTED", STOPPED),
 }
 
 
@@ -348,6 +349,7 @@ class TrainController:
             self._feed.add_rows(Row.of(first + step.index, step) for step in steps)
             for note in notes:
                 self._feed.note(note)
+            self._run_board.reported()
             self._attempt.recorded(steps[-1].index)
             saved = any(step.uploads for step in steps)
             if saved and self._attempt.can_resize and self._growth.at_checkpoint():
@@ -400,8 +402,8 @@ class TrainController:
         group, self._group = self._group, None
         if group is not None:
             await group.stop(graceful=graceful)
-            reason = "" if self._state is RunState.FINISHED else self._message
-            self._facts.end_attempt(_ENDED.get(self._state, reason), self._logs.keep(group.infos))
+            state, reason = _ENDED.get(self._state, ("FAILED", self._message))
+            self._facts.end_attempt(state, reason, self._logs.keep(group.infos))
 
     async def _finish(self) -> RunOutcome:
         aborted = self._state is RunState.ABORTED

@@ -73,12 +73,15 @@ class AttemptFacts:
     """What is stored of an attempt; times by time.time(), ``ended`` None while it goes on.
 
     Attributes:
+        world_size: How many workers it had.
+        state: RUNNING, FINISHED, FAILED, RESIZED or ABORTED.
         reason: Why it ended; empty if its train loops returned.
         logs: Folder, in the run's folder, of what its ranks have printed; empty if there is none.
     """
 
     number: int
-    workers: int
+    world_size: int
+    state: str = "RUNNING"
     started: float = dataclasses.field(default_factory=time.time)
     ended: float | None = None
     reason: str = ""
@@ -117,19 +120,20 @@ class RunFacts:
             self.start_failures = int(facts.get("start_failures", 0)) + 1
             self.started = float(facts.get("started", self.started))
             self.history = [AttemptFacts(**each) for each in facts.get("history", ())]
-            self.end_attempt("The controller of the run was lost.")
+            self.end_attempt("FAILED", "The controller of the run was lost.")
 
-    def begin_attempt(self, workers: int) -> int:
+    def begin_attempt(self, world_size: int) -> int:
         """Enter that workers were placed; return the attempt's number."""
         self.attempts += 1
-        self.history = [*self.history, AttemptFacts(self.attempts, workers)][-MAX_ATTEMPTS:]
+        self.history = [*self.history, AttemptFacts(self.attempts, world_size)][-MAX_ATTEMPTS:]
         return self.attempts
 
-    def end_attempt(self, reason: str, logs: str = "") -> None:
-        """Enter why the attempt has ended that goes on, if one does."""
+    def end_attempt(self, state: str, reason: str, logs: str = "") -> None:
+        """Enter how the attempt has ended that goes on, if one does."""
         last = self.history[-1] if self.history else None
         if last is not None and last.ended is None:
-            last.ended, last.reason, last.logs = time.time(), reason[:MAX_REASON], logs
+            last.ended, last.state, last.logs = time.time(), state, logs
+            last.reason = reason[:MAX_REASON]
 
     def count_failure(self, *, at_start: bool) -> None:
         if at_start:

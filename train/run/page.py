@@ -118,12 +118,12 @@ class RunPage:
 
     def shown(self) -> dict[str, Any]:
         """Return the run as JSON values, with the fields that ``ended`` describes."""
-        page = {**self._row, **self._facts, "config": self._config, "problem": self._problem}
-        page["ranks"] = [
+        facts = {**self._row, **self._facts, "config": self._config, "problem": self._problem}
+        ranks = [
             {**rank, **self._of_ranks.get(rank.get("worker_id", ""), {})}
             for rank in self._facts.get("ranks", ())
         ]
-        return _finished(page, self._history, self._notes)
+        return _page({**facts, "ranks": ranks, "notes": self._notes}, self._history)
 
 
 #: Remarks that are kept, the newest.
@@ -134,13 +134,13 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run as its folder tells of it; blocks while it is read.
 
     Returns:
-        The row, and: ``history`` (attempts: number, workers, started, ended, reason, logs),
-        ``ranks`` of the last attempt (where each runs, state, reports, how many it is behind, what
-        it does, and while the run goes on ``datasets`` and ``memory``), ``checkpoints`` (name,
-        path, size in bytes, seconds, time, metrics), ``rows`` (number, time, checkpoint, metrics
-        by flat key), ``reports`` (how many there are), ``keys`` (of metrics that are numbers),
-        ``lags``, ``notes``, ``logs`` (folders of what ranks printed), ``config``. ``problem`` says
-        why something can't be told.
+        ``run``: the row, of which the folder knows better. ``series``: a list of values by metric,
+        and under ``step`` the numbers of the reports; at most ``MAX_SHOWN`` long. ``ranks`` of the
+        last attempt, with ``data_wait_seconds``, ``blocked_seconds`` in ``report()``, ``memory``
+        of devices in bytes and ``datasets`` while it goes on. ``checkpoints`` (name, path, step,
+        size in bytes, seconds, time, metrics), ``attempts`` (number, state, world_size, started,
+        ended, reason, logs), ``heat`` as of ``ReportBoard.pace``, ``logs`` (folders of what ranks
+        have printed), ``notes``, ``config``, and ``problem``: why something can't be told.
     """
     page = {**row, "problem": ""}
     history = History()
@@ -159,7 +159,7 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # clients of stores raise what they like
         logger.debug("%s can't be read", row["path"], exc_info=True)
         page["problem"] = f"{row['path']} can't be read: {type(error).__name__}: {error}"
-    return _finished(page, history, [])
+    return _page(page, history)
 
 
 def _of_folder(
@@ -172,7 +172,7 @@ def _of_folder(
         page["ended"] = facts["written"]
     elif not row["alive"]:
         page |= {"state": "LOST", "error": _LOST}
-    page["checkpoints"] = [shown_checkpoint(each) for each in storage.records()]
+    page["kept"] = [shown_checkpoint(each) for each in storage.records()]
     try:
         page["config"] = json.loads(storage.read_text("config.json") or "{}")
     except ValueError:
@@ -180,31 +180,33 @@ def _of_folder(
     return page
 
 
-def _finished(page: dict[str, Any], history: History, notes: list[str]) -> dict[str, Any]:
-    """Return a page with what is the same for a run that goes on and one that has ended."""
+def _page(facts: dict[str, Any], history: History) -> dict[str, Any]:
+    """Return what ``ended`` describes, of all that is known of a run."""
     rows = history.shown()
-    numbers = {
-        key: None
-        for row in rows
-        for key, value in row["metrics"].items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    path = page["path"]
+    names = dict.fromkeys(key for row in rows for key in row["metrics"] if key != "step")
+    path, attempts = facts["path"], facts.get("history", [])
+    page = {name: facts.pop(name, default) for name, default in _PARTS.items()}
+    kept = [{**each, "path": f"{path}/{each['name']}"} for each in facts.get("kept", ())]
+    facts |= {"reports": max(history.reports, facts.get("reports") or 0), "checkpoints": len(kept)}
     return {
-        "history": [],
-        "ranks": [],
-        "lags": {},
-        "config": {},
         **page,
-        "checkpoints": [
-            {**each, "path": f"{path}/{each['name']}"} for each in page.get("checkpoints", ())
-        ],
-        "rows": rows,
-        "keys": list(numbers),
-        "reports": max(history.reports, page.get("reports") or 0),
-        "notes": notes,
-        "logs": [f"{path}/{each['logs']}" for each in page.get("history", ()) if each["logs"]],
+        "run": {key: value for key, value in facts.items() if key not in ("history", "kept")},
+        "series": {
+            "step": [row["number"] for row in rows],
+            **{name: [_number(row["metrics"].get(name)) for row in rows] for name in names},
+        },
+        "checkpoints": kept,
+        "attempts": attempts,
+        "logs": [f"{path}/{each['logs']}" for each in attempts if each["logs"]],
     }
+
+
+#: Parts of a page beside the run itself, and what they are where nothing is known.
+_PARTS: dict[str, Any] = {"ranks": [], "heat": {}, "notes": [], "config": {}, "problem": ""}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
 
 
 def _id(text: str) -> bytes:

@@ -13,6 +13,7 @@ import functools
 import logging
 import shutil
 import threading
+import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,7 @@ class RankSession:
         #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
         self._lock = threading.RLock()
         self._reporting = False
+        self.blocked = 0.0  # seconds that the train loop has spent in report()
         self._reported = 0
         #: A report whose upload has failed, until the rank repeats it or goes on.
         self._failed: Report | None = None
@@ -131,11 +133,13 @@ class RankSession:
                     "set a flag, and report in the train loop when it is set."
                 )
             self._reporting = True
+            began = time.perf_counter()
             try:
                 with SPANS.timed("report", f"report {self._reported}"):
                     self._report(plain, given)
             finally:
                 self._reporting = False
+                self.blocked += time.perf_counter() - began
 
     def _report(self, plain: dict[str, Any], given: CheckpointReport | None) -> None:
         self._uploads.raise_failure()

@@ -7,6 +7,7 @@ install signal handlers. When to do what is the controller's decision.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import multiprocessing
 import os
@@ -176,8 +177,7 @@ class TrainWorker:
         shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
         runtime = runtime_or_none()  # in local mode there need be no cluster
         if runtime is not None:
-            about = lambda: {"datasets": shards.progress(), "memory": _device_memory()}  # noqa: E731
-            runtime.answer("train_rank", about)
+            runtime.answer("train_rank", functools.partial(_about_rank, session, shards))
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
         if setup.shows_stacks:
             show_if_asked(rank_calls(carrier, setup.attempt, self._ranks.world_rank))
@@ -225,21 +225,23 @@ class TrainWorker:
         return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
 
 
-def _device_memory() -> dict[str, dict[str, int]]:
-    """Return the bytes that PyTorch has on each GPU that this process uses, by index."""
+def _about_rank(session: RankSession, shards: Shards) -> dict[str, Any]:
+    """Return what the page of a run asks of a rank."""
+    datasets = shards.progress()
+    return {
+        "datasets": datasets,
+        "data_wait_seconds": sum(each["waited"] for each in datasets.values()),
+        "blocked_seconds": round(session.blocked, 3),
+        "memory": _device_memory(),
+    }
+
+
+def _device_memory() -> int | None:
+    """Return the bytes that PyTorch holds on the GPUs of this process; None if it uses none."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
-        return {}
-    return {
-        str(index): {
-            "allocated": cuda.memory_allocated(index),
-            "peak": cuda.max_memory_allocated(index),
-            "reserved": cuda.memory_reserved(index),
-            "total": cuda.get_device_properties(index).total_memory,
-        }
-        for index in range(cuda.device_count())
-        if cuda.memory_reserved(index)
-    }
+        return None
+    return sum(int(cuda.memory_reserved(index)) for index in range(cuda.device_count()))
 
 
 def _pickled(value: Any) -> bytes:

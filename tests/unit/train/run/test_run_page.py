@@ -51,15 +51,18 @@ def report(storage, *numbers):
 
 def test_a_run_that_has_ended_is_told_by_its_folder(storage, facts):
     facts.begin_attempt(2)
-    facts.end_attempt("rank 1 failed", "logs/attempt_001")
+    facts.end_attempt("FAILED", "rank 1 failed", "logs/attempt_001")
     facts.begin_attempt(2)
-    facts.end_attempt("")
+    facts.end_attempt("FINISHED", "")
     storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
     report(storage, 0, 1, 2)
     page = ended(row_of(storage, facts, "FINISHED"))
-    assert (page["state"], page["reports"], page["keys"]) == ("FINISHED", 3, ["n"])
-    assert page["ended"] >= page["started"]
-    assert [each["reason"] for each in page["history"]] == ["rank 1 failed", ""]
+    run = page["run"]
+    assert (run["state"], run["reports"]) == ("FINISHED", 3)
+    assert page["series"] == {"step": [0, 1, 2], "n": [0, 1, 2]}
+    assert run["ended"] >= run["started"]
+    ends = [(each["state"], each["reason"]) for each in page["attempts"]]
+    assert ends == [("FAILED", "rank 1 failed"), ("FINISHED", "")]
     assert page["logs"] == [f"{storage.path}/logs/attempt_001"]
     assert "secret" not in json.dumps(page)
     assert page["problem"] == ""
@@ -68,7 +71,8 @@ def test_a_run_that_has_ended_is_told_by_its_folder(storage, facts):
 def test_a_run_that_has_failed_says_why(storage, facts):
     storage.write_run_facts(facts.as_json(RunState.ERRORED, "rank 0: boom"))
     page = ended(row_of(storage, facts, "ERRORED"))
-    assert (page["state"], page["error"], page["rows"]) == ("ERRORED", "rank 0: boom", [])
+    assert (page["run"]["state"], page["run"]["error"]) == ("ERRORED", "rank 0: boom")
+    assert page["series"] == {"step": []}
 
 
 def test_a_run_whose_controller_was_killed_is_lost_unless_its_folder_says_how_it_ended(
@@ -77,16 +81,16 @@ def test_a_run_whose_controller_was_killed_is_lost_unless_its_folder_says_how_it
     row = row_of(storage, facts)
     assert listed([row])[0]["state"] == "LOST"
     storage.write_run_facts(facts.as_json(RunState.RUNNING, ""))
-    assert ended(row)["state"] == "LOST"
+    assert ended(row)["run"]["state"] == "LOST"
     storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
-    assert ended(row)["state"] == "FINISHED"
+    assert ended(row)["run"]["state"] == "FINISHED"
 
 
 def test_a_torn_last_line_is_left_out(storage, facts):
     storage.write_run_facts(facts.as_json(RunState.ABORTED, ""))
     report(storage, 0, 1)
     storage.files.append("metrics.jsonl", '{"number": 2, "time": 1.0, "metr')
-    assert [row["number"] for row in ended(row_of(storage, facts))["rows"]] == [0, 1]
+    assert ended(row_of(storage, facts))["series"]["step"] == [0, 1]
 
 
 def test_a_checkpoint_has_its_size_duration_and_place(storage, facts, tmp_path):
@@ -98,7 +102,7 @@ def test_a_checkpoint_has_its_size_duration_and_place(storage, facts, tmp_path):
     storage.commit(7, [upload], {"loss": 0.5}, seconds=1.5)
     storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
     [checkpoint] = ended(row_of(storage, facts))["checkpoints"]
-    assert (checkpoint["size"], checkpoint["seconds"], checkpoint["number"]) == (7, 1.5, 7)
+    assert (checkpoint["size"], checkpoint["seconds"], checkpoint["step"]) == (7, 1.5, 7)
     assert checkpoint["path"] == f"{storage.path}/epoch_1"
     assert checkpoint["metrics"] == {"loss": 0.5}
 
@@ -108,7 +112,8 @@ def test_a_folder_that_is_gone_is_said_to_be(storage, facts):
     shutil.rmtree(storage.path)
     page = ended(row_of(storage, facts, "FINISHED"))
     assert page["problem"].startswith(f"There is no run in {storage.path}")
-    assert (page["state"], page["rows"], page["checkpoints"]) == ("FINISHED", [], [])
+    assert (page["run"]["state"], page["series"]["step"]) == ("FINISHED", [])
+    assert page["checkpoints"] == page["attempts"] == []
 
 
 def test_of_two_runs_in_one_folder_the_newer_one_is_listed_and_the_older_says_so(storage, facts):
@@ -117,7 +122,7 @@ def test_of_two_runs_in_one_folder_the_newer_one_is_listed_and_the_older_says_so
     old, new = row_of(storage, facts, "FINISHED"), row_of(storage, newer, alive=True)
     assert [row["run_id"] for row in listed([old, new])] == ["4567"]
     assert "went on in the folder" in ended(old)["problem"]
-    assert ended(new)["state"] == "RUNNING"
+    assert ended(new)["run"]["state"] == "RUNNING"
 
 
 def test_two_runs_of_one_name_in_different_folders_are_both_listed(storage, facts, tmp_path):
@@ -149,7 +154,7 @@ def test_what_is_no_number_or_very_long_is_cut():
 def test_only_the_newest_attempts_are_kept(facts):
     for _ in range(100):
         facts.begin_attempt(1)
-        facts.end_attempt("x" * 100_000)
+        facts.end_attempt("FAILED", "x" * 100_000)
     assert [each.number for each in facts.history][-1] == 100
     assert len(facts.history) == MAX_ATTEMPTS
     assert len(json.dumps(facts.as_json(RunState.RUNNING, ""))) < 100_000
@@ -180,8 +185,9 @@ def test_a_page_collects_what_a_controller_tells(storage, facts):
     node = bytes.fromhex(NODE)
     page.take_ranks([(node, [(bytes.fromhex("cc" * 8), 1, "worker", b"", answer, "")], "")])
     shown = page.shown()
-    assert [row["number"] for row in shown["rows"]] == [0, 1, 2]
-    assert (shown["notes"], shown["state"], shown["problem"]) == (["hello"], "RUNNING", "")
+    assert shown["series"] == {"step": [0, 1, 2], "n": [0, 1, 2]}
+    assert (shown["notes"], shown["problem"]) == (["hello"], "")
+    assert (shown["run"]["state"], shown["run"]["reports"]) == ("RUNNING", 3)
     assert shown["ranks"][0]["datasets"] == {"d": {"waited": 1.0}}
 
 
