@@ -1,7 +1,6 @@
 """Train runs and the datasets that their ranks read, as rows and series for the page.
 
-Where all of it comes from is said in ``train/run/page.py``; here it is only put into the forms that
-charts and tables have.
+What a run shows, and where all of it comes from, is said in ``train/run/page.py``.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ _PATIENCE = 0.1
 _PATIENCE_OF_PROCESSES = 1.0
 #: Runs that are drawn over each other, at most.
 _MOST_RUNS = 12
-#: What is shown of a run beside its parts.
-_PARTS = ("rows", "ranks", "history", "checkpoints", "lags", "keys")
 
 
 def runs(feed: Feed) -> Asked:
@@ -61,19 +58,12 @@ class Run:
             if self._ended is None or self._ended[0] != written:
                 self._ended = written, ended(row)
             shown = self._ended[1]
-        about = {key: value for key, value in shown.items() if key not in _PARTS}
-        facts = {
-            "run": about,
-            "series": series(shown),
-            "checkpoints": shown["checkpoints"],
-            "attempts": shown["history"],
-            "heat": _heat(shown["lags"]),
-        }
-        return Asked({str(rank["rank"]): _rank(rank) for rank in shown["ranks"]}, facts)
+        facts = {name: value for name, value in shown.items() if name != "ranks"}
+        return Asked({str(rank["rank"]): rank for rank in shown["ranks"]}, facts)
 
     def _living(self, feed: Feed, row: Row) -> Row | None:
         """Return what the run's controller and ranks tell; None if there is nobody to ask."""
-        if self._page is None:
+        if self._page is None or not self._page.live:  # a controller may be started again
             self._page = RunPage(row)
         if self._page.live:
             self._page.take(feed.source.ask_nodes(*self._page.question(_PATIENCE)))
@@ -129,16 +119,12 @@ def compared(feed: Feed, wanted: Iterable[str]) -> Row:
     """Return the series of several runs: ``{"runs": {id: {"name": ..., "series": ...}}}``."""
     found = {}
     for run_id in list(dict.fromkeys(wanted))[:_MOST_RUNS]:
-        facts = Run(run_id)(feed).facts
+        try:
+            facts = Run(run_id)(feed).facts
+        except ValueError:
+            continue  # the list has forgotten it
         found[run_id] = {"name": facts["run"]["name"], "series": facts["series"]}
     return {"runs": found}
-
-
-def series(shown: Row) -> dict[str, list[Any]]:
-    """Return the metrics of a run's reports by name, and ``step``: the numbers of the reports."""
-    rows = [row for row in shown["rows"] if row["number"] >= 0]
-    found = {key: [row["metrics"].get(key) for row in rows] for key in shown["keys"]}
-    return {**found, "step": [row["number"] for row in rows]}
 
 
 def _listed(feed: Feed) -> list[Row]:
@@ -150,26 +136,6 @@ def _row(feed: Feed, run_id: str) -> Row:
         if row["run_id"] == run_id:
             return row
     raise ValueError(f"There is no run {run_id} in the list of this cluster.")
-
-
-def _rank(rank: Row) -> Row:
-    """Return a rank with sums of what it told of its datasets and devices."""
-    waited = [told["waited"] for told in (rank.get("datasets") or {}).values()]
-    memory = [told["allocated"] for told in (rank.get("memory") or {}).values()]
-    return {
-        **rank,
-        "data_wait": sum(waited) if waited else None,
-        "device_memory": sum(memory) if memory else None,
-    }
-
-
-def _heat(lags: Row) -> Row:
-    """Return by how many seconds each rank was behind the first: a list for each rank."""
-    by_report = lags.get("seconds") or []
-    return {
-        "reports": lags.get("numbers") or [],
-        "seconds": [list(each) for each in zip(*by_report, strict=True)],
-    }
 
 
 def source_of(topic: str) -> Callable[[Feed], Asked] | None:

@@ -229,21 +229,18 @@ class ReportBoard:
         """Whether the next step becomes complete when these reports come, as (rank, index)."""
         return all((rank, self._next) in coming for rank in self._absent(self._next))
 
-    def pace(self, first_number: int = 0) -> dict[str, list[Any]]:
-        """Return the seconds that each rank took for each of the newest reports.
+    def lags(self, first_number: int = 0) -> dict[str, list[Any]]:
+        """Return by how many seconds each rank made the newest reports after the first that did.
 
         Returns:
             ``reports``: their numbers; the first of the attempt has ``first_number``. ``seconds``:
-            a list for each rank, from its report before; None where it has not made both.
+            a list for each rank; None for a report that it has not made.
         """
-        came = self._arrivals
-        indexes = [index for index in sorted(came) if index - 1 in came]
+        came = sorted(self._arrivals.items())
+        lags = [_after_first(each) for _, each in came]
         return {
-            "reports": [first_number + index for index in indexes],
-            "seconds": [
-                [_between(came[index - 1][rank], came[index][rank]) for index in indexes]
-                for rank in range(self._world_size)
-            ],
+            "reports": [first_number + index for index, _ in came],
+            "seconds": [[lag[rank] for lag in lags] for rank in range(self._world_size)],
         }
 
     def _note_arrival(self, rank: int, index: int, now: float) -> None:
@@ -349,5 +346,6 @@ class ReportBoard:
             )
 
 
-def _between(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else round(after - before, 4)
+def _after_first(came: list[float | None]) -> list[float | None]:
+    first = min(at for at in came if at is not None)
+    return [None if at is None else round(at - first, 4) for at in came]

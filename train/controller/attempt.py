@@ -306,9 +306,9 @@ class Attempt:
         ended = self.returned | self._lost
         return {upload.folder for (rank, _), upload in self._uploading.items() if rank not in ended}
 
-    def pace(self) -> dict[str, list[Any]]:
-        """Return what ``ReportBoard.pace`` does, with numbers of reports of the run."""
-        return self._board.pace(self.first_number)
+    def lags(self) -> dict[str, list[Any]]:
+        """Return what ``ReportBoard.lags`` does, with numbers of reports of the run."""
+        return self._board.lags(self.first_number)
 
     def ranks(self) -> list[dict[str, Any]]:
         """How far each rank is, as JSON values, in order of rank."""
@@ -324,10 +324,9 @@ class Attempt:
                 if rank in self.returned
                 else "RUNNING",
                 "reports": count,
-                "lag": most - count,
+                "behind": most - count,
                 "last_report": clock + self._last_report[rank] if count else None,
                 "doing": doing.get(rank, ""),
-                "collective": (self._rendezvous.waiting(rank) or [None])[0],
             }
             for rank, count in enumerate(counts)
         ]

@@ -118,7 +118,7 @@ class RunBoard:
             "reports": history.reports,
             "metrics": dict([*newest[-1]["metrics"].items()][:MAX_LISTED]) if newest else {},
             "checkpoints": len(self.recorder.checkpoints),
-            "world_size": attempt.world_size if attempt is not None else 0,
+            "workers": attempt.world_size if attempt is not None else 0,
         }
         key = f"{self.facts.started:017.6f}-{self.spec.run_id}"
         self._runtime.head.tell("kv_put", TRAIN_RUNS, key, json.dumps(row).encode())
@@ -146,7 +146,7 @@ class RunBoard:
             "ranks": self._ranks(),
             "kept": [shown_checkpoint(each) for each in self.recorder.checkpoints],
             "reports": self.recorder.history.reports,
-            "heat": self._attempt.pace() if self._attempt is not None else {},
+            "heat": self._attempt.lags() if self._attempt is not None else {},
         }
         if progress is not None:
             page |= {"seen": list(progress.seen), "notes": progress.notes}
@@ -190,4 +190,4 @@ def shown_checkpoint(record: CheckpointRecord) -> dict[str, Any]:
     """Return a checkpoint as JSON values."""
     row = shown_row({"number": record.number, "metrics": dict(record.metrics)})
     about = {"name": record.name, "size": record.size, "seconds": record.seconds}
-    return {"step": row["number"], "metrics": row["metrics"], **about, "time": record.time}
+    return {**row, **about, "time": record.time}

@@ -73,14 +73,14 @@ class AttemptFacts:
     """What is stored of an attempt; times by time.time(), ``ended`` None while it goes on.
 
     Attributes:
-        world_size: How many workers it had.
+        workers: How many it had.
         state: RUNNING, FINISHED, FAILED, RESIZED or ABORTED.
         reason: Why it ended; empty if its train loops returned.
         logs: Folder, in the run's folder, of what its ranks have printed; empty if there is none.
     """
 
     number: int
-    world_size: int
+    workers: int
     state: str = "RUNNING"
     started: float = dataclasses.field(default_factory=time.time)
     ended: float | None = None
@@ -122,10 +122,10 @@ class RunFacts:
             self.history = [AttemptFacts(**each) for each in facts.get("history", ())]
             self.end_attempt("FAILED", "The controller of the run was lost.")
 
-    def begin_attempt(self, world_size: int) -> int:
+    def begin_attempt(self, workers: int) -> int:
         """Enter that workers were placed; return the attempt's number."""
         self.attempts += 1
-        self.history = [*self.history, AttemptFacts(self.attempts, world_size)][-MAX_ATTEMPTS:]
+        self.history = [*self.history, AttemptFacts(self.attempts, workers)][-MAX_ATTEMPTS:]
         return self.attempts
 
     def end_attempt(self, state: str, reason: str, logs: str = "") -> None:

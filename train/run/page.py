@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.controller.board import public, question_about, shown_checkpoint
 from miniray.train.storage.metrics_log import History, iter_rows
 from miniray.train.storage.storage import RunStorage
+from miniray.train.worker.rank_logs import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,11 +56,16 @@ def listed(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     rows: dict[str, dict[str, Any]] = {}
     for run in sorted(runs, key=lambda run: float(run["started"]), reverse=True):
-        row = {**run, "ended": run["written"] if run["state"] in _ENDED else None}
-        if row["ended"] is None and not row["alive"]:
-            row |= {"state": "LOST", "error": _LOST}
-        rows.setdefault(row["path"], row)
+        rows.setdefault(run["path"], run_row(run))
     return list(rows.values())
+
+
+def run_row(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one row of the list."""
+    row = {**run, "ended": run["written"] if run["state"] in _ENDED else None}
+    if row["ended"] is None and not row["alive"]:
+        row |= {"state": "LOST", "error": _LOST}
+    return row
 
 
 class RunPage:
@@ -134,13 +140,14 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run as its folder tells of it; blocks while it is read.
 
     Returns:
-        ``run``: the row, of which the folder knows better. ``series``: a list of values by metric,
-        and under ``step`` the numbers of the reports; at most ``MAX_SHOWN`` long. ``ranks`` of the
-        last attempt, with ``data_wait_seconds``, ``blocked_seconds`` in ``report()``, ``memory``
-        of devices in bytes and ``datasets`` while it goes on. ``checkpoints`` (name, path, step,
-        size in bytes, seconds, time, metrics), ``attempts`` (number, state, world_size, started,
-        ended, reason, logs), ``heat`` as of ``ReportBoard.pace``, ``logs`` (folders of what ranks
-        have printed), ``notes``, ``config``, and ``problem``: why something can't be told.
+        ``run``: the row, of which the folder knows better, with ``config`` and ``problem``: why
+        something can't be told. ``series``: a list of values by metric, and under ``step`` the
+        numbers of the reports; at most ``MAX_SHOWN`` long. ``ranks`` of the last attempt, while it
+        goes on with seconds that they have waited (``data_wait``, ``blocked`` in ``report()``),
+        ``device_memory`` in bytes, and ``datasets``. ``checkpoints`` (name, path, number, size in
+        bytes, seconds, time, metrics), ``attempts`` (number, state, workers, started, ended,
+        reason, logs), ``heat`` (``ReportBoard.lags``), ``logs`` (folders of what ranks have
+        printed), and ``notes``.
     """
     page = {**row, "problem": ""}
     history = History()
@@ -172,6 +179,10 @@ def _of_folder(
         page["ended"] = facts["written"]
     elif not row["alive"]:
         page |= {"state": "LOST", "error": _LOST}
+    printed = storage.files.names(FOLDER)  # an attempt whose ranks print nothing has none
+    for attempt in page.get("history", ()):
+        if attempt["logs"].rpartition("/")[2] not in printed:
+            attempt["logs"] = ""
     page["kept"] = [shown_checkpoint(each) for each in storage.records()]
     try:
         page["config"] = json.loads(storage.read_text("config.json") or "{}")
@@ -188,6 +199,8 @@ def _page(facts: dict[str, Any], history: History) -> dict[str, Any]:
     page = {name: facts.pop(name, default) for name, default in _PARTS.items()}
     kept = [{**each, "path": f"{path}/{each['name']}"} for each in facts.get("kept", ())]
     facts |= {"reports": max(history.reports, facts.get("reports") or 0), "checkpoints": len(kept)}
+    if attempts:
+        facts["workers"] = attempts[-1]["workers"]
     return {
         **page,
         "run": {key: value for key, value in facts.items() if key not in ("history", "kept")},
@@ -202,7 +215,7 @@ def _page(facts: dict[str, Any], history: History) -> dict[str, Any]:
 
 
 #: Parts of a page beside the run itself, and what they are where nothing is known.
-_PARTS: dict[str, Any] = {"ranks": [], "heat": {}, "notes": [], "config": {}, "problem": ""}
+_PARTS: dict[str, Any] = {"ranks": [], "heat": {}, "notes": []}
 
 
 def _number(value: Any) -> float | None:

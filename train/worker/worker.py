@@ -230,9 +230,9 @@ def _about_rank(session: RankSession, shards: Shards) -> dict[str, Any]:
     datasets = shards.progress()
     return {
         "datasets": datasets,
-        "data_wait_seconds": sum(each["waited"] for each in datasets.values()),
-        "blocked_seconds": round(session.blocked, 3),
-        "memory": _device_memory(),
+        "data_wait": sum(each["waited"] for each in datasets.values()),
+        "blocked": round(session.blocked, 3),
+        "device_memory": _device_memory(),
     }
 
 

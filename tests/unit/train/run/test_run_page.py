@@ -53,7 +53,8 @@ def test_a_run_that_has_ended_is_told_by_its_folder(storage, facts):
     facts.begin_attempt(2)
     facts.end_attempt("FAILED", "rank 1 failed", "logs/attempt_001")
     facts.begin_attempt(2)
-    facts.end_attempt("FINISHED", "")
+    facts.end_attempt("FINISHED", "", "logs/attempt_002")  # its ranks have printed nothing
+    storage.files.write("logs/attempt_001/rank_0.out", "words")
     storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
     report(storage, 0, 1, 2)
     page = ended(row_of(storage, facts, "FINISHED"))
@@ -65,7 +66,7 @@ def test_a_run_that_has_ended_is_told_by_its_folder(storage, facts):
     assert ends == [("FAILED", "rank 1 failed"), ("FINISHED", "")]
     assert page["logs"] == [f"{storage.path}/logs/attempt_001"]
     assert "secret" not in json.dumps(page)
-    assert page["problem"] == ""
+    assert page["run"]["problem"] == ""
 
 
 def test_a_run_that_has_failed_says_why(storage, facts):
@@ -102,7 +103,7 @@ def test_a_checkpoint_has_its_size_duration_and_place(storage, facts, tmp_path):
     storage.commit(7, [upload], {"loss": 0.5}, seconds=1.5)
     storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
     [checkpoint] = ended(row_of(storage, facts))["checkpoints"]
-    assert (checkpoint["size"], checkpoint["seconds"], checkpoint["step"]) == (7, 1.5, 7)
+    assert (checkpoint["size"], checkpoint["seconds"], checkpoint["number"]) == (7, 1.5, 7)
     assert checkpoint["path"] == f"{storage.path}/epoch_1"
     assert checkpoint["metrics"] == {"loss": 0.5}
 
@@ -111,7 +112,7 @@ def test_a_folder_that_is_gone_is_said_to_be(storage, facts):
     storage.write_run_facts(facts.as_json(RunState.FINISHED, ""))
     shutil.rmtree(storage.path)
     page = ended(row_of(storage, facts, "FINISHED"))
-    assert page["problem"].startswith(f"There is no run in {storage.path}")
+    assert page["run"]["problem"].startswith(f"There is no run in {storage.path}")
     assert (page["run"]["state"], page["series"]["step"]) == ("FINISHED", [])
     assert page["checkpoints"] == page["attempts"] == []
 
@@ -121,7 +122,7 @@ def test_of_two_runs_in_one_folder_the_newer_one_is_listed_and_the_older_says_so
     storage.write_run_facts(newer.as_json(RunState.RUNNING, ""))
     old, new = row_of(storage, facts, "FINISHED"), row_of(storage, newer, alive=True)
     assert [row["run_id"] for row in listed([old, new])] == ["4567"]
-    assert "went on in the folder" in ended(old)["problem"]
+    assert "went on in the folder" in ended(old)["run"]["problem"]
     assert ended(new)["run"]["state"] == "RUNNING"
 
 
@@ -186,7 +187,7 @@ def test_a_page_collects_what_a_controller_tells(storage, facts):
     page.take_ranks([(node, [(bytes.fromhex("cc" * 8), 1, "worker", b"", answer, "")], "")])
     shown = page.shown()
     assert shown["series"] == {"step": [0, 1, 2], "n": [0, 1, 2]}
-    assert (shown["notes"], shown["problem"]) == (["hello"], "")
+    assert (shown["notes"], shown["run"]["problem"]) == (["hello"], "")
     assert (shown["run"]["state"], shown["run"]["reports"]) == ("RUNNING", 3)
     assert shown["ranks"][0]["datasets"] == {"d": {"waited": 1.0}}
 
@@ -194,9 +195,9 @@ def test_a_page_collects_what_a_controller_tells(storage, facts):
 def test_a_page_says_why_a_controller_does_not_answer(storage, facts):
     page = RunPage(*listed([row_of(storage, facts, alive=True)]))
     page.take(told_by(PROCESS, None, "it did not answer in time"))
-    assert page.shown()["problem"] == "it did not answer in time"
+    assert page.shown()["run"]["problem"] == "it did not answer in time"
     page.take([(bytes.fromhex(NODE), None, "there is no way to it")])
-    assert page.shown()["problem"] == "there is no way to it"
+    assert page.shown()["run"]["problem"] == "there is no way to it"
     page.take([(bytes.fromhex(NODE), [], "")])
-    assert page.shown()["problem"] == "Its controller is gone."
+    assert page.shown()["run"]["problem"] == "Its controller is gone."
     assert not page.live

@@ -1,0 +1,175 @@
+"""Train runs as somebody sees them who looks from outside: while they go on, and afterwards."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import count_up, wait_until
+from running_cluster import running_cluster
+
+from miniray import train
+from miniray.common.runtime import current_runtime
+from miniray.train import Checkpoint, FailureConfig
+from miniray.train.run.page import PATIENCE, RunPage, ended, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from miniray.cluster_utils import Cluster
+
+pytestmark = [pytest.mark.usefixtures("nodes"), pytest.mark.engine("miniray")]
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """Two nodes, so that a rank and its controller may be apart from who looks."""
+    with running_cluster({"num_cpus": 1}) as cluster:
+        cluster.add_node(num_cpus=2)
+        yield cluster
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> Callable[[], dict[str, Any]]:
+    """Waits for the run below the test's folder to be listed; returns its row."""
+
+    def find() -> dict[str, Any]:
+        runs = listed(current_runtime().head.listing("runs"))
+        return next((row for row in runs if row["path"].startswith(str(tmp_path))), {})
+
+    def wait() -> dict[str, Any]:
+        wait_until(find)
+        return find()
+
+    return wait
+
+
+@pytest.fixture
+def running(fit: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Begins a run in a thread; its loops go on at ``go`` in the test's folder."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as leave:
+        leave.callback((tmp_path / "go").touch)
+
+        def run(loop: Any, workers: int = 2, **options: Any) -> concurrent.futures.Future[Any]:
+            config = {"folder": str(tmp_path)}
+            return thread.submit(fit, loop, config, workers, name="run", **options)
+
+        yield run
+
+
+def held(folder: str) -> None:
+    """Wait, in a train loop, until the test says go."""
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+def ask(page: RunPage) -> dict[str, Any]:
+    """A page, after its next news."""
+    head = current_runtime().head
+    page.take(head.ask_nodes(*page.question()))
+    page.take_ranks(head.ask_nodes(*page.question_to_ranks()))
+    return page.shown()
+
+
+def until(page: RunPage, fits: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """A page, once what it shows fits."""
+    wait_until(lambda: fits(ask(page)))
+    return page.shown()
+
+
+def test_a_run_that_goes_on_tells_of_each_report_and_of_its_ranks(
+    running: Any, row: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        for number, _ in enumerate(train.get_dataset_shard("numbers").iter_batches(batch_size=2)):
+            train.report({"loss": 1.0 / (number + 1)})
+            if number == 1:
+                held(config["folder"])
+
+    import pyarrow
+
+    datasets = {"numbers": pyarrow.table({"n": list(range(12))})}
+    run = running(loop, given={"datasets": datasets})
+    page = RunPage(row())
+    shown = until(page, lambda shown: len(shown["series"]["step"]) == 2)
+    assert shown["series"] == {"step": [0, 1], "loss": [1.0, 0.5]}
+    assert (shown["run"]["state"], shown["run"]["workers"]) == ("RUNNING", 2)
+    assert [rank["state"] for rank in shown["ranks"]] == ["RUNNING"] * 2
+    assert all(rank["datasets"]["numbers"]["rows"] == 4 for rank in shown["ranks"])
+    assert all(rank["data_wait"] >= 0 and rank["pid"] > 0 for rank in shown["ranks"])
+    assert [len(rank) for rank in shown["heat"]["seconds"]] == [2, 2]
+    assert shown["run"]["config"]["scaling_config"]["num_workers"] == 2
+    # The answer to the next question is news, and does not come at some interval.
+    with concurrent.futures.ThreadPoolExecutor(1) as looking:
+        began, looks = time.monotonic(), looking.submit(ask, page)
+        (tmp_path / "go").touch()
+        assert len(looks.result(30)["series"]["step"]) > 2
+        assert time.monotonic() - began < PATIENCE
+    run.result(60)
+    final = ended(row())
+    assert (final["run"]["state"], final["run"]["reports"]) == ("FINISHED", 3)
+    assert final["run"]["problem"] == ""
+
+
+def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(
+    fit: Any, row: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        (Path(config["folder"]) / "model").mkdir(exist_ok=True)
+        (Path(config["folder"]) / "model" / "file").write_text("weights")
+        train.report({"n": 1}, checkpoint=Checkpoint(Path(config["folder"]) / "model"))
+        if count_up(Path(config["folder"], "runs")) == 1:
+            print("words of rank 0")
+            raise ValueError("spoilt")
+
+    failures = FailureConfig(max_failures=1)
+    fit(loop, {"folder": str(tmp_path)}, 1, name="run", failure_config=failures)
+    wait_until(lambda: row()["ended"])
+    page = ended(row())
+    first, second = page["attempts"]
+    assert (first["state"], second["state"]) == ("FAILED", "FINISHED")
+    assert "spoilt" in first["reason"]
+    assert first["ended"] <= second["started"]
+    [logs] = page["logs"]
+    assert "words of rank 0" in Path(logs, "rank_0.out").read_text()
+    assert [each["size"] for each in page["checkpoints"]] == [7, 7]
+    assert all(Path(each["path"], "file").exists() for each in page["checkpoints"])
+    assert [rank["state"] for rank in page["ranks"]] == ["RETURNED"]
+
+
+DRIVER = """
+import signal, sys
+import miniray
+from miniray import train
+from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
+
+def loop():
+    train.report({"n": 1})
+    signal.pause()
+
+miniray.init(address=sys.argv[2])
+config = RunConfig(name="run", storage_path=sys.argv[1])
+DataParallelTrainer(loop, scaling_config=ScalingConfig(num_workers=1), run_config=config).fit()
+"""
+
+
+def test_a_run_whose_driver_was_killed_is_lost_and_its_folder_is_shown(
+    nodes: Cluster, row: Any, tmp_path: Path
+) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), nodes.address])
+    try:
+        page = RunPage(row())
+        until(page, lambda shown: shown["series"]["step"] == [0])
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: row()["state"] == "LOST")
+    shown = ended(row())
+    assert (shown["run"]["state"], shown["series"]["n"]) == ("LOST", [1])
+    assert "goes on from the newest checkpoint" in shown["run"]["error"]
