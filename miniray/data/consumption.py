@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
-from miniray.data.plan import Limit, Read, count_of, explained, optimised, schema_of, walk
+from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
 from miniray.data.sources import BlocksDatasource, BlockUnit
 from miniray.data.stats import ExecutionStats
 from miniray.data.tables import concat
@@ -151,7 +151,10 @@ class Consumption:
         if self._schema is None:
             self._schema = schema_of(optimised(self._plan))
         if self._schema is None:
-            for unit in self._units(Limit((self._plan,), 1)):
+            plan = self._plan
+            while isinstance(plan, Exchange) and plan.how.keeps_count and len(plan.inputs) == 1:
+                (plan,) = plan.inputs  # its rows are those of its input
+            for unit in self._units(Limit((plan,), 1)):
                 table = table_of(unit)
                 if table.num_columns:
                     self._schema = table.schema

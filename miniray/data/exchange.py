@@ -107,7 +107,9 @@ class Numbered(How):
         """Return the rows by their new numbers, which go with them."""
         numbers = self._numbers(first, table.num_rows, len(bounds) + 1)
         starts = np.array(bounds, dtype=np.uint64)
-        part: Any = np.searchsorted(starts, numbers, side="right").astype(np.uint16)
+        part: Any = np.searchsorted(starts, numbers, side="right").astype(
+            np.min_scalar_type(len(bounds))
+        )
         order = np.argsort(part, kind="stable")
         table = table.append_column(ORDER, pa.array(numbers)).combine_chunks().take(order)
         ends = np.cumsum(np.bincount(part, minlength=len(bounds) + 1)).tolist()

@@ -172,7 +172,6 @@ class ExchangeFeed(Feed):
         pieces = []
         for side, units in enumerate(sides):
             pieces.append((yield from self._cut(Cut(how, side, bounds), units, each)))
-            units.clear()
         self.close()
         for place in range(len(bounds) + 1):
             units_of_it = tuple(tuple(own[place]) for own in pieces)
@@ -223,11 +222,16 @@ class ExchangeFeed(Feed):
         return pieces
 
 
-def _calls(units: Sequence[ReadUnit], size: int) -> Iterator[ReadUnit]:
-    """Yield units of about so many bytes, each with the number of its first row."""
+def _calls(units: list[ReadUnit], size: int) -> Iterator[ReadUnit]:
+    """Yield units of about so many bytes, each with the number of its first row.
+
+    They are taken out of the list, so that a block is freed when the call has cut it.
+    """
     held: list[ReadUnit] = []
     have = rows = 0
-    for unit in units:
+    units.reverse()
+    while units:
+        unit = units.pop()
         held.append(unit)
         have += unit.size
         if have >= size:

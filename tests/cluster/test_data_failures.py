@@ -107,6 +107,9 @@ operations = st.lists(
         st.tuples(st.just("batches"), st.integers(1, 9)),
         st.tuples(st.just("union"), st.integers(0, 5)),
         st.tuples(st.just("repartition"), st.integers(1, 9)),
+        st.tuples(st.just("blocks"), st.integers(1, 9)),
+        st.tuples(st.just("rearrange"), st.integers(0, 9)),
+        st.tuples(st.just("groups"), st.integers(1, 3)),
     ),
     max_size=4,
 )
@@ -128,6 +131,12 @@ def applied(dataset: Any, rows: list[int], kind: str, n: int) -> tuple[Any, list
             return made, [row * 2 for row in rows]
         case "union":
             return dataset.union(data.range(n)), rows + list(range(n))
+        case "blocks":
+            return dataset.repartition(n), rows
+        case "rearrange":
+            return dataset.random_shuffle(seed=n).sort("id"), sorted(rows)
+        case "groups":
+            return dataset.groupby("id").map_groups(lambda group: group), sorted(rows)
     return dataset.repartition(target_num_rows_per_block=n), rows
 
 
