@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.3
-_SINCE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])\Z")
+_SINCE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhd])\Z")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d", "%H:%M")
 
@@ -38,7 +38,7 @@ def since_of(text: str, now: float) -> float:
     """
     match = _SINCE.match(text.strip())
     if match is not None:
-        return now - float(match[1]) * _SECONDS[match[2]]
+        return now - float(match["number"]) * _SECONDS[match["unit"]]
     for form in _TIMES:
         with contextlib.suppress(ValueError):
             given = time.strptime(text.strip(), form)

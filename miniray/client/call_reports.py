@@ -74,7 +74,7 @@ class CallReports:
         states: collections.Counter[tuple[str, str, str]] = collections.Counter()
         for call in open_calls:
             states[_kind(call), call.name, _state(call)] += 1
-        running = [work for work in works if work[2] is not None]
+        running = [(id, name, since) for id, name, since in works if since is not None]
         names = collections.Counter(name for _, name, _ in running)
         return {
             "calls": [self._row(call) for call in open_calls[:limit]],
@@ -82,7 +82,7 @@ class CallReports:
             "ended": self.calls.ended.told(),
             "running": running[:limit],
             "running_by_name": dict(names),
-            "queued": [work[:2] for work in works if work[2] is None][:limit],
+            "queued": [(id, name) for id, name, since in works if since is None][:limit],
             "num_queued": len(works) - len(running),
             "threads": threads,
             "datasets": _datasets(),

@@ -30,7 +30,7 @@ _WORKER = re.compile(
 _RANK = re.compile(r"rank_(?P<rank>\d+)\.(?P<stream>out|err)$")
 _OWN = re.compile(r"(?P<work>head|node)\.log(?P<older>\.\d+)?$")
 #: Time and name at the beginning of a line of a worker, and time of one of a daemon.
-_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:\[(.*?)\] )?")
+_STAMPED = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:\[(?P<name>.*?)\] )?")
 
 
 def stamp(now: float) -> str:
@@ -257,7 +257,7 @@ def _parsed(data: bytes, file: LogFound) -> Iterator[LogLineRead]:
     for text in data.decode(errors="replace").splitlines():
         match = _STAMPED.match(text)
         if match is not None:
-            when, name = match[1].replace(",", "."), match[2] or file.work
+            when, name = match["time"].replace(",", "."), match["name"] or file.work
             text = text[match.end() :]  # noqa: PLW2901
         yield LogLineRead(when, name, file.pid, file.stream, text[:_MOST_OF_LINE])
 

@@ -163,13 +163,13 @@ class NodeMetrics:
         when, before = self._before
         self._before = now, counts
         used, limit = _memory()
-        processes = self._processes()
+        workers, workers_memory, _ = self._processes().get("worker", (0, 0.0, 0.0))
         store = self._store()
         point = {
             "load": os.getloadavg()[0],
             "memory": used / limit if limit else math.nan,
-            "workers": processes.get("worker", (0,))[0],
-            "workers_memory": processes.get("worker", (0, 0.0))[1],
+            "workers": workers,
+            "workers_memory": workers_memory,
             "store": store.get("used_bytes", 0.0),
             "spilled": store.get("spilled_bytes", 0.0),
         }

@@ -56,9 +56,8 @@ class Usage:
 def _cpu_seconds() -> tuple[float, float]:
     """Return for how long the machine's processors were busy and idle, added up."""
     with open("/proc/stat", encoding="ascii") as file:
-        ticks = [int(each) for each in file.readline().split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return (sum(ticks) - idle) / _TICKS, idle / _TICKS
+        user, nice, system, idle, iowait, *rest = map(int, file.readline().split()[1:9])
+    return (user + nice + system + sum(rest)) / _TICKS, (idle + iowait) / _TICKS
 
 
 def of_process(pid: int) -> tuple[float, int]:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 #: Seconds that py-spy and the signal may take.
 _PATIENCE = 3.0
-_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)", re.ASCII)
-_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)", re.ASCII)
+_LINE = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 #: A frame in py-spy's output; a samples' rate in it; and what it says if there is none.
-_RAW = re.compile(r"^(.*) \((.*?)(?::(\d+))?\)$")
+_RAW = re.compile(r"^(?P<function>.*) \((?P<path>.*?)(?::(?P<line>\d+))?\)$")
 _RATE = 100
 _NO_SAMPLES = "No stack counts"
 _BUSY = "It did not answer: native code holds Python's lock (the GIL)."
@@ -114,12 +114,16 @@ def _lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
+def _frame(match: re.Match[str]) -> Frame:
+    return match["function"], match["path"], int(match["line"] or 0)
+
+
 def _of_raw(line: str) -> tuple[list[Frame], float]:
     stack, _, count = line.rpartition(" ")
     frames = []
     for each in stack.split(";"):
         match = _RAW.match(each)
-        frames.append((match[1], match[2], int(match[3] or 0)) if match else (each, "", 0))
+        frames.append(_frame(match) if match else (each, "", 0))
     return frames, int(count) / _RATE
 
 
@@ -203,9 +207,10 @@ def _of_faulthandler(written: str) -> list[Stack]:
     threads: list[tuple[str, list[Frame]]] = []
     for line in written.splitlines():
         if match := _THREAD.match(line):
-            threads.append((f"thread {match[1]}", []))
+            threads.append((f"thread {match['id']}", []))
         elif threads and (match := _LINE.match(line)):
-            threads[-1][1].append((match[3], match[1], int(match[2])))
+            _, frames = threads[-1]
+            frames.append(_frame(match))
     for name, frames in threads:
         stack = trimmed(frames[::-1])
         if stack:

@@ -68,12 +68,12 @@ def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
 
 def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
     """Yield the spans of processes, on tracks, with arrows from who called to what ran."""
-    submitted = {
-        (process["worker_id"], span[5][1]): (place, process, span[2])
-        for place, process in processes
-        for span in process["spans"]
-        if span[0] == "submit" and span[5] is not None
-    }
+    submitted = {}
+    for place, process in processes:
+        for kind, _, started, _, _, of in process["spans"]:
+            if kind == "submit" and of is not None:
+                _, number = of
+                submitted[process["worker_id"], number] = place, process, started
     arrows = 0
     for place, process in processes:
         for lane, span in _in_lanes(each for each in process["spans"] if each[0] != "submit"):
@@ -81,7 +81,8 @@ def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
             track = _track(process, lane)
             begin = _time(process, started)
             yield _slice(kind, name, place, track, begin, seconds, {} if ok else {"failed": True})
-            made = submitted.get((of[0].hex(), of[1])) if of is not None else None
+            caller_id, number = of or (b"", 0)
+            made = submitted.get((caller_id.hex(), number))
             if made is None:
                 continue
             arrows += 1
@@ -100,8 +101,9 @@ def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
 def _in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
     """Yield spans with a track each, on which they lie apart or within each other."""
     lanes: list[list[float]] = []  # the ends of what is open there, the innermost last
-    for span in sorted(spans, key=lambda span: (span[2], -span[3])):
-        begin, end = span[2], span[2] + span[3]
+    for span in sorted(spans, key=_outer_first):
+        _, _, begin, seconds, *_ = span
+        end = begin + seconds
         for number, open_ends in enumerate(lanes):
             while open_ends and open_ends[-1] <= begin:
                 open_ends.pop()
@@ -112,6 +114,11 @@ def _in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
         else:
             lanes.append([end])
             yield len(lanes) - 1, span
+
+
+def _outer_first(span: Span) -> tuple[float, float]:
+    _, _, begin, seconds, *_ = span
+    return begin, -seconds
 
 
 def _slice(

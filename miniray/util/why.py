@@ -290,7 +290,8 @@ class _View:
     def _after_call(self, task_id: bytes) -> Iterator[Link]:
         caller, call = self._calls[task_id]
         work = self._works.get(task_id)
-        if work is not None and work[1] is not None:
+        _, since = work or (None, None)
+        if since is not None:
             for thread in self._threads.get(task_id, ()):
                 yield from map(self._ref, thread["waits_for"])
         elif work is not None:
@@ -327,11 +328,11 @@ class _View:
             return
         for thread in self._threads.get(id, ()):  # of its constructor
             yield from map(self._ref, thread["waits_for"])
-        creation = next(
-            (each for each in self._calls if _actor_of(each) == id and each != id), None
+        creations = (
+            call for task, (_, call) in self._calls.items() if _actor_of(task) == id and task != id
         )
-        if creation is not None and self._calls[creation][1]["needs"]:
-            yield from map(self._ref, self._calls[creation][1]["needs"])
+        if (creation := next(creations, None)) is not None:
+            yield from map(self._ref, creation["needs"])
         if actor["why_waits"]:
             demand = next((d for d in self._pending if d["reason"] == actor["why_waits"]), None)
             holders = self._holders(demand) if demand is not None else ""
