@@ -47,7 +47,9 @@ class Table:
     def overlay(self, more: dict[str, Row]) -> None:
         """Give rows further fields, which they keep when the others change."""
         self._more = more
-        self.update({key: self.rows[key] for key in more if key in self.rows})
+        known = {key: self.rows[key] for key in more if key in self.rows}
+        if known:
+            self.update(known)
 
     def replace(self, rows: Mapping[str, Row]) -> None:
         """Hold these rows only; those that are as before have not changed."""
