@@ -1,4 +1,4 @@
-"""What the page costs: closed, open, and with many rows.
+"""What the page costs: closed, open, and with many rows; and what looking into processes does.
 
     python benchmarks/dashboard.py [--only ROW ...] [--repeats N] [--json FILE]
 
@@ -12,7 +12,11 @@ from _common import load_rows
 
 
 def main() -> None:
-    run(load_rows(("_rows_dashboard",)), parser("The page, one table.").parse_args(), {})
+    run(
+        load_rows(("_rows_dashboard", "_rows_profiles")),
+        parser("The page, one table.").parse_args(),
+        {},
+    )
 
 
 if __name__ == "__main__":

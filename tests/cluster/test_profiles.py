@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +55,7 @@ class Works:
 def is_profiled(pid: int, kind: str) -> bool:
     """Whether py-spy looks at a process, or memray writes of it."""
     if kind == "cpu":
-        commands = (each.cmdline() for each in psutil.process_iter())
+        commands = (each.info["cmdline"] or () for each in psutil.process_iter(["cmdline"]))
         return any(str(pid) in each and "record" in each for each in commands)
     return any("miniray-profile-" in each.path for each in psutil.Process(pid).open_files())
 
@@ -165,3 +167,13 @@ def test_the_command_writes_the_form_that_the_files_name_asks_for(
     done = CliRunner().invoke(main, ["profile", "cpu", "spinner", "-o", "x.svg"])
     assert done.exit_code == 2
     assert ".collapsed" in done.output
+
+
+def test_no_process_of_a_cluster_imports_what_nobody_has_asked_for() -> None:
+    program = (
+        "import sys, miniray.node.daemon, miniray.worker.main, miniray.head.main\n"
+        "print([name for name in sys.modules if name.startswith(('miniray.profiling', "
+        "'miniray.metrics', 'memray', 'tracemalloc'))])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]", shown.stderr
