@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-#: Seconds that the controller of a run may wait for news: the page asks again soon.
-_PATIENCE = 0.1
+#: Seconds that the controller of a run may wait for news where others are asked too; and where
+#: it alone is followed.
+_PATIENCE, _PATIENCE_FOR_NEWS = 0.1, 5.0
 #: Seconds that processes have to tell which datasets they execute.
 _PATIENCE_OF_PROCESSES = 1.0
 #: Runs that are drawn over each other, at most.
 _MOST_RUNS = 12
-
-
-def runs(feed: Feed) -> Asked:
-    """Return the runs of the cluster, the newest first."""
-    return Asked({row["run_id"]: row for row in _listed(feed)}, {})
 
 
 class Run:
@@ -37,10 +33,12 @@ class Run:
 
     Args:
         run_id: As it is in the list.
+        patience: Seconds that its controller may wait for news.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, patience: float = _PATIENCE) -> None:
         self._id = run_id
+        self._patience = patience
         self._page: RunPage | None = None
         #: What its folder told, once it has ended, and when that was written.
         self._ended: tuple[Any, Row] | None = None
@@ -66,7 +64,7 @@ class Run:
         if self._page is None or not self._page.live:  # a controller may be started again
             self._page = RunPage(row)
         if self._page.live:
-            self._page.take(feed.source.ask_nodes(*self._page.question(_PATIENCE)))
+            self._page.take(feed.source.ask_nodes(*self._page.question(self._patience)))
         if not self._page.live:
             return None
         self._page.take_ranks(feed.source.ask_nodes(*self._page.question_to_ranks()))
@@ -141,7 +139,7 @@ def _row(feed: Feed, run_id: str) -> Row:
 def source_of(topic: str) -> Callable[[Feed], Asked] | None:
     """Return what asks for a topic; None if there is none of this name."""
     if topic.startswith("run:"):
-        return Run(topic.removeprefix("run:"))
+        return Run(topic.removeprefix("run:"), _PATIENCE_FOR_NEWS)
     if topic == "datasets":
         return Datasets()
-    return runs if topic == "runs" else None
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -69,6 +70,12 @@ def _submitted(data: Row) -> Row:
     return {**vars(job_details(data)), "driver_info": None}
 
 
+def _run(data: Row) -> Row:
+    from miniray.train.run.page import run_row  # the train layer, only if somebody looks at it
+
+    return run_row(data)
+
+
 def _event(data: Row) -> Row:
     row = vars(ClusterEventState.of(data))
     return {**row, **row["custom_fields"], "severity": row["severity"].lower()}
@@ -78,6 +85,8 @@ def _event(data: Row) -> Row:
 _LINGER = 5.0
 #: Seconds between two questions, at least; and how many times longer than one takes.
 _BETWEEN, _SHARE = 2.0, 10
+#: Seconds between an answer that came at news and the next question.
+_SOON = 0.5
 #: Topics that are listings of the head, and how their rows are made.
 _LISTINGS: dict[str, dict[str, Adapt]] = {
     "nodes": {"node_states": _node},
@@ -85,6 +94,7 @@ _LISTINGS: dict[str, dict[str, Adapt]] = {
     "waiting": {"pending": _waiting},
     "jobs": {"jobs": lambda data: vars(JobState.of(data)), "submissions": _submitted},
     "devices": {"devices": dict},
+    "runs": {"runs": _run},
     "events": {"events": _event},
     "groups": {"placement_groups": lambda data: vars(PlacementGroupState.of(data))},
     "workers": {"workers": lambda data: vars(WorkerState.of(data))},
@@ -133,7 +143,8 @@ class Topics:
         table.error = self.feed.error
         source = source_of(topic)
         if source is not None:
-            self._asking[topic] = asyncio.ensure_future(self._ask(source, table))
+            asking = self._follow if topic.startswith("run:") else self._ask
+            self._asking[topic] = asyncio.ensure_future(asking(source, table))
             return
         if topic == "nodes":
             table.facts = functools.partial(_cluster, self._facts, table)
@@ -145,14 +156,37 @@ class Topics:
         """Ask for the rows of a table, as long as somebody looks at it."""
         while True:
             began = time.monotonic()
-            try:
-                rows, facts = await asyncio.to_thread(source, self.feed)
-            except (ValueError, OSError, TimeoutError, MinirayError) as error:
-                table.fail(str(error))
-            else:
-                table.facts = functools.partial(dict, facts)
-                table.replace(rows)
+            await self._ask_once(source, table)
             await asyncio.sleep(max(_BETWEEN, _SHARE * (time.monotonic() - began)))
+
+    async def _follow(self, source: Callable[[Feed], Asked], table: Table) -> None:
+        """Ask for the rows of a table where an answer comes at news."""
+        thread = concurrent.futures.ThreadPoolExecutor(1)  # it waits most of the time
+        try:
+            while True:
+                facts = await self._ask_once(source, table, thread)
+                goes_on = facts is not None and facts["run"].get("ended") is None
+                await asyncio.sleep(_SOON if goes_on else _BETWEEN)
+        finally:
+            thread.shutdown(wait=False)
+
+    async def _ask_once(
+        self,
+        source: Callable[[Feed], Asked],
+        table: Table,
+        thread: concurrent.futures.Executor | None = None,
+    ) -> Row | None:
+        loop = asyncio.get_running_loop()
+        try:
+            rows, facts = await loop.run_in_executor(thread, source, self.feed)
+        except (ValueError, OSError, TimeoutError, MinirayError) as error:
+            table.fail(str(error))
+            return None
+        before, table.facts = table.facts(), functools.partial(dict, facts)
+        table.replace(rows)
+        if facts != before:
+            table.update({})  # the rows may be as they were
+        return facts
 
     async def _ask_usage(self, table: Table) -> None:
         """Add to the rows of nodes what these use."""
