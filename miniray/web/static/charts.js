@@ -99,7 +99,7 @@ export function Chart({ title, x, lines, unit = "count", time = false, height = 
 
 /** The range of y: from 0 where that loses little, and never of no height. */
 function spread(low, high, unit) {
-  if (low === null) return [0, 1];
+  if (low === null || (low === 0 && high === 0)) return [0, 1];
   if (unit === "ratio") return [0, Math.max(1, high)];
   const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low < high / 2 ? 0 : low - room, high + room];

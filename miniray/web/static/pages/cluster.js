@@ -42,12 +42,13 @@ function DeviceMap({ devices, error }) {
   const free = devices.reduce((sum, row) => sum + (row.quarantined ? 0 : (row.free ?? 0)), 0);
   const away = devices.filter((row) => row.quarantined).length;
   const note = devices.length ? `${number(free)} of ${devices.length} free, at most ${number(biggest)} on one${away ? `; ${away} out of service` : ""}` : "";
+  const named = new Set([...nodes.values()].map(([row]) => row.node_name)).size === nodes.size;
   const groups = [...nodes].map(([node, rows]) => [node, rows.filter(fits[only])]).filter(([, rows]) => rows.length);
   return html`<${Card} title="Devices" note=${note} id="devices">
     <${Problem} of=${error} />
     ${devices.length > 0 && html`<div class="tools legend"><span class="key"><i class="part" />held, by whom</span><span class="key"><i class="free" />free</span><span class="key"><i class="out" />out of service</span><span class="key"><i class="used" />in use: compute, memory</span>
       <select aria-label="Show devices" value=${only} onChange=${(event) => setOnly(event.target.value)}>${Object.keys(fits).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></div>`}
-    ${groups.map(([node, rows]) => html`<div class="rack" key=${node}><div class="rackname" title=${node}>${rows[0].node_name ?? node}<span class="dim">${rows[0].type}</span></div><div class="devices">${rows.map((row) => html`<${Device} key=${row.key} row=${row} small=${small} />`)}</div></div>`)}
+    ${groups.map(([node, rows]) => html`<div class="rack" key=${node}><div class="rackname" title=${node}>${rows[0].node_name || node}<span class="dim">${rows[0].type}</span>${!named && html`<span class="dim">${node.slice(0, 8)}</span>`}</div><div class="devices">${rows.map((row) => html`<${Device} key=${row.key} row=${row} small=${small} />`)}</div></div>`)}
     ${!devices.length && html`<${Empty}>No node has devices. GPUs and other accelerators are found when a node starts; <code>--num-gpus N</code> declares some.<//>`}
     ${devices.length > 0 && !groups.length && html`<${Empty}>No device is “${only}”.<//>`}
   <//>`;
@@ -89,7 +90,7 @@ export function Cluster() {
       ${since && html`<${Tile} name="Up for" href="#/events"><${Ago} time=${since} /><//>`}
     </div>
     <${DeviceMap} devices=${devices.rows} error=${devices.error} />
-    <${Card} title="Nodes"><${Rows} label="Nodes" columns=${NODE_COLUMNS} rows=${nodes.rows} total=${nodes.rows.length} height=${Math.min(400, 31 + 30 * Math.max(1, nodes.rows.length))} /><//>
+    <${Card} title="Nodes"><${Rows} label="Nodes" columns=${NODE_COLUMNS} rows=${nodes.rows} total=${nodes.rows.length} height=${Math.min(400, 34 + 30 * Math.max(1, nodes.rows.length))} /><//>
     <${Facts} of=${[["Cluster", name], ["Address", address], ["miniray", version], ["Logs", logs && html`<code>${logs}</code>`]]} />
   </div>`;
 }

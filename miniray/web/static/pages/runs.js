@@ -15,13 +15,14 @@ export function Runs() {
   const columns = [
     { name: "pick", title: "", width: "24px", sort: false, cell: (row) => html`<input type="checkbox" aria-label="Compare ${row.name}" checked=${picked.includes(row.run_id)} onChange=${() => toggle(row.run_id)} />` },
     { name: "name", title: "Run", width: "minmax(120px, 1.4fr)", cell: (row) => html`<a href="#/run/${row.run_id}" title=${row.path}><b>${row.name}</b></a>` },
-    { name: "state", title: "State", width: "minmax(96px, 120px)", cell: (row) => html`<span title=${row.error}><${State} of=${row.state} /></span>` },
+    { name: "state", title: "State", width: "minmax(96px, 120px)", cell: (row) => html`<span title=${row.error || row.path}><${State} of=${row.state} /> <span class="dim">${row.error}</span></span>` },
+    { name: "metrics", title: "Newest report", width: "minmax(120px, 2fr)", wide: true, sort: false, cell: (row) => html`<span class="numbers" title=${latest(row.metrics)}>${latest(row.metrics) || "–"}</span>` },
     { name: "reports", title: "Reports", width: "72px", right: true, cell: (row) => number(row.reports) },
-    { name: "workers", title: "Workers", width: "70px", right: true, wide: true },
-    { name: "attempts", title: "Attempts", width: "76px", right: true, wide: true },
+    { name: "checkpoints", title: "Checkpoints", width: "94px", right: true, wide: true, cell: (row) => number(row.checkpoints) },
+    { name: "workers", title: "Workers", width: "64px", right: true, wide: true },
+    { name: "attempts", title: "Attempts", width: "68px", right: true, wide: true },
     { name: "started", title: "Started", width: "144px", wide: true, cell: (row) => clock(row.started) },
     { name: "took", title: "Took", width: "100px", right: true, sort: false, cell: took },
-    { name: "path", title: "Folder, or why it ended", width: "minmax(120px, 2fr)", wide: true, sort: false, cell: (row) => html`<span title=${row.error || row.path} class=${row.error ? "bad" : "dim"}>${row.error || row.path}</span>` },
   ];
   const empty = html`No run yet. <code>TorchTrainer(train_loop, scaling_config=ScalingConfig(num_workers=2)).fit()</code> is one; it appears here when it starts, and stays after its end.`;
   return html`<${TopicPage} topic="runs" title="Train runs" columns=${columns} first="-started" open=${(row) => `#/run/${row.run_id}`} empty=${empty}
@@ -45,7 +46,7 @@ function Heat({ heat }) {
   const rows = heat?.seconds ?? [];
   const columns = rows[0]?.length ?? 0;
   const cell = Math.max(5, Math.min(18, Math.floor(260 / Math.max(1, rows.length))));
-  const most = useMemo(() => Math.max(0.02, ...rows.flat().filter((lag) => lag != null)), [heat]);
+  const most = useMemo(() => Math.max(0.5, ...rows.flat().filter((lag) => lag != null)), [heat]);
   useEffect(() => {
     const box = canvas.current;
     if (!box || !columns) return;
@@ -59,7 +60,7 @@ function Heat({ heat }) {
     const dark = getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
     rows.forEach((row, rank) => row.forEach((lag, n) => {
       if (lag == null) return;
-      for (const [look, strength] of [[dark ? "#26303d" : "#e4eaf3", 1], [dark ? "#f2784b" : "#d9480f", Math.sqrt(lag / most)]]) {
+      for (const [look, strength] of [[dark ? "#26303d" : "#e4eaf3", 1], [dark ? "#f2784b" : "#d9480f", Math.min(1, lag / most)]]) {
         c.fillStyle = look;
         c.globalAlpha = strength;
         c.fillRect(n * wide, rank * cell, Math.max(0.5, wide - (wide > 3 ? 1 : 0)), cell - 1);
@@ -75,18 +76,19 @@ function Heat({ heat }) {
   };
   if (!columns) return html`<${Empty}>While a run goes on, this shows by how much each rank comes after the first one: a slow rank stands out as a row.<//>`;
   return html`<div class="heat"><div class="axis"><span>rank 0</span>${rows.length > 1 && html`<span>rank ${rows.length - 1}</span>`}</div><div><canvas ref=${canvas} role="img" aria-label="Seconds by which each rank came after the first, report by report" onMouseMove=${over} onMouseLeave=${() => setTold("")} /></div></div>
-    <p class="dim" aria-live="polite">${told || `Each row is a rank, each column a report (${heat.reports[0]} to ${heat.reports.at(-1)}); the warmer, the later it came after the first rank, at most ${seconds(most)}.`}</p>`;
+    <p class="dim" aria-live="polite">${told || `Each row is a rank, each column a report (${heat.reports[0]} to ${heat.reports.at(-1)}); the warmer, the later it came after the first rank. Full colour: by ${seconds(most)}.`}</p>`;
 }
 
 const RANKS = [
   { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
   { name: "state", title: "State", width: "minmax(90px, 110px)", cell: (row) => html`<${State} of=${row.state} />` },
-  { name: "node_id", title: "Node", width: "minmax(80px, 1fr)", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_name ?? row.node_id ?? "–"}</span>` },
+  { name: "node_id", title: "Node", width: "minmax(80px, 1fr)", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_name ?? row.node_id?.slice(0, 8) ?? "–"}</span>` },
   { name: "pid", title: "Process", width: "72px", right: true, wide: true },
   { name: "reports", title: "Reports", width: "70px", right: true },
   { name: "behind", title: "Behind", width: "66px", right: true, cell: (row) => html`<span class=${row.behind > 1 ? "warn" : ""}>${number(row.behind)}</span>` },
   { name: "last_report", title: "Last report", width: "88px", right: true, wide: true, cell: (row) => html`<${Ago} time=${row.last_report} />` },
   { name: "data_wait", title: "Data wait", width: "84px", right: true, wide: true, cell: (row) => seconds(row.data_wait) },
+  { name: "blocked", title: "In report()", width: "84px", right: true, wide: true, cell: (row) => seconds(row.blocked) },
   { name: "device_memory", title: "Device memory", width: "108px", right: true, wide: true, cell: (row) => bytes(row.device_memory) },
   { name: "doing", title: "Does", width: "minmax(80px, 2fr)", wide: true, cell: (row) => html`<span title=${row.problem || row.doing}>${row.doing || row.problem || "–"}</span>` },
 ];
@@ -102,7 +104,7 @@ const CHECKPOINTS = [
 
 const ATTEMPTS = [
   { name: "number", title: "Attempt", width: "66px", right: true },
-  { name: "state", title: "State", width: "minmax(80px, 100px)", cell: (row) => html`<${State} of=${row.ended ? "ended" : "running"} bad=${row.reason} />` },
+  { name: "state", title: "State", width: "minmax(80px, 100px)", cell: (row) => html`<${State} of=${row.state ?? (row.ended ? "ended" : "running")} />` },
   { name: "workers", title: "Workers", width: "70px", right: true },
   { name: "started", title: "Started", width: "136px", wide: true, cell: (row) => clock(row.started) },
   { name: "took", title: "Took", width: "96px", right: true, cell: took },
@@ -111,7 +113,7 @@ const ATTEMPTS = [
 
 const keyed = (rows, field) => (rows ?? []).map((row, n) => ({ key: String(row[field] ?? n), ...row }));
 const List = ({ title, columns, rows, empty, open, note }) =>
-  html`<${Card} title=${title} note=${note}>${rows.length ? html`<${Rows} label=${title} columns=${columns} rows=${rows} open=${open} height=${Math.min(340, 32 + 30 * rows.length)} />` : html`<${Empty}>${empty}<//>`}<//>`;
+  html`<${Card} title=${title} note=${note}>${rows.length ? html`<${Rows} label=${title} columns=${columns} rows=${rows} open=${open} height=${Math.min(340, 34 + 30 * rows.length)} />` : html`<${Empty}>${empty}<//>`}<//>`;
 
 export function Run({ id }) {
   const topic = `run:${id}`;
@@ -130,7 +132,7 @@ export function Run({ id }) {
     ${run.error && html`<p class="cause">${run.error}</p>`}
     ${run.problem && html`<p class="note">${run.problem}</p>`}
     <${Facts} of=${[
-      ["Workers", at.rows.length || run.workers], ["Reports", run.reports], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
+      ["Framework", run.framework], ["Framework", run.framework], ["Workers", at.rows.length || run.workers], ["Reports", run.reports], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
       ["Took", run.started && took(run)], ["Controller", run.actor_id && html`<${Id} of=${run.actor_id} href="#/actor/${run.actor_id}" />`], ["Folder", run.path && html`<code>${run.path}</code>`],
     ]} />
     <${Charts} series=${series} />
