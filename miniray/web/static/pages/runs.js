@@ -132,7 +132,7 @@ export function Run({ id }) {
     ${run.error && html`<p class="cause">${run.error}</p>`}
     ${run.problem && html`<p class="note">${run.problem}</p>`}
     <${Facts} of=${[
-      ["Framework", run.framework], ["Framework", run.framework], ["Workers", at.rows.length || run.workers], ["Reports", run.reports], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
+      ["Framework", run.framework], ["Workers", at.rows.length || run.workers], ["Reports", run.reports], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
       ["Took", run.started && took(run)], ["Controller", run.actor_id && html`<${Id} of=${run.actor_id} href="#/actor/${run.actor_id}" />`], ["Folder", run.path && html`<code>${run.path}</code>`],
     ]} />
     <${Charts} series=${series} />
