@@ -1,6 +1,6 @@
 """Train a classifier of handwritten digits on two workers, on the CPU.
 
-Starts a cluster in this program, trains scikit-learn's 1,797 digits with
+On the cluster that it finds, else on one of its own, it trains scikit-learn's 1,797 digits with
 PyTorch's DistributedDataParallel, keeps the two best checkpoints, and measures
 the best one on digits that training never saw:
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--storage-path", default=None, help="folder for the run's results")
     arguments = parser.parse_args()
 
-    miniray.init("local", num_cpus=arguments.workers)
+    miniray.init()
     trainer = TorchTrainer(
         train_loop,
         train_loop_config={"epochs": arguments.epochs, "batch_size": 32, "lr": 2e-3},

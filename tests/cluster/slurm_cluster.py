@@ -7,6 +7,7 @@ import dataclasses
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster_helpers import processes_with
 from needed_tools import find_tool
 
 if TYPE_CHECKING:
@@ -120,14 +122,12 @@ def slurm_cluster(proctrack: str = "pgid") -> Iterator[Slurm]:
         _start(slurm, proctrack)
         yield slurm
     finally:
-        for daemon in reversed(slurm.daemons):
-            daemon.terminate()
+        # What runs a job outlives the daemons; all have the variable.
+        for pid in processes_with("SLURM_CONF", slurm.variables["SLURM_CONF"]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for daemon in slurm.daemons:
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.wait()
         shutil.rmtree(slurm.folder)
 
 
