@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pyarrow.dataset
 
 from miniray.data.blocks import from_file
+from miniray.data.files import find_files
 from miniray.train.data.sources import Source, TableRows
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def parquet_source(paths: Sequence[str | os.PathLike[str]]) -> FragmentSource:
         FileNotFoundError: There is no file at one of the paths.
         ValueError: The files have different columns, or one is no Parquet file.
     """
-    filesystem, files = _find(paths)
+    filesystem, found = find_files(paths, None, [".parquet"], "Parquet")
+    files = [path for path, _ in found]
     try:
         dataset = pyarrow.dataset.dataset(files, filesystem=filesystem, format="parquet")
         source = FragmentSource(dataset)
@@ -77,31 +78,6 @@ def parquet_source(paths: Sequence[str | os.PathLike[str]]) -> FragmentSource:
                 f"{_columns(fragment.physical_schema)}."
             )
     return source
-
-
-def _find(paths: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[str]]:
-    """Return the filesystem of the paths, and the files there, sorted within each path."""
-    from miniray.train.storage.filesystem import resolve
-
-    files: list[str] = []
-    filesystems = []
-    for given in paths:
-        text = str(given)
-        expanded = str(Path(text).expanduser()) if text.startswith("~") else text
-        filesystem, path = resolve(expanded)
-        filesystems.append(filesystem)
-        if any(sign in path for sign in "*?["):
-            found = sorted(filesystem.glob(path))
-        elif filesystem.isdir(path):
-            found = sorted(file for file in filesystem.find(path) if file.endswith(".parquet"))
-        else:
-            found = [path] if filesystem.exists(path) else []
-        if not found:
-            raise FileNotFoundError(f"There is no Parquet file at {text!r}.")
-        files += found
-    if any(filesystem != filesystems[0] for filesystem in filesystems):
-        raise ValueError(f"The Parquet files are on different filesystems: {list(paths)}.")
-    return filesystems[0], files
 
 
 def _columns(schema: Any) -> str:
