@@ -132,11 +132,21 @@ def from_huggingface(dataset: Any) -> Dataset:
     """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
     if not hasattr(dataset, "with_format"):
         raise TypeError(f"from_huggingface() takes a datasets.Dataset, not {type(dataset)}.")
-    if hasattr(dataset, "features") and any(
-        hasattr(feature, "decode_example") for feature in dataset.features.values()
-    ):
+    if must_be_decoded(dict(getattr(dataset, "features", None) or {})):
         return from_torch(dataset)
     return from_arrow(dataset.with_format("arrow")[:])
+
+
+def must_be_decoded(feature: Any) -> bool:
+    """Whether values of a Hugging Face feature, such as an image, are not what Arrow holds."""
+    if hasattr(feature, "decode_example"):
+        return True
+    if isinstance(feature, dict):
+        return any(must_be_decoded(inner) for inner in feature.values())
+    if isinstance(feature, list | tuple):
+        return any(must_be_decoded(inner) for inner in feature)
+    inner = getattr(feature, "feature", None)
+    return inner is not None and must_be_decoded(inner)
 
 
 def read_parquet(

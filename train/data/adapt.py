@@ -154,11 +154,11 @@ def _from_pandas(dataset: Any) -> Source | None:
 def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
     import datasets
 
+    from miniray.data.read_api import must_be_decoded
     from miniray.train.data.sources import (
         HuggingFaceSource,
         IterableSource,
         MapSource,
-        must_be_decoded,
     )
 
     if isinstance(dataset, datasets.IterableDataset):

@@ -163,18 +163,6 @@ class HuggingFaceSource(WholeSource):
         super().__init__(_HuggingFaceRows(dataset.with_format("arrow")), len(dataset))
 
 
-def must_be_decoded(feature: Any) -> bool:
-    """Whether values of a Hugging Face feature, such as an image, are not what Arrow holds."""
-    if hasattr(feature, "decode_example"):
-        return True
-    if isinstance(feature, dict):
-        return any(must_be_decoded(inner) for inner in feature.values())
-    if isinstance(feature, list | tuple):
-        return any(must_be_decoded(inner) for inner in feature)
-    inner = getattr(feature, "feature", None)
-    return inner is not None and must_be_decoded(inner)
-
-
 def _compact(table: Any) -> Any:
     """Return the table in one chunk per column, and without what it is a slice of.
 

@@ -277,3 +277,18 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         data.DataContext.get_current().target_max_blocksize = 5
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dataset.nothing  # noqa: B018
+
+
+def test_features_of_hugging_face_are_looked_through_for_what_must_be_decoded() -> None:
+    from miniray.data.read_api import must_be_decoded
+
+    class Image:
+        def decode_example(self, value: Any) -> Any:
+            return value
+
+    class Several:
+        feature = Image()
+
+    for features in ({"a": Image()}, {"a": [Image()]}, {"a": Several()}, {"b": {"c": Image()}}):
+        assert must_be_decoded(features)
+    assert not must_be_decoded({"a": int, "b": [str]})
