@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,6 +106,36 @@ def test_a_call_that_runs_again_goes_before_one_that_waits_for_its_result(world:
     assert peer.calls == [first.number, first.number]
     world.me.reply(peer, first, 1)
     assert peer.calls == [first.number, first.number, second.number]
+
+
+def repeated(world: Fixture, *args: Any) -> Call:
+    """A call that makes a lost value again."""
+    call = world.me.call(world.client, *args)
+    origin: Any = SimpleNamespace(of_stream=False, uses=2)
+    call.origin = origin
+    world.me.calls.submit(call)
+    return call
+
+
+def test_a_call_that_makes_a_lost_value_again_overtakes_those_that_wait(world: Fixture) -> None:
+    world = Fixture(max_pending=1)
+    ref = world.pending_ref()
+    waiting = world.call(ref)
+    needs = world.pending_ref()
+    last, first = repeated(world, needs), repeated(world)
+    peer = world.alive()
+    assert peer.calls == [first.number]
+    world.me.table.set_value(needs.binary(), packed(1))
+    assert peer.calls == [first.number, last.number]
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert peer.calls == [first.number, last.number, waiting.number]
+
+
+def test_a_value_cannot_be_made_again_by_an_actor_that_has_ended(world: Fixture) -> None:
+    waits, goes = repeated(world, world.pending_ref()), repeated(world)
+    world.dead()
+    for call in (waits, goes):
+        assert isinstance(world.error_of(call), ActorDiedError)
 
 
 def test_a_call_whose_argument_was_lost_keeps_its_place(world: Fixture) -> None:
