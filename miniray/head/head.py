@@ -113,8 +113,8 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "swap_lease": cluster.revocations.swap,
         "hold_leases": leases.hold,
         "ended_jobs": cluster.tell_ended_jobs,
-        "waiting_of_job": state.waiting_of_job,
-        "why_waits": state.why_waits,
+        "waiting_of_job": state.waiting.of_job,
+        "why_waits": state.waiting.why_waits,
         "event": cluster.events.told,
     }
 

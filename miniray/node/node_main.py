@@ -19,11 +19,12 @@ from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress, join_host_port, parse_address
 from miniray.common.ids import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
-from miniray.node.base.node_config import MoverConfig, NodeConfig, WebConfig
+from miniray.node.base.node_config import MoverConfig, NodeConfig
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
 from miniray.node.process_setup import end_children, reap, stop_on_signals, when_exits
 from miniray.node.store.spill_files import spill_folder
+from miniray.node.web_door import web_config
 from miniray.security import channels
 from miniray.security.certificates import (
     load_authority,
@@ -43,10 +44,8 @@ from miniray.system.boot_options import (
     BootError,
     BootOptions,
     BootResult,
-    address_to_show,
     advertised_host,
     bind_host,
-    is_loopback,
 )
 from miniray.system.machine import inspect_machine, not_found
 from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
@@ -260,7 +259,7 @@ class NodeStart:
             spill_folder=self._spill_folder,
             machine=_machine(),
             mover=self._mover_config(),
-            web=self._web_config(),
+            web=web_config(options, self._token.web_key, self.session),
             dial=lambda target: channels.channel(target, secret, credentials),
         )
 
@@ -295,17 +294,6 @@ class NodeStart:
             host=bind_host(self.options) if network else "",
             advertised_host=advertised_host(self.options) if network else "",
             credentials=self._credentials,
-        )
-
-    def _web_config(self) -> WebConfig:
-        host = self.options.dashboard_host
-        return WebConfig(
-            host=host,
-            port=self.options.dashboard_port,
-            shown_host=address_to_show(host),
-            key=self._token.web_key,
-            cluster=self.session.id.rpartition("_")[2],
-            certificate="" if is_loopback(host) else str(self.session.folder),
         )
 
     def _open_dashboard(self, daemon: NodeDaemon) -> None:

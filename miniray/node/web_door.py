@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 from miniray.common.host_port import join_host_port
 from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.base.node_config import WebConfig
 from miniray.node.base.template_client import TemplateGoneError
 from miniray.security.token import web_token
+from miniray.system.boot_options import address_to_show, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import Answer, Client, ClientServer
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.base.template_client import Helper
+    from miniray.system.boot_options import BootOptions
+    from miniray.system.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +182,21 @@ class WebDoor:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
+
+
+def web_config(options: BootOptions, key: bytes, session: Session) -> WebConfig:
+    """Return the facts for the page of a node that is started with these options."""
+    host = shown = options.dashboard_host
+    with contextlib.suppress(OSError):  # it is not known how others reach this machine
+        shown = address_to_show(host)
+    return WebConfig(
+        host=host,
+        port=options.dashboard_port,
+        shown_host=shown,
+        key=key,
+        cluster=session.id.rpartition("_")[2],
+        certificate="" if is_loopback(host) else str(session.folder),
+    )
 
 
 def _listener(host: str, port: int) -> socket.socket:

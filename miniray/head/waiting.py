@@ -1,0 +1,147 @@
+"""What waits for resources in the cluster, and why, as listings and the status tell it.
+
+Only reads; the reasons are the scheduler's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.amounts import from_units
+from miniray.common.ids import owner_of
+from miniray.common.state_types import PendingDemand, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.head.cluster import ClusterDirectories
+    from miniray.head.directories.actor_table import Actor
+    from miniray.head.directories.grants import Request
+    from miniray.head.scheduling.reasons import Reason
+
+#: Shapes that are explained; explaining looks at every node.
+_MAX_SHAPES = 200
+#: Seconds for which an explanation is told again.
+_REASONS_LAST = 1.0
+#: Names that are listed per shape.
+_MAX_NAMES = 10
+
+
+class WaitingDemands:
+    """Requests without resources."""
+
+    def __init__(self, cluster: ClusterDirectories) -> None:
+        self._cluster = cluster
+        #: Why actors wait, by their demand, and when that was found out.
+        self._reasons: dict[Any, str] = {}
+        self._reasoned = 0.0
+
+    def of_job(self, process_id: bytes) -> list[dict[str, Any]]:
+        """Return the waiting requests of a process's job, each with its seconds of waiting."""
+        client = self._cluster.clients.get(process_id)
+        if client is None:
+            return []
+        now = time.time()
+        pending = self.pending(client.job_id)
+        return [{**each, "seconds": now - each["since"]} for each in pending]
+
+    def why_waits(self, process_id: bytes, kind: str, id: Any) -> str:
+        """Say why an actor, a placement group or a process's tasks wait; empty if not."""
+        cluster = self._cluster
+        if kind == "placement_group":
+            reason = cluster.scheduler.explain_group(id)
+        else:
+            is_actor = kind == "actor"
+            number = (
+                cluster.actors.waiting(id)
+                if is_actor
+                else cluster.leases.first_waiting(process_id, id)
+            )
+            reason = cluster.scheduler.explain(number) if number else None
+        return reason.sentence() if reason is not None else ""
+
+    def pending(self, job_id: bytes | None = None) -> list[PendingDemand]:
+        """Return the waiting requests, those of one shape together, then placement groups."""
+        shapes: dict[Any, list[Request]] = {}
+        for request in self._cluster.grants.waiting.values():
+            summary = request.requester.describe(request.token)
+            if job_id is None or summary.job_id == job_id:
+                shapes.setdefault((summary.kind, request.demand), []).append(request)
+        found = []
+        for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
+            reason = self._cluster.scheduler.explain(requests[0].number)
+            by_token = {id(request.token): request for request in requests}.values()
+            summaries = [request.requester.describe(request.token) for request in by_token]
+            found.append(
+                PendingDemand(
+                    kind=kind,
+                    shape=[{name: from_units(units) for name, units in demand.placing}],
+                    count=sum(summary.waiting for summary in summaries),
+                    names=_names(summary.name for summary in summaries),
+                    job_ids=_names(summary.job_id.hex() for summary in summaries),
+                    since=requests[0].since_epoch,
+                    **_why(reason),
+                )
+            )
+        return [*found, *self._pending_groups(job_id)]
+
+    def _pending_groups(self, of_job: bytes | None) -> list[PendingDemand]:
+        found: list[PendingDemand] = []
+        for group in self._cluster.placement_groups.all():
+            if of_job is not None and self.job_of_group(group.id) != of_job.hex():
+                continue
+            reason = self._cluster.scheduler.explain_group(group.id)
+            if reason is None or len(found) == _MAX_SHAPES:
+                continue
+            found.append(
+                PendingDemand(
+                    kind="placement_group",
+                    shape=group.bundles,
+                    count=1,
+                    names=[group.name] if group.name else [],
+                    job_ids=[job_id] if (job_id := self.job_of_group(group.id)) else [],
+                    since=group.asked,
+                    **_why(reason),
+                )
+            )
+        return found
+
+    def why_actor_waits(self, actor: Actor) -> str:
+        """Say which resources an actor waits for; empty if it does not.
+
+        To find out looks at every node, so it is done once a second for those of one shape.
+        """
+        number = self._cluster.actors.waiting(actor.id)
+        if not number:
+            return ""
+        known, now = self._reasons, time.monotonic()
+        if now - self._reasoned > _REASONS_LAST:
+            self._reasoned = now
+            known.clear()
+        if actor.demand not in known and len(known) < _MAX_SHAPES:
+            reason = self._cluster.scheduler.explain(number)
+            known[actor.demand] = reason.sentence() if reason is not None else ""
+        return known.get(actor.demand, "")
+
+    def job_of_group(self, group_id: bytes) -> str:
+        """Return the hex id of a placement group's job; empty if its creator is gone."""
+        creator = self._cluster.clients.get(owner_of(group_id))
+        return creator.job_id.hex() if creator is not None else ""
+
+
+def _why(reason: Reason | None) -> Why:
+    if reason is None:  # it was granted a moment ago
+        return Why(reason="", infeasible=False, node_id="", resource="", needed=0.0, available=0.0)
+    return Why(
+        reason=reason.sentence(),
+        infeasible=reason.infeasible,
+        node_id=reason.node_id,
+        resource=reason.resource,
+        needed=from_units(reason.needed),
+        available=from_units(reason.available),
+    )
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))[:_MAX_NAMES]
