@@ -136,7 +136,8 @@ def slurm(environ: Mapping[str, str]) -> HostAllocation | None:
         rank,
         read.number("SLURM_STEP_NUM_NODES", size),
         run_id=_joined(
-            "slurm",
+            # Clusters that share homes count their jobs apart.
+            "-".join(filter(None, ("slurm", environ.get("SLURM_CLUSTER_NAME")))),
             environ["SLURM_JOB_ID"],
             environ["SLURM_STEP_ID"],
             environ.get("SLURM_RESTART_COUNT", "0"),  # a job that is requeued keeps its id

@@ -43,6 +43,10 @@ PLACES = {
         {**SLURM, "SLURM_RESTART_COUNT": "1"},
         HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-1"),
     ),
+    "slurm, with its name": (
+        {**SLURM, "SLURM_CLUSTER_NAME": "alps"},
+        HostAllocation("Slurm", 3, 4, run_id="slurm-alps-77-2-0"),
+    ),
     "slurm, a step of some nodes": (
         {**SLURM, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"},
         HostAllocation("Slurm", 1, 2, run_id="slurm-77-2-0"),
