@@ -50,6 +50,7 @@ class ActorClient(Channel):
         self.actor_id = actor_id
         self.name = name
         self._calls = calls
+        self.finished = calls.ended.finished_methods
         self._peers = peers
         self._max_pending = max_pending_calls
         # Reentrant: a garbage collection may run user code, which may call, in any section.

@@ -37,6 +37,8 @@ class Channel:
 
     #: Whether ``force`` may end the process of a call that is cancelled.
     takes_force = True
+    #: Where calls that have a result are counted, by name.
+    finished: dict[str, int] = {}  # noqa: RUF012 - of those that have none
 
     def submit(self, call: Call, ready: bool) -> None:
         """Send a new call, or keep it in its place.
@@ -186,39 +188,35 @@ _MAX_NAMES = 1000
 OTHERS = "(others)"
 
 
-class Counts(dict[str, int]):
-    """Counts by name; when there are too many names, the oldest is folded into ``OTHERS``."""
-
-    def __missing__(self, name: str) -> int:
-        if len(self) >= _MAX_NAMES:
-            oldest = next(each for each in self if each != OTHERS)
-            self[OTHERS] = self.get(OTHERS, 0) + self.pop(oldest)
-        return 0
-
-
 class EndedCalls:
     """How many calls have ended, by name, for whoever looks; a call pays one addition."""
 
     def __init__(self) -> None:
-        #: Tasks, and calls of actors by ``Class.method``.
-        self._finished, self._failed = (Counts(), Counts()), (Counts(), Counts())
-
-    def finished(self, call: Call) -> None:
-        """Count a call that has a result."""
-        self._finished[call.target.__class__ is not bytes][call.name] += 1
+        #: By the name under which they were called: tasks; of actors ``Class.method``.
+        self.finished_tasks: dict[str, int] = {}
+        self.finished_methods: dict[str, int] = {}
+        self._failed_tasks: dict[str, int] = {}
+        self._failed_methods: dict[str, int] = {}
 
     def failed(self, call: Call) -> None:
         """Count a call that has an error."""
-        self._failed[call.target.__class__ is not bytes][call.name] += 1
+        is_task = isinstance(call.target, bytes)
+        count(self._failed_tasks if is_task else self._failed_methods, call.name)
 
     def told(self) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
         """Return finished and failed ones by name, by Ray's word for their kind."""
         return {
-            kind: (dict(finished), dict(failed))
-            for kind, finished, failed in zip(
-                ("NORMAL_TASK", "ACTOR_TASK"), self._finished, self._failed, strict=True
-            )
+            "NORMAL_TASK": (dict(self.finished_tasks), dict(self._failed_tasks)),
+            "ACTOR_TASK": (dict(self.finished_methods), dict(self._failed_methods)),
         }
+
+
+def count(counts: dict[str, int], name: str) -> None:
+    """Add one; when there are too many names, the oldest is folded into ``OTHERS``."""
+    if name not in counts and len(counts) >= _MAX_NAMES:
+        oldest = next(each for each in counts if each != OTHERS)
+        counts[OTHERS] = counts.get(OTHERS, 0) + counts.pop(oldest)
+    counts[name] = counts.get(name, 0) + 1
 
 
 # --- arguments -------------------------------------------------------------------------

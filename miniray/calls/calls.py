@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.call import NO_ARGUMENTS, NO_VALUES, EndedCalls, error_of_call
+from miniray.calls.call import NO_ARGUMENTS, NO_VALUES, EndedCalls, count, error_of_call
 from miniray.calls.lineage import Lineage
 from miniray.common.config import config
 from miniray.common.ids import owner_of
@@ -261,7 +261,10 @@ class CallTable:
         if failure is not None and self._retry_exception(call, failure):
             self._discard(peer, status, values, pin)
         elif status == p.STATUS_OK:
-            self.ended.finished(call)
+            try:
+                call.channel.finished[call.name] += 1
+            except KeyError:
+                count(call.channel.finished, call.name)
             self._set_results(call, values)
             if pin:  # the executor keeps the refs in the values until they are counted here
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
@@ -271,7 +274,7 @@ class CallTable:
         elif status == p.STATUS_LOST:
             self._arguments_lost(call, values)
         else:
-            self.ended.finished(call)
+            count(call.channel.finished, call.name)
             if call.stream is not None:
                 call.stream.end(None)
             self._end(call)

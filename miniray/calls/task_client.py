@@ -56,6 +56,7 @@ class TaskClient(Channel):
         tell: Callable[[str], None],
     ) -> None:
         self._calls = calls
+        self.finished = calls.ended.finished_tasks
         self._peers = peers
         self._link = link
         self._loop = loop

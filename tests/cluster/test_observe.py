@@ -282,11 +282,9 @@ def test_a_cluster_elsewhere_is_looked_at_with_its_address_and_token(command: Co
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert len(json.loads(told("list", "nodes", "--json"))) == 1
     assert "JOB ended" in told("list", "events")
     assert "said inside" in told("logs")
     assert json.loads(told("list", "tasks", "--json")) == []
-    assert json.loads(told("status", "--json"))["address"] == head.address
     refused = command.run("why", "--address", head.address, **outside)
     assert "No driver waits for a value" in refused.stderr
     wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(home)))
