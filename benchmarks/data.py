@@ -16,6 +16,7 @@ from _sizes import SIZE
 def main() -> None:
     arguments = parser("Data sets, one table.")
     arguments.add_argument("--full", action="store_true", help="ten times as much data")
+    arguments.set_defaults(repeats=1)
     args = arguments.parse_args()
     run(load_rows(("_rows_data",)), args, {SIZE: "full" if args.full else "small"})
 

@@ -53,9 +53,15 @@ def dataset_rows(answers: Answers) -> list[dict[str, Any]]:
     """Return a row for each operator of each dataset that a process executes now."""
     processes, _ = processes_of(answers)
     return [
-        {**row, "pid": each.pid, "node_id": each.node.hex(), "job_id": each.job.hex()}
+        {
+            **row,
+            "key": f"{each.process.hex()}/{number}",
+            "pid": each.pid,
+            "node_id": each.node.hex(),
+            "job_id": each.job.hex(),
+        }
         for each in processes
-        for row in (each.told["datasets"] if each.told else ())
+        for number, row in enumerate(each.told["datasets"] if each.told else ())
     ]
 
 

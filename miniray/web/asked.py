@@ -11,7 +11,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.util.state import datasets, listed, summary
+from miniray.util.state import listed, summary
 from miniray.util.state_records import ActorState
 from miniray.util.task_records import processes_of
 
@@ -129,16 +129,7 @@ def _process(feed: Feed, node: str, pid: int) -> Row:
     return found
 
 
-def _datasets(feed: Feed) -> Asked:
-    rows = enumerate(datasets(feed.source, _PATIENCE))
-    return Asked({f"{row['node_id']}/{row['pid']}/{place}": row for place, row in rows}, {})
-
-
-_PLAIN: dict[str, Callable[[Feed], Asked]] = {
-    "tasks": _tasks,
-    "objects": _objects,
-    "datasets": _datasets,
-}
+_PLAIN: dict[str, Callable[[Feed], Asked]] = {"tasks": _tasks, "objects": _objects}
 _NAMED: list[tuple[re.Pattern[str], Callable[..., Asked]]] = [
     (re.compile(r"actor:([0-9a-f]{32})"), _actor),
     (re.compile(r"worker:([0-9a-f]{16}):(\d{1,10})"), _worker),

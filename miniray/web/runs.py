@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.run.page import RunPage, ended, listed
-from miniray.util.task_records import processes_of
+from miniray.util.state import datasets
 from miniray.web.asked import Asked
 
 if TYPE_CHECKING:
@@ -81,13 +81,8 @@ class Datasets:
 
     def __call__(self, feed: Feed) -> Asked:
         """Ask all processes, and the ranks of all runs that go on."""
-        question = "processes", ("calls", (1, False), None), _PATIENCE_OF_PROCESSES
-        told, _ = processes_of(feed.source.ask_nodes(*question))
-        found: dict[str, Row] = {}
-        for process in told:
-            for number, row in enumerate((process.told or {}).get("datasets") or ()):
-                about = {"pid": process.pid, "node_id": process.node.hex()}
-                found[f"{process.process.hex()}/{number}"] = row | about
+        told = datasets(feed.source, _PATIENCE_OF_PROCESSES)
+        found: dict[str, Row] = {row["key"]: row for row in told}
         names = {row["run_id"]: row["name"] for row in _listed(feed) if row["ended"] is None}
         self._runs = {run_id: self._runs.get(run_id) or Run(run_id) for run_id in names}
         for run_id, run in self._runs.items():
