@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.ranks import listed
-from miniray.train.storage.metrics_log import History, MetricsLog, flatten, iter_rows
+from miniray.train.storage.metrics_log import History, MetricsLog, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -140,8 +140,7 @@ class RunRecorder:
         records = self.storage.records()
         self._book.restore(records)
         older = [(record.number, dict(record.metrics)) for record in records]
-        for row in iter_rows(self.storage):
-            self.history.add(row)
+        self.history.read(self.storage)
         if self.history.reports:
             older.append((self.history.newest["number"], self.history.newest["metrics"]))
         if older:

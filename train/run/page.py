@@ -22,7 +22,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.controller.board import public, question_about, shown_checkpoint
-from miniray.train.storage.metrics_log import History, iter_rows
+from miniray.train.storage.metrics_log import History
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.rank_logs import FOLDER
 
@@ -172,8 +172,7 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
 def _of_folder(
     row: Mapping[str, Any], storage: RunStorage, facts: dict[str, Any], history: History
 ) -> dict[str, Any]:
-    for each in iter_rows(storage):
-        history.add(each)
+    history.read(storage)
     page = public(facts)
     if facts.get("state") in _ENDED:
         page["ended"] = facts["written"]

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import math
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ CSV_FILE = "metrics.csv"
 _FOLDER = ".metrics"
 #: Such a store gets new rows at most this often, in seconds.
 SYNC_INTERVAL = 10.0
+
+#: How a row begins that this module has written.
+_BEGIN = re.compile(r'{"number": (\d+),')
 
 #: What is shown of a run: so many rows, metrics of each, and characters of what is no number.
 MAX_SHOWN, MAX_METRICS, MAX_TEXT = 1000, 200, 200
@@ -80,18 +84,16 @@ class MetricsLog:
 
 
 def read_rows(storage: RunStorage) -> list[dict[str, Any]]:
-    rows = {row["number"]: row for row in iter_rows(storage)}
+    parsed = (_parse(line) for line in _lines(storage))
+    rows = {row["number"]: row for row in parsed if row is not None}
     return [rows[number] for number in sorted(rows)]
 
 
-def iter_rows(storage: RunStorage) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a run as they lie in its files; some may come twice."""
+def _lines(storage: RunStorage) -> Iterator[str]:
+    """Yield the lines of all files with rows. Some rows may come twice."""
     pieces = sorted(storage.files.names(_FOLDER))
     for name in (METRICS_FILE, *(f"{_FOLDER}/{name}" for name in pieces)):
-        for line in storage.files.lines(name):
-            # A process that was killed may have left half a line.
-            if (row := _parse(line)) is not None:
-                yield row
+        yield from storage.files.lines(name)
 
 
 class History:
@@ -107,6 +109,24 @@ class History:
         self._every = 1
         #: The row of the highest number; number -1 if there is none.
         self.newest: Mapping[str, Any] = {"number": -1, "metrics": {}}
+
+    def read(self, storage: RunStorage) -> None:
+        """Add the rows that a run has stored."""
+        highest, newest = -1, [""]  # two lines, as that of the highest number may be torn
+        for line in _lines(storage):
+            begin = _BEGIN.match(line)
+            number = -1 if begin is None else int(begin[1])
+            if number >= highest:
+                highest, newest = number, [newest[-1], line]
+            # Others are parsed only if they are kept: there may be very many.
+            if number % self._every == 0 or begin is None:
+                self._add_line(line)
+        for line in newest:
+            self._add_line(line)
+
+    def _add_line(self, line: str) -> None:
+        if (row := _parse(line)) is not None:
+            self.add(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row, as ``MetricsLog`` has it."""
@@ -152,6 +172,7 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
+    """Return a row; None if a process that was killed has left half a line."""
     try:
         row: dict[str, Any] = json.loads(line)
     except ValueError:

@@ -144,6 +144,18 @@ def test_many_reports_are_few_rows_evenly_over_the_run():
     assert all(row["number"] > 99_000 for row in history.shown(99_000))
 
 
+def test_the_newest_of_many_reports_is_found_behind_a_torn_line(storage, facts):
+    storage.write_run_facts(facts.as_json(RunState.RUNNING, ""))
+    report(storage, *range(5000))
+    storage.files.append("metrics.jsonl", '{"number": 5000, "time": 1.0, "metr')
+    storage.files.write(".metrics/000000000100.jsonl", '{"number": 103, "metrics": {}}\n')
+    history = History()
+    history.read(storage)
+    assert history.reports == 5000
+    assert history.newest["metrics"] == {"n": 4999}
+    assert history.shown()[-1]["number"] == 4999
+
+
 def test_what_is_no_number_or_very_long_is_cut():
     metrics = {"a": {"b": float("nan")}, "text": "x" * 5000, "flag": True}
     shown = shown_row({"number": 0, "metrics": metrics})["metrics"]
