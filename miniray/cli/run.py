@@ -1,8 +1,10 @@
-"""`miniray run`: the same command on every host of an allocation."""
+"""`miniray run` and `miniray ssh`; what `miniray slurm` and `miniray k8s` print to submit one."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -80,3 +82,140 @@ def run(
 
 def _tell(line: str) -> None:
     click.echo(f"miniray: {line}", err=True)
+
+
+class _UntilDashes(click.Command):
+    """A command whose arguments after -- are a program's, as ``ctx.meta["program"]``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take them off first: click would mix them with the names of hosts."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta["program"] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+
+@click.command(cls=_UntilDashes, options_metavar="[OPTIONS]")
+@click.option(
+    "--hosts", "file", metavar="FILE", help="Read names of hosts from a file, a line each."
+)
+@click.option(
+    "--python", default=sys.executable, help="Python on the hosts.  [default: the path of this one]"
+)
+@click.option("--wait", type=float, default=300.0, help="Seconds to wait for all hosts.")
+@click.option("--grace", type=float, default=30.0, help="Seconds that the program may take to end.")
+@click.option("--strict", is_flag=True, help="End the run when a host is lost.")
+@click.argument("names", nargs=-1, metavar="HOST... -- COMMAND...")
+@click.pass_context
+def ssh(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    file: str | None,
+    python: str,
+    wait: float,
+    grace: float,
+    *,
+    strict: bool,
+) -> None:
+    """Run COMMAND on a cluster of hosts, by your own ssh; the first one has the program.
+
+    \b
+    miniray ssh host1 user@host2 host3 -- python train.py
+
+    The hosts need miniray and the program at the same paths as here. Nothing is installed, nothing
+    is left there, and all ends when the connection does. The program's output and exit code are
+    those of this command; it has no input.
+    """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
+    from miniray.launch.ssh import SshRun, run_over_ssh
+
+    program: tuple[str, ...] = ctx.meta["program"]
+    if not program:
+        raise click.UsageError("Give the program after --: miniray ssh HOST -- python train.py")
+    if file is not None:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        names = (*names, *(line.strip() for line in lines if line.strip()))
+    options = ("--wait", f"{wait:g}", "--grace", f"{grace:g}", *(["--strict"] if strict else []))
+    try:
+        run = SshRun(names, program, python, options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    raise SystemExit(run_over_ssh(run, lambda line: click.echo(line, err=True)))
+
+
+_REST: dict[str, Any] = {"nargs": -1, "required": True, "type": click.UNPROCESSED}
+_SETTINGS = {"allow_interspersed_args": False}
+
+
+@click.group()
+def slurm() -> None:
+    """Print batch scripts for Slurm."""
+
+
+@slurm.command(context_settings=_SETTINGS)
+@click.option("-N", "--nodes", type=int, required=True, help="Nodes of the job.")
+@click.option("--cpus-per-task", "cpus", type=int, help="CPUs of each node.  [default: all]")
+@click.option("--gpus-per-node", "gpus", type=int, help="GPUs of each node.")
+@click.option("--time", help="Time limit, as Slurm takes it: 8:00:00.")
+@click.option(
+    "--grace",
+    type=int,
+    default=110,
+    help="Seconds that the program gets to save its state before the time limit.",
+)
+@click.option(
+    "--sbatch", "options", multiple=True, help="A further option: --sbatch=--partition=long."
+)
+@click.argument("command", **_REST)
+def script(**given: Any) -> None:
+    """Print a batch script that runs COMMAND with `miniray run` on all nodes of a job.
+
+    \b
+    miniray slurm script -N 4 --gpus-per-node 8 --time 8:00:00 -- python train.py > job.sbatch
+    sbatch job.sbatch
+    """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
+    from miniray.launch.slurm import SlurmJob
+    from miniray.launch.slurm import script as text_of
+
+    try:
+        click.echo(text_of(SlurmJob(**given)), nl=False)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@click.group()
+def k8s() -> None:
+    """Print manifests for Kubernetes."""
+
+
+@k8s.command()
+@click.argument("name")
+@click.option("--image", required=True, help="With Python, miniray and the program in it.")
+@click.option(
+    "--secret",
+    required=True,
+    metavar="NAME",
+    help="The Secret of the run: `miniray token new FOLDER`, then `kubectl create secret generic "
+    "NAME --from-file FOLDER`.",
+)
+@click.option("--nodes", type=int, default=1, help="Pods of the Job.")
+@click.option("--cpus", help="CPUs of each pod.")
+@click.option("--memory", help="Memory of each pod: 32Gi.")
+@click.option("--gpus", type=int, help="GPUs of each pod (nvidia.com/gpu).")
+@click.option("--wait", type=int, default=300, help="Seconds for which pods wait for each other.")
+@click.option("--grace", type=int, default=30, help="Seconds to save state after SIGTERM.")
+@click.option("--kueue", "queue", metavar="QUEUE", help="Let Kueue start the Job from this queue.")
+@click.argument("command", **_REST)
+def manifest(**given: Any) -> None:
+    """Print a Job of Kubernetes that runs COMMAND with `miniray run` in all of its pods.
+
+    \b
+    miniray k8s manifest train --image app:1 --secret train --nodes 4 -- python train.py > job.yaml
+    kubectl apply -f job.yaml
+    kubectl logs -f job/train
+    """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
+    from miniray.launch.kubernetes import KubernetesJob
+    from miniray.launch.kubernetes import manifest as text_of
+
+    try:
+        click.echo(text_of(KubernetesJob(**given)), nl=False)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

@@ -19,7 +19,7 @@ from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
 from miniray.node.membership import Membership
-from miniray.node.metrics import NodeMetrics
+from miniray.node.metrics import NodeMetrics, Usage
 from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
@@ -27,7 +27,6 @@ from miniray.node.relay.relay import RelayHub
 from miniray.node.reports import WorkerNotices, attached
 from miniray.node.shared_objects import SharedObjects
 from miniray.node.traffic import Traffic
-from miniray.node.usage import Usage
 from miniray.node.web_door import WebDoor
 from miniray.node.workers.process_names import MemoryKills, ProcessNames
 from miniray.node.workers.workers import WorkerPool

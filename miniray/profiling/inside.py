@@ -1,4 +1,4 @@
-"""What a process answers when it is asked what it does (``client/answers.py``).
+"""What a process answers when it is asked what it does (``client/cluster_runtime.py``).
 
 Functions here run in the I/O thread, so they are short; what takes its time they return as a
 function, which a thread of its own runs.

@@ -77,7 +77,7 @@ class Questions:
     async def ask_processes(
         self, clients: Iterable[Client], what: str, arguments: Sequence[Any], seconds: float
     ) -> list[Told]:
-        """Ask processes of this node; each answers in its I/O thread (``client/answers.py``)."""
+        """Ask processes of this node; each answers in its I/O thread (``Answers``)."""
         ids = [client.process_id for client in clients]
         number, question = self._begin(ids)
         body = (number, what, tuple(arguments), time.monotonic() + seconds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process_doubles import NODE, Caller, packed
 
-from miniray.client.answers import Answers
+from miniray.client.cluster_runtime import Answers
 from miniray.client.object_reports import ObjectReports
 from miniray.client.ref_tracking import RefTracking
 from miniray.messages import protocol as p
