@@ -28,14 +28,19 @@ def _start(engine: Engine) -> Any:
     return engine.api
 
 
+def page_address() -> str:
+    """The address of the page, with a code."""
+    from miniray.client.command_connection import connect_for_cli
+
+    with contextlib.closing(connect_for_cli(None, "address=", None)) as cluster:
+        return cluster.page().url
+
+
 class _Viewer:
     """A browser's part of the page: a cookie, and streams."""
 
     def __init__(self) -> None:
-        from miniray.client.command_connection import connect_for_cli
-
-        with contextlib.closing(connect_for_cli(None, "address=", None)) as cluster:
-            place, _, code = cluster.page().url.partition("/#k=")
+        place, _, code = page_address().partition("/#k=")
         self._place = place.partition("://")[2]
         connection = http.client.HTTPConnection(self._place)
         connection.request("POST", "/api/login", json.dumps({"code": code}))
@@ -115,6 +120,41 @@ def fill_1000(engine: Engine) -> tuple[float, float, float]:
 )
 def fill_10000(engine: Engine) -> tuple[float, float, float]:
     return _filled(engine, 10_000)
+
+
+@row(
+    "page_in_browser",
+    Figure("first paint in a browser", "ms", 150),
+    Figure("until the table of 1,000 actors is there", "ms", 300),
+    limit=120,
+)
+def page_in_browser(engine: Engine) -> tuple[float, float]:
+    from playwright.sync_api import sync_playwright
+
+    ray = _start(engine)
+    waiting = ray.remote(num_cpus=10 * CPUS)(Echo)
+    actors = [waiting.remote() for _ in range(1000)]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium-headless-shell", args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(page_address())
+        page.get_by_role("link", name="Actors").click()
+        page.get_by_text("1,000").first.wait_for()
+        paints, tables = [], []
+        for _ in range(9):
+            page.reload()
+            page.get_by_role("row").nth(20).wait_for()
+            times = page.evaluate(
+                "['first-contentful-paint', 'rows'].map(n => performance.getEntriesByName(n)[0])"
+                ".map(entry => entry.startTime)"
+            )
+            paints.append(times[0])
+            tables.append(times[1])
+        browser.close()
+    del actors
+    return statistics.median(paints), statistics.median(tables)
 
 
 @row(

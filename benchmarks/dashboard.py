@@ -2,7 +2,7 @@
 
     python benchmarks/dashboard.py [--only ROW ...] [--repeats N] [--json FILE]
 
-How fast a browser paints it, ``tests/browser`` measures.
+A browser is Debian's ``chromium-headless-shell``, by Playwright.
 """
 
 from __future__ import annotations
