@@ -1,4 +1,4 @@
-"""Which host of an allocation this is: one pure function per scheduler, of the environment alone.
+"""Which host of an allocation this is, from the environment alone: one entry per scheduler.
 
 Hosts are told apart by the rank that the scheduler gives them, never by an address or a name.
 """
@@ -68,73 +68,59 @@ def find_allocation(environ: Mapping[str, str]) -> HostAllocation:
     return found
 
 
-def by_hand(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read ``MINIRAY_INDEX``, ``MINIRAY_NODES`` and ``MINIRAY_HEAD``."""
-    if RANK_VARIABLE not in environ:
-        return None
-    read = _Variables("The environment", environ)
-    return HostAllocation(
-        "by hand", read.number(RANK_VARIABLE), read.number(SIZE_VARIABLE), head=_head(environ)
-    )
+@dataclasses.dataclass(frozen=True)
+class _Scheduler:
+    """The variables of a scheduler that numbers the processes which it starts."""
+
+    name: str
+    rank: str
+    size: str
+    #: Where the first host is: the words of the first line, of which all are tried.
+    head: str = ""
+    #: Variables of which the first that is set tells this run from others, and what precedes it.
+    ids: tuple[str, ...] = ()
+    prefix: str = ""
+    #: How many processes are on this host, and how to have one.
+    local_size: str = ""
+    remedy: str = ""
+
+    def read(self, environ: Mapping[str, str]) -> HostAllocation | None:
+        """Return the place of this process; None if another scheduler has started it."""
+        if self.rank not in environ:
+            return None
+        if self.size not in environ:
+            raise AllocationError(f"{self.rank} is set and {self.size} is not: give both.")
+        local = _number(environ, self.local_size, 1)
+        if local > 1:
+            raise AllocationError(
+                f"{local} processes of the run are on this host, and each starts a node: write "
+                f"`{self.remedy} miniray run -- ...`."
+            )
+        return HostAllocation(
+            self.name,
+            _number(environ, self.rank),
+            _number(environ, self.size),
+            run_id=_joined(self.prefix, next(filter(None, map(environ.get, self.ids)), None)),
+            head=tuple(environ.get(self.head, "").partition("\n")[0].replace(",", " ").split()),
+        )
 
 
-def kubernetes_job(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read the index of an Indexed Job; the manifest gives the other two (`kubernetes.py`)."""
-    index = "JOB_COMPLETION_INDEX"
-    if index not in environ or SIZE_VARIABLE not in environ:
-        return None
-    read = _Variables("The Kubernetes Job", environ)
-    return HostAllocation(
-        "Kubernetes", read.number(index), read.number(SIZE_VARIABLE), head=_head(environ)
-    )
-
-
-def leader_worker_set(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read what a LeaderWorkerSet gives the pods of a group."""
-    if "LWS_GROUP_SIZE" not in environ:
-        return None
-    read = _Variables("LeaderWorkerSet", environ)
-    return HostAllocation(
-        "LeaderWorkerSet",
-        read.number("LWS_WORKER_INDEX"),
-        read.number("LWS_GROUP_SIZE"),
-        head=(read.text("LWS_LEADER_ADDRESS"),),
-    )
-
-
-def open_mpi(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read what ``mpirun`` of Open MPI gives."""
-    if "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    read = _Variables("Open MPI", environ)
-    _require_one_per_host(read.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1), "mpirun -N 1")
-    return HostAllocation(
-        "Open MPI",
-        read.number("OMPI_COMM_WORLD_RANK"),
-        read.number("OMPI_COMM_WORLD_SIZE"),
-        run_id=_joined(
-            "mpi", environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-        ),
-    )
-
-
-def slurm(environ: Mapping[str, str]) -> HostAllocation | None:
+def _slurm(environ: Mapping[str, str]) -> HostAllocation | None:
     """Read what ``srun`` gives the tasks of a step; the batch script itself is no step."""
     if "SLURM_JOB_ID" not in environ:
         return None
-    read = _Variables("Slurm", environ)
-    size = read.number("SLURM_NNODES", read.number("SLURM_JOB_NUM_NODES", 1))
+    size = _number(environ, "SLURM_NNODES", _number(environ, "SLURM_JOB_NUM_NODES", 1))
     if "SLURM_STEP_ID" not in environ:
         if size > 1:
             raise AllocationError(
                 f"You have {size} nodes and this runs on one: write `srun miniray run -- ...`."
             )
         return None
-    rank = read.number("SLURM_NODEID")
+    rank = _number(environ, "SLURM_NODEID")
     return HostAllocation(
         "Slurm",
         rank,
-        read.number("SLURM_STEP_NUM_NODES", size),
+        _number(environ, "SLURM_STEP_NUM_NODES", size),
         run_id=_joined(
             # Clusters that share homes count their jobs apart.
             "-".join(filter(None, ("slurm", environ.get("SLURM_CLUSTER_NAME")))),
@@ -142,47 +128,50 @@ def slurm(environ: Mapping[str, str]) -> HostAllocation | None:
             environ["SLURM_STEP_ID"],
             environ.get("SLURM_RESTART_COUNT", "0"),  # a job that is requeued keeps its id
         ),
-        local_rank=read.number("SLURM_LOCALID", 0),
+        local_rank=_number(environ, "SLURM_LOCALID", 0),
         cpus=_cpus_of(rank, environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
     )
 
 
-def pmi(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read what the Hydra of MPICH and Intel MPI gives, and other launchers with PMI."""
-    if "PMI_RANK" not in environ:
-        return None
-    read = _Variables("MPI", environ)
-    _require_one_per_host(read.number("MPI_LOCALNRANKS", 1), "mpiexec -ppn 1")
-    job = next(filter(None, map(environ.get, ("PMI_JOBID", "PBS_JOBID", "LSB_JOBID"))), None)
-    return HostAllocation(
-        "MPI", read.number("PMI_RANK"), read.number("PMI_SIZE"), run_id=_joined("pmi", job)
-    )
-
-
-def sky_pilot(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read what SkyPilot gives the hosts of a task."""
-    if "SKYPILOT_NODE_RANK" not in environ:
-        return None
-    read = _Variables("SkyPilot", environ)
-    addresses = environ.get("SKYPILOT_NODE_IPS", "").split()
-    return HostAllocation(
-        "SkyPilot",
-        read.number("SKYPILOT_NODE_RANK"),
-        read.number("SKYPILOT_NUM_NODES"),
-        run_id=_joined("sky", environ.get("SKYPILOT_TASK_ID")),
-        head=tuple(addresses[:1]),
-    )
+def _kubernetes_job(environ: Mapping[str, str]) -> HostAllocation | None:
+    """Read the index of an Indexed Job; the manifest gives the other two (`kubernetes.py`)."""
+    job = _Scheduler("Kubernetes", "JOB_COMPLETION_INDEX", SIZE_VARIABLE, HEAD_VARIABLE)
+    return job.read(environ) if SIZE_VARIABLE in environ else None  # a Job of something else
 
 
 #: The innermost first: mpirun may run inside of a step of Slurm, and SkyPilot on both.
 _LAUNCHERS: tuple[Callable[[Mapping[str, str]], HostAllocation | None], ...] = (
-    by_hand,
-    leader_worker_set,
-    kubernetes_job,
-    open_mpi,
-    sky_pilot,
-    slurm,
-    pmi,
+    _Scheduler("by hand", RANK_VARIABLE, SIZE_VARIABLE, HEAD_VARIABLE).read,
+    _Scheduler("LeaderWorkerSet", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS").read,
+    _kubernetes_job,
+    _Scheduler(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        ids=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        prefix="mpi",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        remedy="mpirun -N 1",
+    ).read,
+    _Scheduler(
+        "SkyPilot",
+        "SKYPILOT_NODE_RANK",
+        "SKYPILOT_NUM_NODES",
+        "SKYPILOT_NODE_IPS",
+        ids=("SKYPILOT_TASK_ID",),
+        prefix="sky",
+    ).read,
+    _slurm,
+    # The Hydra of MPICH and Intel MPI, and others with PMI, below PBS or LSF.
+    _Scheduler(
+        "MPI",
+        "PMI_RANK",
+        "PMI_SIZE",
+        ids=("PMI_JOBID", "PBS_JOBID", "LSB_JOBID"),
+        prefix="pmi",
+        local_size="MPI_LOCALNRANKS",
+        remedy="mpiexec -ppn 1",
+    ).read,
 )
 
 
@@ -202,10 +191,6 @@ def few_cpus(allocation: HostAllocation, usable: int) -> str:
     )
 
 
-def _head(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(environ.get(HEAD_VARIABLE, "").replace(",", " ").split())
-
-
 def _joined(launcher: str, *parts: str | None) -> str:
     """Return an id that can be the name of a file; empty if a part of it is unknown."""
     if not all(parts):
@@ -222,32 +207,11 @@ def _cpus_of(rank: int, text: str) -> int | None:
     return counts[rank] if rank < len(counts) else None
 
 
-def _require_one_per_host(count: int, remedy: str) -> None:
-    if count > 1:
-        raise AllocationError(
-            f"{count} processes of the run are on this host, and each starts a node: write "
-            f"`{remedy} miniray run -- ...`."
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Variables:
-    """Variables of a scheduler; what is missing or no number is named."""
-
-    scheduler: str
-    environ: Mapping[str, str]
-
-    def text(self, name: str) -> str:
-        """Return a variable that has to be there."""
-        if not self.environ.get(name):
-            raise AllocationError(f"{self.scheduler} has not set {name}, which is needed.")
-        return self.environ[name]
-
-    def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number; the default, if there is one, where it is not set."""
-        if default is not None and not self.environ.get(name):
-            return default
-        text = self.text(name)
-        if not text.isdecimal():
-            raise AllocationError(f"{name} must be a whole number, not {text!r}.")
-        return int(text)
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return a whole number; the default, if there is one, where it is not set."""
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal():
+        raise AllocationError(f"{name} must be a whole number, not {text!r}.")
+    return int(text)

@@ -110,7 +110,7 @@ REFUSED = {
         "4 processes of the run are on this host, and each starts a node: write `mpirun -N 1 ",
     ),
     "several of a host, mpich": ({**HYDRA, "MPI_LOCALNRANKS": "4"}, "`mpiexec -ppn 1 "),
-    "no size": ({"MINIRAY_INDEX": "1"}, "The environment has not set MINIRAY_NODES"),
+    "no size": ({"MINIRAY_INDEX": "1"}, "MINIRAY_INDEX is set and MINIRAY_NODES is not"),
     "no index": ({"MINIRAY_NODES": "2"}, "Nothing tells which of 2 hosts this is: give --index"),
     "no number": (
         {"MINIRAY_INDEX": "one", "MINIRAY_NODES": "2"},
