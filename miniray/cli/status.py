@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from miniray.cli.services import Services
-    from miniray.common.state_types import ClusterStatus, NodeStatus, PendingDemand
+    from miniray.common.state_types import ActorStatus, ClusterStatus, NodeStatus, PendingDemand
 
 #: So many rows of one kind are shown before the rest is only counted.
 _MAX_ROWS = 100
@@ -52,18 +52,21 @@ def status(
         if as_json:
             click.echo(json.dumps(connection.status(), indent=2))
         elif watch:
-            _watch(connection.status)
+            watch_status(connection.status)
         else:
             render(connection.status())
 
 
-def _watch(look: Callable[[], ClusterStatus], every: float = 1.0) -> None:
+def watch_status(
+    look: Callable[[], ClusterStatus], every: float = 1.0, console: Console | None = None
+) -> None:
     """Show the status again and again on one screen, and what is wrong while there is none."""
-    from rich.console import Console, Group
+    from rich.console import Console as Terminal
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
-    console = Console()
+    console = console or Terminal()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
         while True:
             try:
@@ -188,7 +191,7 @@ def _actors(state: ClusterStatus) -> Section:
             short_id(actor["actor_id"]),
             actor["class_name"],
             actor["name"] or "-",
-            actor["state"],
+            _actor_state(actor, state["time"]),
             actor["node_id"][:ID_LENGTH] or "-",
             str(actor["pid"] or "-"),
             str(actor["restarts"]),
@@ -198,6 +201,12 @@ def _actors(state: ClusterStatus) -> Section:
     ]
     columns = ("Actor", "Class", "Name", "State", "Node", "Pid", "Restarts", "Holds")
     return Section("Actors", columns, _capped(rows), "No actors.")
+
+
+def _actor_state(actor: ActorStatus, now: float) -> str:
+    """Return an actor's state; of one whose constructor runs also for how long."""
+    starting = actor["state"] == "STARTING"
+    return f"STARTING for {format_duration(now - actor['since'])}" if starting else actor["state"]
 
 
 def _dead_actors(state: ClusterStatus) -> list[Section]:

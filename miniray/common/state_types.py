@@ -75,6 +75,8 @@ class ActorStatus(TypedDict):
     name: str
     namespace: str
     state: Literal["PENDING", "STARTING", "ALIVE", "RESTARTING", "DEAD"]
+    #: Since when it is in this state.
+    since: float
     #: "" while it is not placed.
     node_id: str
     pid: int

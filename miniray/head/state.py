@@ -115,7 +115,6 @@ class ClusterState:
             "required_resources": dict(actor.spec.placement_resources),
             "is_detached": actor.spec.detached,
             "placement_group_id": _group_of(actor),
-            "since": actor.since,
             "why_waits": self.waiting.why_actor_waits(actor),
         }
 
@@ -335,6 +334,7 @@ class ClusterState:
             name=actor.spec.name or "",
             namespace=actor.spec.namespace,
             state="STARTING" if starting else actor.state,  # type: ignore[typeddict-item]
+            since=actor.since,
             node_id=actor.node.name if actor.node is not None else "",
             pid=actor.pid,
             restarts=actor.restarts,

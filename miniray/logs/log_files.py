@@ -257,7 +257,8 @@ def _parsed(data: bytes, file: LogFound) -> Iterator[LogLineRead]:
     for text in data.decode(errors="replace").splitlines():
         match = _STAMPED.match(text)
         if match is not None:
-            when, name = match["time"].replace(",", "."), match["name"] or file.work
+            when = match["time"].replace(",", ".")
+            name = (match["name"] if file.pid else "") or file.work
             text = text[match.end() :]  # noqa: PLW2901
         yield LogLineRead(when, name, file.pid, file.stream, text[:_MOST_OF_LINE])
 

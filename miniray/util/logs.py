@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.logs.log_files import LogLineRead, LogQuery, order, read, read_on
+from miniray.logs.log_files import LogLineRead, LogQuery, found_in, order, read, read_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,8 @@ class Whose:
 
     query: LogQuery
     nodes: tuple[str, ...] = ()
+    #: Of a run that has ended: where its ranks' output was copied to.
+    folder: Path | None = None
 
 
 def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> Whose:
@@ -107,9 +109,10 @@ def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> 
     try:
         targets = find(source, of)
     except TargetError:
-        if rank is not None:
+        ended = _ended_run(source, of, rank, query)
+        if ended is None and rank is not None:
             raise
-        return named
+        return ended or named
     pids = [pid for each in targets.pids.values() for pid in each]
     if rank is not None:
         told, _ = ask_of(source, "stack", targets, (), 1.0)
@@ -119,6 +122,29 @@ def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> 
     return Whose(dataclasses.replace(query, pids=tuple(pids)), tuple(targets.pids))
 
 
+def _ended_run(source: Source, of: str, rank: int | None, query: LogQuery) -> Whose | None:
+    """Return where the output of a run that has ended is; None if there is no such run.
+
+    Raises:
+        TargetError: It has no such rank, or its folder is on no disk of this machine.
+    """
+    from miniray.profiling.targets import TargetError
+
+    runs = [run for run in source.listing("runs") if of in (run.get("name"), run.get("run_id"))]
+    if not runs:
+        return None
+    newest = max(runs, key=lambda run: float(run["started"]))
+    place = Path(newest["path"].removeprefix("file://"), "logs")
+    attempts = sorted(place.glob("attempt_*"))
+    if not attempts:
+        raise TargetError(f"The run {of} has ended; nothing that its ranks printed is in {place}.")
+    ranks = {file.work for file in found_in(attempts[-1])}
+    names = ranks if rank is None else ranks & {f"rank {rank}"}
+    if not names:
+        raise TargetError(f"{of} has no rank {rank} that has printed; there are {sorted(ranks)}.")
+    return Whose(dataclasses.replace(query, names=tuple(names)), (), attempts[-1])
+
+
 def logs(source: Source, wanted: Whose) -> Logs:
     """Return the last lines that are wanted, of all nodes, of those that are gone too.
 
@@ -126,6 +152,8 @@ def logs(source: Source, wanted: Whose) -> Logs:
         ValueError: The regular expression is none.
     """
     query = wanted.query
+    if wanted.folder is not None:
+        return of_folder(wanted.folder, query)
     found = Logs()
     for node in source.listing("node_states"):
         if node["state"] == "DEAD" and (not wanted.nodes or node["node_id"] in wanted.nodes):
@@ -136,6 +164,8 @@ def logs(source: Source, wanted: Whose) -> Logs:
 
 def follow(source: Source, wanted: Whose, before: Logs) -> Logs:
     """Return the lines that came after those of an earlier call."""
+    if wanted.folder is not None:
+        return of_folder(wanted.folder, wanted.query, before)
     found = Logs(ends=dict(before.ends))
     _ask(source, wanted, found, lambda node: before.ends.get(node, {}))
     return found.sorted(len(found.lines) or 1)

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from tests_cli_support import one_line
 
-from miniray.cli.status import format_duration, render
+from miniray.cli.status import format_duration, render, watch_status
 from miniray.cli.tables import describe_amounts, describe_usage, format_amount
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def actor(**changes: Any) -> ActorStatus:
         "name": "",
         "namespace": "",
         "state": "ALIVE",
+        "since": 900.0,
         "node_id": "1" * 28,
         "pid": 4242,
         "restarts": 0,
@@ -294,3 +295,25 @@ def test_a_cluster_that_is_not_here_is_named(
 ) -> None:
     record()
     assert "No cluster at h:1" in one_line(miniray("status", "--address", "h:1"))
+
+
+def test_an_actor_whose_constructor_runs_is_starting_for_so_long() -> None:
+    assert "STARTING for 1 min" in rendered(state(actors=[actor(state="STARTING")]), width=200)
+    assert "ALIVE for" not in rendered(state(actors=[actor()]), width=200)
+
+
+def test_a_watched_status_is_drawn_again_and_says_what_is_wrong() -> None:
+    looks = iter([state(actors=[actor()]), ConnectionError("The head is out of reach."), None])
+
+    def look() -> ClusterStatus:
+        found = next(looks)
+        if found is None:
+            raise KeyboardInterrupt
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    out = io.StringIO()
+    watch_status(look, 0, Console(file=out, force_terminal=True, width=200, height=50))
+    assert "Counter" in out.getvalue()
+    assert "The head is out of reach." in out.getvalue()
