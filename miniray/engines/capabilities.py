@@ -11,6 +11,8 @@ REFUSED = {
     "util.state": "miniray.util.state looks at miniray's head; use `ray.util.state` or "
     "`ray list actors`",
     "util.memory": "the memory report looks at miniray's store; use `ray memory`",
+    "util.metrics": "metrics are told to miniray's nodes; use `ray.util.metrics`",
+    "timeline": "it is asked of miniray's workers; use `ray.timeline`",
     "util.tpu": "slices are reserved by miniray's head; use `ray.util.tpu`",
     "commands": "`miniray status`, `memory`, `drain` and `debug` are for miniray's clusters; use "
     "`ray status`, `ray memory`, `ray drain-node` and `ray debug`",

@@ -79,7 +79,7 @@ def of_process(pid: int) -> tuple[float, int]:
 #: Seconds between two points of the last hour, and how many points it has.
 INTERVAL = 10
 _POINTS = 360
-#: Series of one metric, at most.
+#: Series of one metric, and metrics of programs, at most.
 _MOST = 1000
 _OVERFLOW = (("overflow", "true"),)
 
@@ -119,8 +119,12 @@ class NodeMetrics:
         self._slot = 0
         self._before: tuple[float, dict[str, float]] = (0.0, {})
         clients.notices["metrics"] = self._take
-        questions.answers["metrics"] = lambda _seconds: (self._rows(), self._sample())
+        questions.answers["metrics"] = self._tell
         questions.answers["history"] = lambda _seconds: self._history()
+
+    async def _tell(self, _seconds: float) -> tuple[list[Any], Sample]:
+        """Return what programs count, and what the machine does: a disk may take its time."""
+        return self._rows(), await asyncio.to_thread(self._sample)
 
     # --- what processes tell ---------------------------------------------------------
     def _take(self, client: Client, rows: list[Any]) -> None:
@@ -128,6 +132,8 @@ class NodeMetrics:
         told = self._told[client.process_id] = self._told.pop(client.process_id, {})
         for kind, name, description, boundaries, tags, value in rows:
             metric = (kind, name, description, tuple(boundaries))
+            if metric not in told and len(told) >= _MOST:
+                continue  # names that are made of values
             told.setdefault(metric, {})[tuple(map(tuple, tags))] = value
 
     def ended(self, process_id: bytes) -> None:
@@ -187,7 +193,7 @@ class NodeMetrics:
         found: dict[str, tuple[int, float, float]] = {}
         seconds, size = of_process(os.getpid())
         found["daemon"] = (1, float(size), seconds)
-        for client in self._clients.clients.values():
+        for client in list(self._clients.clients.values()):
             if not client.is_command:
                 count, memory, cpu = found.get(client.role, (0, 0.0, 0.0))
                 used, resident = of_process(client.pid)
@@ -245,6 +251,8 @@ class NodeMetrics:
 def _add(total: dict[Metric, Values], told: dict[Metric, Values]) -> None:
     """Add what was told to a total; of gauges, the last value counts."""
     for metric, values in told.items():
+        if metric not in total and len(total) >= _MOST:
+            continue
         known = total.setdefault(metric, {})
         for given, value in values.items():
             has_room = len(known) - (_OVERFLOW in known) < _MOST

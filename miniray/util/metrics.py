@@ -64,6 +64,8 @@ class _Values:
 
     def _begin(self) -> None:
         if not self._at_exit:
+            if (runtime := runtime_or_none()) is not None:
+                runtime.head.tell_node("metrics", [])  # an engine without metrics refuses it here
             self._at_exit = True
             atexit.register(self.tell)
         self._timer = threading.Timer(_INTERVAL, self.tell)

@@ -24,8 +24,8 @@ import os
 from miniray.worker.main import _be_seen
 _be_seen(os.getppid(), os.memfd_create("miniray-worker", os.MFD_CLOEXEC))
 def native():
+    print("ready", flush=True)
     sum(range(1 << 60))
-print("ready", flush=True)
 native()
 """
 

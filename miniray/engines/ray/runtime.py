@@ -138,13 +138,13 @@ class RayHead(RuntimeHead):
         """Ray's head takes no such messages."""
 
     def tell_node(self, method: str, *args: Any) -> None:
-        """Ray's nodes take no such messages."""
+        refuse("util.metrics")
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> Any:
         refuse("util.memory")
 
     def ask_nodes(self, what: str, arguments: Any, seconds: float, nodes: Any = None) -> Any:
-        refuse("util.state")
+        refuse("timeline" if what == "timeline" else "util.state")
 
     async def flush_output(self) -> None:
         """Do nothing: Ray's workers write to their files themselves."""
