@@ -86,7 +86,7 @@ class ClusterDirectories:
         )
         clients.on_ended.append(self._client_ended)
         self.revocations = Revocations(grants, self.leases, reserve_after=patience)
-        self.departures = Departures(grants, self.leases, self.nodes, patience=patience)
+        Departures(grants, self.leases, self.nodes, patience=patience)
         self.drains = Drains(grants, self.leases, self.nodes, clients, self.kv)
         self.quarantines = Quarantines(grants, clients, jobs, events)
 
