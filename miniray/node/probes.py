@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a process may take for its answer beside what a profile takes.
 _GRACE = 5.0
+#: Seconds that a process may take to say which rank it is.
+_SOON = 1.0
 
 
 class Probes:
@@ -92,8 +94,9 @@ class Probes:
 
         samples, failure = await outside.cpu(client.pid, length)
         if not failure:
-            [told] = await self._ask([client], _GRACE, "rank")
-            return {"way": "py-spy", "samples": samples, "rank": told.answer}
+            [told] = await self._ask([client], _SOON, "rank")
+            note = outside.standstill(client.pid)
+            return {"way": "py-spy", "samples": samples, "rank": told.answer, "note": note}
         [told] = await self._ask([client], length + _GRACE, "cpu", length)
         if told.missing:
             return {"note": f"{outside.silence(client.pid, told.missing)} {failure}"}

@@ -38,6 +38,7 @@ _RATE = 100
 _NO_SAMPLES = "No stack counts"
 _BUSY = "It did not answer: native code holds Python's lock (the GIL)."
 _STOPPED = "It did not answer: it is stopped (SIGSTOP)."
+_STANDS = "It is stopped (SIGSTOP)."
 
 
 async def stacks(pid: int) -> tuple[str, list[Stack], str]:
@@ -62,6 +63,11 @@ def silence(pid: int, missing: str) -> str:
     if "time" not in missing:
         return f"It could not answer: {missing}."
     return _STOPPED if _is_stopped(pid) else _BUSY
+
+
+def standstill(pid: int) -> str:
+    """Return a sentence that says why a process uses no CPU, if it is stopped; else nothing."""
+    return _STANDS if _is_stopped(pid) else ""
 
 
 def _is_stopped(pid: int) -> bool:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
+pytestmark = pytest.mark.engine("miniray")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster(session_root: Path) -> Iterator[CommandConnection]:
     far = {"num_cpus": 2, "resources": {"far": 2}, "num_gpus": 1}

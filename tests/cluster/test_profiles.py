@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.engine("miniray")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster(session_root: Path) -> Iterator[CommandConnection]:
     with running_cluster({"num_cpus": 4}, {"num_cpus": 2, "resources": {"far": 2}}):
@@ -142,17 +145,16 @@ def test_a_process_that_dies_in_the_middle_is_said_to_have_ended(
         assert "It ended meanwhile." in found["notes"][0]
 
 
-def test_a_stopped_process_is_named_when_its_memory_is_asked_for(
-    cluster: CommandConnection,
-) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "memory"])
+def test_a_stopped_process_is_named(cluster: CommandConnection, kind: str) -> None:
     actor = Works.remote()
     pid = miniray.get(actor.pid.remote())
     os.kill(pid, signal.SIGSTOP)
     try:
-        [note] = profile(cluster, "memory", str(pid), 0.1)["notes"]
+        [note] = profile(cluster, kind, str(pid), 0.1)["notes"]
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert "it is stopped (SIGSTOP)" in note
+    assert "is stopped (SIGSTOP)" in note
 
 
 def test_the_command_writes_the_form_that_the_files_name_asks_for(

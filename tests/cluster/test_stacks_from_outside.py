@@ -30,6 +30,9 @@ native()
 """
 
 
+pytestmark = pytest.mark.engine("miniray")
+
+
 @pytest.fixture
 def busy() -> Iterator[int]:
     """The pid of a process in native code."""

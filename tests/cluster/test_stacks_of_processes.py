@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.engine("miniray")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster(session_root: Path) -> Iterator[CommandConnection]:
     with running_cluster({"num_cpus": 4}, {"num_cpus": 2, "resources": {"far": 2}}):

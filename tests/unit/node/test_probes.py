@@ -1,0 +1,63 @@
+"""Profiles of processes that py-spy may not look at, between doubles of clients and questions."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from miniray.node.probes import Probes
+from miniray.node.relay.questions import Told
+from miniray.profiling import outside
+
+WORKER = SimpleNamespace(process_id=b"worker", pid=7, is_driver=False, is_command=False)
+
+
+class Questions:
+    """Processes that answer as the test says."""
+
+    def __init__(self, answer: Any, missing: str = "") -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[tuple[Any, ...]] = []
+        self._told = Told(WORKER.process_id, answer, missing)
+
+    async def ask_processes(
+        self, _clients: Any, what: str, arguments: tuple[Any, ...], _seconds: float
+    ) -> list[Told]:
+        self.asked.append((what, *arguments))
+        return [self._told]
+
+
+def profiled(questions: Questions) -> dict[str, Any]:
+    clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
+    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"))  # type: ignore[arg-type]
+    [found] = asyncio.run(questions.answers["profile"](1.0, [7], "cpu", 1.0, False))
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cpu(_pid: int, _seconds: float) -> tuple[list[Any], str]:
+        return [], "py-spy failed: Permission Denied."
+
+    monkeypatch.setattr(outside, "cpu", cpu)
+
+
+def test_where_py_spy_may_not_look_the_process_samples_itself() -> None:
+    questions = Questions((3, [(["f (a.py:1)"], 0.5)]))
+    found = profiled(questions)
+    assert questions.asked == [("probe", "cpu", 1.0)]
+    assert (found["way"], found["rank"], found["note"]) == ("the process itself", 3, "")
+    assert found["samples"] == [(["f (a.py:1)"], 0.5)]
+
+
+def test_a_process_that_nothing_sees_is_said_to_hold_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outside, "stat_of", lambda _pid: ["R"])
+    found = profiled(Questions(None, "it did not answer in time"))
+    assert (found["way"], found["samples"]) == ("", [])
+    assert "native code holds Python's lock" in found["note"]
+    assert "Permission Denied" in found["note"]
