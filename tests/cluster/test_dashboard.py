@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -122,12 +125,36 @@ def test_every_answer_forbids_foreign_scripts_and_frames(page: PageClient) -> No
 
 
 def test_the_secret_of_the_cluster_is_in_no_answer(page: PageClient, cluster: Any) -> None:
-    from pathlib import Path
-
     token = (Path(cluster.address_info["session_dir"]) / "token").read_text().strip()
     with page.events("nodes") as events:
         assert token.rpartition(".")[2] not in str(next(events))
     assert token.rpartition(".")[2] not in str(page.headers)
+
+
+def test_prometheus_reads_the_metrics_with_the_token_of_a_file_and_nothing_else(
+    cluster: Any,
+) -> None:
+    file = Path(cluster.address_info["session_dir"]) / "metrics_token"
+    assert file.stat().st_mode & 0o777 == 0o600
+    client = PageClient(cluster.dashboard_url)
+    client.headers["Authorization"] = f"Bearer {file.read_text()}"
+    status, headers, _ = client.ask("GET", "/metrics")
+    assert (status, "text" in headers["content-type"]) == (200, True)
+    assert client.ask("GET", "/api/session")[0] == 401
+    assert client.ask("POST", "/api/jobs/", {"entrypoint": "true"})[0] == 401
+
+
+def test_the_command_line_prints_the_token_that_programs_show(cluster: Any) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "miniray", "dashboard", "--token"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.strip()
+    client = PageClient(cluster.dashboard_url)
+    client.headers["Authorization"] = f"Bearer {told}"
+    assert client.ask("GET", "/api/session")[0] == 200
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -51,6 +51,14 @@ def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not set(HEAVY) & {name.partition(".")[0] for name in loaded}
 
 
+def test_head_daemon_and_workers_load_nothing_of_the_page(tmp_path: Path) -> None:
+    parts = "miniray.node.node_main, miniray.head.main, miniray.worker.main, miniray.cli.start"
+    loaded = run(f"import sys, {parts}; print(*sys.modules)", tmp_path).split()
+    assert not {"starlette", "uvicorn", "h11"} & {name.partition(".")[0] for name in loaded}
+    pages = ("miniray.web.", "miniray.profiling.", "miniray.metrics.")
+    assert not [name for name in loaded if name.startswith(pages)]
+
+
 def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
     code = "import time; start = time.process_time(); import {}\n"
     code += "print(time.process_time() - start)"

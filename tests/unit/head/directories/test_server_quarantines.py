@@ -57,6 +57,24 @@ def test_a_quarantined_device_is_granted_only_when_it_is_back(daemon: FakeDaemon
     assert granted(daemon) == [["0"]]
 
 
+def test_the_map_of_devices_shows_it_with_the_reason_and_what_is_held_beside(
+    daemon: FakeDaemon,
+) -> None:
+    driver = daemon.driver()
+    daemon.notice(driver, "want_leases", 1, task_spec(resources={"GPU": 0.25}), 1)
+    tell(daemon, quarantine("1"))
+    held, broken = daemon.ask(driver, "state", "devices")
+    assert [(each["kind"], each["name"], each["share"]) for each in held["held"]] == [
+        ("task", "work", 0.25)
+    ]
+    assert (held["free"], held["quarantined"]) == (0.75, None)
+    assert (broken["device"], broken["free"], broken["held"]) == ("1", 0.0, [])
+    assert "train.py" in broken["quarantined"]
+    tell(daemon)
+    _, repaired = daemon.ask(driver, "state", "devices")
+    assert (repaired["free"], repaired["quarantined"]) == (1.0, None)
+
+
 def test_who_waits_for_it_hears_which_process_keeps_it(
     cluster: FakeCluster, daemon: FakeDaemon
 ) -> None:
