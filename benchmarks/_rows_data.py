@@ -225,7 +225,8 @@ def pool(engine: Engine) -> list[float]:
             kind = pa.fixed_shape_tensor(pa.uint8(), (32, 32, 3))
             images = pa.ExtensionArray.from_storage(kind, flat)
             pq.write_table(pa.table({"image": images}), f"{path}/{number}.parquet")
-        data = start(engine, num_gpus=1)
+        # Ray's actors of a pool hold a CPU each: with 2 in all, it would wait for ever to read.
+        data = start(engine, cpus=4, num_gpus=1)
         dataset = (
             data.read_parquet(path)
             .map_batches(floats, batch_size=256)
