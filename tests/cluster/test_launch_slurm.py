@@ -145,7 +145,7 @@ def test_a_host_that_never_comes_is_named(steps: Steps) -> None:
     assert code == 1
     assert "of 3 hosts joined within 3 s: " in output
     assert "host 2 has not been heard of." in output
-    steps.leave_nothing("end")
+    steps.leave_nothing("end", "n1")
 
 
 def test_a_host_that_cannot_join_says_why(steps: Steps) -> None:
