@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,9 @@ from miniray.cli.parsing import cluster_options
 
 if TYPE_CHECKING:
     from miniray.cli.services import Services
+
+#: Variables of which one says that there is a screen, or a browser that the user has chosen.
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 @click.command()
@@ -36,7 +40,8 @@ def dashboard(
         click.echo(page.token)
         return
     click.echo(page.url)
-    if not no_open:
+    # Without a screen it would be a browser in this terminal, which is of no use here.
+    if not no_open and any(os.environ.get(name) for name in _SCREENS):
         import webbrowser
 
         with contextlib.suppress(webbrowser.Error):

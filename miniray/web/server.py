@@ -84,7 +84,7 @@ class WebServer:
                 interface="asgi3",
                 http="h11",
                 ws=functools.partial(  # type: ignore[arg-type]
-                    LogSocket, self._feed, self._access.refusal, self._somebody
+                    LogSocket, self._feed, self._refusal_to_follow, self._follower
                 ),
                 lifespan="off",
                 log_config=None,
@@ -125,6 +125,24 @@ class WebServer:
         finally:
             self._open -= 1
             self._last = time.monotonic()
+
+    def _refusal_to_follow(
+        self, method: str, path: str, headers: dict[str, str]
+    ) -> tuple[int, str] | None:
+        """Return why a log may not be followed; None if it may."""
+        refusal = self._access.refusal(method, path, headers)
+        if refusal is None and self._streams >= _MOST_STREAMS:
+            return 503, f"{_MOST_STREAMS} streams are open."
+        return refusal
+
+    @contextlib.contextmanager
+    def _follower(self) -> Iterator[None]:
+        self._streams += 1
+        try:
+            with self._somebody():
+                yield
+        finally:
+            self._streams -= 1
 
     # --- letting in -----------------------------------------------------------------------
     async def _login(self, request: Request) -> Response:

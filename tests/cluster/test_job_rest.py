@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -112,6 +113,44 @@ def test_what_rays_client_sends_is_answered_as_it_reads_it(
     assert page.ask("DELETE", f"/api/jobs/{job}")[2] == {"deleted": True}
     status, _, answer = page.ask("GET", f"/api/jobs/{job}")
     assert (status, job in answer["error"]) == (404, True)
+
+
+def test_a_log_is_followed_over_a_websocket_until_the_job_has_ended(page: PageClient) -> None:
+    entrypoint = "echo first; sleep 0.5; echo second; head -c 70000 /dev/zero | tr '\\0' x"
+    job = page.ask("POST", "/api/jobs/", {"entrypoint": entrypoint})[2]["submission_id"]
+    head, text, closing = followed(page, job, page.headers["Authorization"])
+    assert "101 Switching Protocols" in head
+    # As RFC 6455 says of this key.
+    assert "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head
+    assert text == "first\nsecond\n" + 70000 * "x"
+    assert int.from_bytes(closing[:2], "big") == 1000
+    assert " 401 " in followed(page, job, "Bearer no")[0]
+    _, _, closing = followed(page, "no-such-job", page.headers["Authorization"])
+    assert int.from_bytes(closing[:2], "big") == 1011
+    assert b"no-such-job" in closing
+
+
+def followed(page: PageClient, job: str, authorization: str) -> tuple[str, str, bytes]:
+    """The head of the answer to an upgrade, the texts that come, and the last frame."""
+    host, _, port = page.address.partition(":")
+    request = (
+        f"GET /api/jobs/{job}/logs/tail HTTP/1.1\r\nHost: {page.address}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nAuthorization: {authorization}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), 20) as sock, sock.makefile("rb") as answer:
+        sock.sendall(request.encode())
+        head = "".join(iter(lambda: answer.readline().decode().rstrip("\r\n") + "\n", "\n"))
+        text = b""
+        while start := answer.read(2):
+            kind, size = start[0] & 0xF, start[1]
+            if size >= 126:
+                size = int.from_bytes(answer.read(2 if size == 126 else 8), "big")
+            content = answer.read(size)
+            if kind == 8:
+                return head, text.decode(), content
+            text += content
+    return head, text.decode(), b""
 
 
 def test_what_cannot_be_submitted_is_said(page: PageClient) -> None:
