@@ -364,8 +364,11 @@ class ActorRegistry:
         asked, or never was.
         """
         death = actor.describe_death(cause, how or ProcessExit(), creation)
-        severity = "INFO" if cause in ORDINARY or cause in REQUESTED else "ERROR"
-        self._tell("died", str(death.error(actor.id)), severity, actor)
+        if cause in ORDINARY:  # there may be many, and no error is made for them
+            self._tell("ended", f"{actor.class_name} has ended: {cause.value}.", "INFO", actor)
+        else:
+            severity = "INFO" if cause in REQUESTED else "ERROR"
+            self._tell("died", str(death.error(actor.id)), severity, actor)
         if actor.node is None and actor.lease:
             self.grants.withdraw(actor.lease)
         elif not ended:
