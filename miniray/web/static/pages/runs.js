@@ -82,7 +82,7 @@ function Heat({ heat }) {
 const RANKS = [
   { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
   { name: "state", title: "State", width: "minmax(90px, 110px)", cell: (row) => html`<${State} of=${row.state} />` },
-  { name: "node_id", title: "Node", width: "minmax(80px, 1fr)", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_name ?? row.node_id?.slice(0, 8) ?? "–"}</span>` },
+  { name: "node_id", title: "Node", width: "84px", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_name ?? row.node_id?.slice(0, 8) ?? "–"}</span>` },
   { name: "pid", title: "Process", width: "72px", right: true, wide: true },
   { name: "reports", title: "Reports", width: "70px", right: true },
   { name: "behind", title: "Behind", width: "66px", right: true, cell: (row) => html`<span class=${row.behind > 1 ? "warn" : ""}>${number(row.behind)}</span>` },
