@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.run.page import RunPage, ended, listed
+from miniray.train.run.page import RunPage, ended, listed, run_row
 from miniray.util.state import datasets
 from miniray.web.asked import Asked
 
@@ -125,9 +125,9 @@ def _listed(feed: Feed) -> list[Row]:
 
 
 def _row(feed: Feed, run_id: str) -> Row:
-    for row in _listed(feed):
-        if row["run_id"] == run_id:
-            return row
+    for run in feed.source.listing("runs"):  # also one that another went on from
+        if run["run_id"] == run_id:
+            return run_row(run)
     raise ValueError(f"There is no run {run_id} in the list of this cluster.")
 
 

@@ -73,7 +73,7 @@ def test_ten_thousand_rows_are_never_all_in_the_document(page: Page, actors: lis
     expect(row(page, 100)).to_have_count(0)
     expect(row(page, 1)).to_contain_text("Rare")
     expect(page.get_by_role("heading", level=1)).to_contain_text("10,000")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     table = page.get_by_role("table")
     for part, place in ((0.5, 5001), (1.0, 10_000), (0.0, 1)):
         table.evaluate("(e, part) => e.scrollTop = part * e.scrollHeight", part)

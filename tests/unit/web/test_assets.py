@@ -35,6 +35,11 @@ def test_licences_of_other_projects_come_with_their_files() -> None:
         assert author in text
 
 
+def test_all_of_it_is_in_the_package() -> None:
+    project = (STATIC.parents[2] / "pyproject.toml").read_text()
+    assert 'miniray = ["py.typed", "web/static/**"' in project
+
+
 def test_the_page_stays_small() -> None:
     lines = sum(len(path.read_text().splitlines()) for path in own_files() if path.suffix == ".js")
     assert lines <= MOST_LINES
