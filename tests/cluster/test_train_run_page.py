@@ -16,7 +16,7 @@ from running_cluster import running_cluster
 
 from miniray import train
 from miniray.common.runtime import current_runtime
-from miniray.train import Checkpoint, FailureConfig
+from miniray.train import Checkpoint, FailureConfig, WorkerGroupError
 from miniray.train.run.page import PATIENCE, RunPage, ended, listed
 
 if TYPE_CHECKING:
@@ -105,11 +105,12 @@ def test_a_run_that_goes_on_tells_of_each_report_and_of_its_ranks(
     assert all(rank["data_wait"] >= 0 and rank["pid"] > 0 for rank in shown["ranks"])
     assert [len(rank) for rank in shown["heat"]["seconds"]] == [2, 2]
     assert shown["run"]["config"]["scaling_config"]["num_workers"] == 2
-    # The answer to the next question is news, and does not come at some interval.
+    # Answers come at news, and not at some interval.
     with concurrent.futures.ThreadPoolExecutor(1) as looking:
-        began, looks = time.monotonic(), looking.submit(ask, page)
+        looks = looking.submit(until, page, lambda shown: len(shown["series"]["step"]) > 2)
+        began = time.monotonic()
         (tmp_path / "go").touch()
-        assert len(looks.result(30)["series"]["step"]) > 2
+        looks.result(30)
         assert time.monotonic() - began < PATIENCE
     run.result(60)
     final = ended(row())
@@ -141,6 +142,18 @@ def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(
     assert [each["size"] for each in page["checkpoints"]] == [7, 7]
     assert all(Path(each["path"], "file").exists() for each in page["checkpoints"])
     assert [rank["state"] for rank in page["ranks"]] == ["RETURNED"]
+
+
+def test_a_run_that_has_failed_is_listed_with_the_reason(fit: Any, row: Any) -> None:
+    def loop() -> None:
+        raise ValueError("spoilt")
+
+    with pytest.raises(WorkerGroupError):
+        fit(loop, workers=1, name="run")
+    wait_until(lambda: row()["ended"])
+    assert row()["state"] == "ERRORED"
+    assert "spoilt" in row()["error"]
+    assert "spoilt" in ended(row())["attempts"][0]["reason"]
 
 
 DRIVER = """

@@ -192,7 +192,7 @@ class TrainController:
         storage = self._spec.storage
         try:
             self._facts.take_up(storage.run_facts())
-            self._write_facts()
+            self._run_board.write(self._state, self._message)
             configuration = json.dumps(dict(self._spec.configuration), indent=1)
             storage.write_text("config.json", configuration)
         except Exception as error:  # clients of stores raise what they like
@@ -439,7 +439,7 @@ class TrainController:
         if self._recorder.owned:
             self._recorder.close()
             self._keep_outcome(self._outcome())
-            self._write_facts()
+            self._run_board.write(self._state, self._message)
 
     def _keep_outcome(self, outcome: RunOutcome) -> None:
         """Store how the run ended; not needed here, as the driver is told."""
@@ -447,9 +447,6 @@ class TrainController:
     def _note_running(self) -> None:
         """Store that ranks run now, so that a run that is killed is seen not to have ended."""
         self._spec.storage.require_owner(self._token)
-        self._write_facts()
-
-    def _write_facts(self) -> None:
         self._run_board.write(self._state, self._message)
 
 

@@ -127,7 +127,7 @@ class DetachedController(TrainController):
         if outcome is not None and facts.get("run_id") == self._spec.run_id:
             self._facts.take_up(facts)
             self._state, self._message = outcome.state, outcome.message
-            self._write_facts()
+            self._run_board.write(self._state, self._message)
         return outcome
 
     async def _initialize(self) -> RunState:

@@ -184,3 +184,14 @@ def test_a_rank_that_has_not_uploaded_yet_is_waited_for_after_another_has_failed
     for index in range(50):
         assert board.add(1, index, Report({}, failure="x" if not index else ""), now=index) == []
     assert board.add(0, 0, Report({}, Upload("late", {})), now=50)
+
+
+def test_it_is_known_how_late_each_rank_made_the_newest_reports():
+    board = ReportBoard(2)
+    for index in range(100):
+        board.add(0, index, Report({}), now=float(index))
+    board.add(1, 98, Report({}), now=98.25)
+    lags = board.lags(first_number=1000)
+    assert lags["reports"] == list(range(1050, 1100))
+    assert lags["seconds"][0] == [0.0] * 50
+    assert lags["seconds"][1] == [None] * 48 + [0.25, None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
+import types
 
 import pytest
 
@@ -13,6 +15,7 @@ from miniray.train.controller.run_spec import MAX_ATTEMPTS, RunFacts
 from miniray.train.run.page import RunPage, ended, listed
 from miniray.train.storage.metrics_log import MAX_SHOWN, History, shown_row
 from miniray.train.storage.storage import RunStorage
+from miniray.train.worker.worker import _device_memory
 
 NODE, PROCESS = "aa" * 8, "bb" * 8
 
@@ -213,3 +216,16 @@ def test_a_page_says_why_a_controller_does_not_answer(storage, facts):
     page.take([(bytes.fromhex(NODE), [], "")])
     assert page.shown()["run"]["problem"] == "Its controller is gone."
     assert not page.live
+
+
+def test_a_rank_tells_what_pytorch_holds_on_its_gpus(monkeypatch):
+    held = {0: 100, 1: 20}
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True, device_count=lambda: 2, memory_reserved=held.get
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    assert _device_memory() == 120
+    monkeypatch.setattr(cuda, "is_initialized", lambda: False)
+    assert _device_memory() is None
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert _device_memory() is None
