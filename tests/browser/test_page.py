@@ -239,6 +239,23 @@ def test_light_and_dark_follow_the_system_or_the_choice(page: Page) -> None:
     assert ground() == light
 
 
+def test_a_view_has_one_stream_which_ends_while_nobody_can_see_it(page: Page) -> None:
+    streams: list[str] = []
+    page.on("request", lambda asked: streams.append(asked.url) if "/events" in asked.url else None)
+    page.reload()
+    expect(row(page, "alive")).to_be_visible()
+    assert len(streams) == 1
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with page.expect_event("requestfailed", lambda failed: failed.url == streams[0]):
+        page.evaluate(hide, True)
+    with page.expect_request(streams[0]):
+        page.evaluate(hide, False)
+    expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
+
+
 def test_the_page_goes_on_when_its_process_was_killed(page: Page) -> None:
     page.expected.extend(["ERR_", "Failed to load resource"])
     port = int(re.search(r":(\d+)/", page.url)[1])
