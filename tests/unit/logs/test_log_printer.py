@@ -182,11 +182,24 @@ CHAIN = [
 ]
 
 
-def test_no_line_of_a_fatal_error_is_folded(printer, capsys):
-    for pid in (1, 2, 3):
-        printer.print_batch(batch(*FATAL, pid=pid, is_stderr=True))
+@pytest.mark.parametrize("trace", [FATAL, CHAIN[:3]], ids=["fatal", "traceback"])
+def test_traces_of_several_workers_come_whole_and_one_after_the_other(
+    printer, timers, capsys, trace
+):
+    for line in trace:  # as slowly as they are written
+        for pid in (1, 2, 3):
+            printer.print_batch(batch(line, pid=pid, is_stderr=True))
+    timers.advance(0.2)
     printed = capsys.readouterr().err.splitlines()
-    assert printed == [f"(f pid={pid}) {line}" for pid in (1, 2, 3) for line in FATAL]
+    assert printed == [f"(f pid={pid}) {line}" for pid in (1, 2, 3) for line in trace]
+
+
+def test_a_trace_that_is_cut_off_is_printed_soon(printer, timers, capsys):
+    printer.print_batch(batch(*FATAL[:2], is_stderr=True))
+    printer.print_batch(batch("another", pid=2, is_stderr=True))
+    timers.advance(0.2)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["(f pid=2) another", *(f"(f pid=1) {line}" for line in FATAL[:2])]
 
 
 def test_no_line_of_a_chain_of_tracebacks_is_folded(printer, capsys):
