@@ -34,7 +34,18 @@ print({engine}.get(work.remote()), len({engine}.nodes()), flush=True)
 {rest}
 """
 #: Ray's command takes every Ray of the machine for its own, on other hosts of a test too.
-APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+#: Its first process is a shell, which reaps what others leave.
+APART = (
+    "unshare",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+    "sh",
+    "-c",
+    '"$@"; exit',
+    "sh",
+)
 #: Marks the processes of a run.
 MARK = "LAUNCH_MARK"
 
