@@ -185,8 +185,7 @@ def report(
             folder has to stay until then. A failed upload ends the run, as an exception in the
             train loop does. ``NO_UPLOAD`` takes files that are in a folder of the run's folder
             already: see ``get_context().get_storage()``. What else is in that folder is kept.
-        delete_local_checkpoint_after_upload: Delete the folder when it is uploaded. Default: with
-            ``ASYNC``.
+        delete_local_checkpoint_after_upload: Delete the folder after. Default: with ``ASYNC``.
         checkpoint_upload_fn: Uploads instead: called with the checkpoint and the name of its
             folder, it returns the checkpoint that it made in the run's folder.
         validation: Not supported.
