@@ -214,7 +214,8 @@ list_workers = _lists("list_workers", "workers", WorkerState)
 list_placement_groups = _lists("list_placement_groups", "groups", PlacementGroupState)
 #: Jobs, ended ones included.
 list_jobs = _lists("list_jobs", "jobs", JobState)
-#: What has happened in the cluster, the latest last: 1,000 of each severity are remembered.
+#: What has happened in the cluster, the latest last: 1,000 of each source and severity are
+#: remembered.
 list_cluster_events = _lists("list_cluster_events", "events", ClusterEventState)
 #: What waits for resources, and why. What waits for its arguments does not wait for resources.
 list_pending_demands = _lists("list_pending_demands", "waiting", PendingDemandState)

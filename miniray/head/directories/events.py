@@ -1,4 +1,4 @@
-"""What has happened in the cluster, for people: the latest of each severity, kept over restarts.
+"""What has happened in the cluster, for people: the latest of each kind, kept over restarts.
 
 Responsible for bounds and order; what is worth telling, the parts decide where it happens.
 """
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Events that are remembered of each severity: many ordinary ones leave the others alone.
+#: Events that are remembered of each source and severity: many of one kind leave others alone.
 KEPT = 1000
 #: Seconds in which the same is told once.
 _AGAIN_AFTER = 60.0
 SEVERITIES = ("INFO", "WARNING", "ERROR")
+SOURCES = ("NODE", "ACTOR", "WORKER", "DEVICE", "OBJECT", "JOB", "HEAD", "SECURITY")
 
 
 class EventLog:
@@ -32,8 +33,8 @@ class EventLog:
 
     def __init__(self, keep: Callable[[int, bytes | None], object]) -> None:
         self._keep = keep
-        self._events: dict[str, collections.deque[dict[str, Any]]] = {
-            severity: collections.deque() for severity in SEVERITIES
+        self._events: dict[tuple[str, str], collections.deque[dict[str, Any]]] = {
+            kind: collections.deque() for kind in itertools.product(SOURCES, SEVERITIES)
         }
         self._next = itertools.count(1).__next__
         self._told: dict[tuple[str, ...], float] = {}
@@ -44,7 +45,7 @@ class EventLog:
         """Remember what has happened.
 
         Args:
-            source: NODE, ACTOR, WORKER, DEVICE, OBJECT, JOB, HEAD or SECURITY.
+            source: One of ``SOURCES``.
             event: What has happened to it, in a word: ``joined``, ``died``.
             message: The same in a sentence, with the cause.
             severity: One of ``SEVERITIES``.
@@ -64,7 +65,7 @@ class EventLog:
         self._enter(entry)
 
     def _enter(self, entry: dict[str, Any]) -> None:
-        events = self._events[entry["severity"]]
+        events = self._events[entry["source_type"], entry["severity"]]
         events.append(entry)
         if len(events) > KEPT:
             self._keep(events.popleft()["event_id"], None)
@@ -80,8 +81,11 @@ class EventLog:
 
     def told(self, requester: bytes, source: str, event: str, message: str, severity: str) -> None:
         """Remember what a daemon tells; it asks under its node's id."""
-        if severity not in SEVERITIES:
-            raise ValueError(f"The severity of an event is one of {SEVERITIES}, not {severity!r}.")
+        if (source, severity) not in self._events:
+            raise ValueError(
+                f"An event has a source of {SOURCES} and a severity of {SEVERITIES}, not "
+                f"{source!r} and {severity!r}."
+            )
         self.add(source, event, message, severity, node_id=requester.hex())
 
     def restore(self, records: Iterable[bytes]) -> None:
