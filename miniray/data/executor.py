@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.api import cluster_resources, get, wait
 from miniray.data.context import DataContext
 from miniray.data.exchange import Aligned, Cut, Partition
-from miniray.data.feeds import Feed, Groups, HeadFeed, LimitFeed, Setting, SourceFeed, UnionFeed
+from miniray.data.feeds import Groups, HeadFeed, LimitFeed, Setting, SourceFeed, UnionFeed, UnitFeed
 from miniray.data.ordered import KeySample, Ordered
 from miniray.data.plan import (
     Exchange,
@@ -36,7 +36,7 @@ from miniray.data.sources import (
     ranged,
 )
 from miniray.data.stages import InlineFeed, PoolFeed, StageFeed
-from miniray.data.stats import RUNNING, ExecutionStats, Progress
+from miniray.data.stats import RUNNING, ExecutionStats, RowProgress
 from miniray.data.transforms import Gather
 from miniray.data.work import StageWork
 
@@ -54,7 +54,7 @@ _MOST = 512
 _LOOKED_AT = 64
 
 
-def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
+def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> UnitFeed:
     """Return the feed of a node; ``wish`` says how the node above would have its input."""
     if isinstance(node, Read):
         return SourceFeed(_units(node, wish))
@@ -90,13 +90,13 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
 
 def _run(
     stage: Stage,
-    below: Feed,
+    below: UnitFeed,
     setting: Setting,
     rows: int = 1,
     *,
     strict: bool = False,
     target: int | None = None,
-) -> Feed:
+) -> UnitFeed:
     groups = Groups(below, rows, strict=strict)
     context = setting.context
     size = context.target_max_block_size if target is None else target
@@ -107,7 +107,7 @@ def _run(
     return kind(groups, below, stage, work, setting)
 
 
-class ExchangeFeed(Feed):
+class ExchangeFeed(UnitFeed):
     """Gives the partitions of an exchange, when all of its input is there.
 
     The input becomes blocks, and each call of the next stage cuts some of them into a piece for
@@ -117,14 +117,14 @@ class ExchangeFeed(Feed):
     def __init__(self, node: Exchange, setting: Setting) -> None:
         self._node = node
         self._setting = setting
-        self._feeds: list[Feed] = []
+        self._feeds: list[UnitFeed] = []
         self._made = self._partitions()
 
     def poll(self) -> ReadUnit | None:
         """Return the next partition."""
         unit = next(self._made, self)
         self.done = unit is self
-        return None if isinstance(unit, Feed) else unit
+        return None if isinstance(unit, UnitFeed) else unit
 
     def waiting(self) -> list[Any]:
         """Return what the feed waits for that is drained now."""
@@ -135,7 +135,7 @@ class ExchangeFeed(Feed):
         while self._feeds:
             self._feeds.pop().close()
 
-    def _drain(self, feed: Feed) -> Generator[ReadUnit | None, None, list[ReadUnit]]:
+    def _drain(self, feed: UnitFeed) -> Generator[ReadUnit | None, None, list[ReadUnit]]:
         """Return all units of a feed, yielding None as long as there are none."""
         self._feeds.append(feed)
         found = []
@@ -312,23 +312,25 @@ def execute(
     if feed is None:
         feed = _feed(root if local else _read_by_tasks(root), setting, wish)
     setting.stats.name = root.name
-    progress = Progress(setting.stats) if context.enable_progress_bars else None
+    progress = RowProgress(setting.stats) if context.enable_progress_bars else None
     yield from _drained(feed, setting.stats, progress)
 
 
-def _given(root: PlanNode, setting: Setting, units: Iterator[ReadUnit]) -> Feed:
+def _given(root: PlanNode, setting: Setting, units: Iterator[ReadUnit]) -> UnitFeed:
     """Return the feed of the plan's stages over other units than those of its source."""
     stages: list[Stage] = []
     while isinstance(root, Stage):
         stages.insert(0, root)
         root = root.inputs[0]
-    feed: Feed = SourceFeed(units)
+    feed: UnitFeed = SourceFeed(units)
     for stage in stages or [Stage((root,), ())]:
         feed = _run(stage, feed, setting, 1)
     return feed
 
 
-def _drained(feed: Feed, stats: ExecutionStats, progress: Progress | None) -> Iterator[ReadUnit]:
+def _drained(
+    feed: UnitFeed, stats: ExecutionStats, progress: RowProgress | None
+) -> Iterator[ReadUnit]:
     RUNNING.add(stats)
     try:
         while True:

@@ -106,7 +106,7 @@ class Setting:
         return int(limit if limit is not None else store) or 2**62
 
 
-class Feed:
+class UnitFeed:
     """Gives units, one after another, without waiting."""
 
     done = False
@@ -123,7 +123,7 @@ class Feed:
         """Stop what runs."""
 
 
-class SourceFeed(Feed):
+class SourceFeed(UnitFeed):
     """The units of a source."""
 
     def __init__(self, units: Iterator[ReadUnit]) -> None:
@@ -136,12 +136,12 @@ class SourceFeed(Feed):
         return unit
 
 
-class UnionFeed(Feed):
+class UnionFeed(UnitFeed):
     """What several feeds give, one feed after another."""
 
-    def __init__(self, makers: Sequence[Callable[[], Feed]]) -> None:
+    def __init__(self, makers: Sequence[Callable[[], UnitFeed]]) -> None:
         self._makers = collections.deque(makers)
-        self._current: Feed | None = None
+        self._current: UnitFeed | None = None
 
     def poll(self) -> ReadUnit | None:
         """Return the next unit of the feed whose turn it is."""
@@ -168,10 +168,10 @@ class UnionFeed(Feed):
             self._current.close()
 
 
-class LimitFeed(Feed):
+class LimitFeed(UnitFeed):
     """The first rows of a feed, which is closed when there are enough."""
 
-    def __init__(self, below: Feed, rows: int) -> None:
+    def __init__(self, below: UnitFeed, rows: int) -> None:
         self._below = below
         self._left = rows
 
@@ -212,7 +212,7 @@ class HeadFeed(LimitFeed):
 class Groups:
     """Puts units together, so that each group has as many rows as are wanted."""
 
-    def __init__(self, below: Feed, rows: int, *, strict: bool) -> None:
+    def __init__(self, below: UnitFeed, rows: int, *, strict: bool) -> None:
         self._below = below
         self._rows = rows
         self._strict = strict

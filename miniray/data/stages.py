@@ -10,7 +10,7 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import get, kill
-from miniray.data.feeds import Feed, index_of
+from miniray.data.feeds import UnitFeed, index_of
 from miniray.data.plan import Read, count_of, walk
 from miniray.data.sources import BlockUnit, TableUnit
 from miniray.data.stats import StageStats
@@ -35,7 +35,7 @@ _AHEAD = 2
 _POOL_AHEAD = 4
 
 
-class InlineFeed(Feed):
+class InlineFeed(UnitFeed):
     """Runs the steps of a stage in this process."""
 
     def __init__(self, groups: Groups, work: StageWork, seed: int) -> None:
@@ -124,11 +124,11 @@ def _told(error: DataError) -> str:
     return str(cause if cause is not None else error)
 
 
-class StageFeed(Feed):
+class StageFeed(UnitFeed):
     """Runs a stage in tasks."""
 
     def __init__(
-        self, groups: Groups, below: Feed, stage: Stage, work: StageWork, setting: Setting
+        self, groups: Groups, below: UnitFeed, stage: Stage, work: StageWork, setting: Setting
     ) -> None:
         self._groups = groups
         self._below = below

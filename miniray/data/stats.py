@@ -172,14 +172,14 @@ def running() -> list[dict[str, Any]]:
     return [row for each in list(RUNNING) for row in each.rows()][:_MOST]
 
 
-class Progress:
+class RowProgress:
     """Lines at the bottom of the terminal: one for each stage of an execution, in rows.
 
     There is none before a second, and none where stderr is no terminal. Drawn when a block comes,
     without a thread. Of executions at the same time, the first one is shown.
     """
 
-    _shown: ClassVar[Progress | None] = None
+    _shown: ClassVar[RowProgress | None] = None
 
     def __init__(self, stats: ExecutionStats) -> None:
         self._stats = stats
@@ -193,10 +193,10 @@ class Progress:
         if now < self._due:
             return
         self._due = now + _BETWEEN
-        if Progress._shown is None and is_terminal(stream(True)):
-            Progress._shown = self
+        if RowProgress._shown is None and is_terminal(stream(True)):
+            RowProgress._shown = self
             SCREEN.hand_over(self)
-        if Progress._shown is self:
+        if RowProgress._shown is self:
             self.print_above((), self._bars)
 
     def print_above(self, lines: Sequence[str], bars: Sequence[str]) -> None:
@@ -211,9 +211,9 @@ class Progress:
 
     def close(self) -> None:
         """Erase the lines."""
-        if Progress._shown is self:
+        if RowProgress._shown is self:
             SCREEN.take_back(self)
-            Progress._shown = None
+            RowProgress._shown = None
             write(stream(True), ERASE_BELOW)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from miniray.profiling.targets import Cluster
+    from miniray.profiling.targets import ClusterSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "miniray_"
@@ -42,7 +42,7 @@ _HELP = {
 Sample = tuple[str, dict[str, Any], float]
 
 
-def text(cluster: Cluster) -> str:
+def text(cluster: ClusterSource) -> str:
     """Return all metrics of a cluster; a node that does not answer has ``node_up`` 0."""
     told = cluster.ask_nodes("metrics", (), _PATIENCE)
     families = _Families()
@@ -60,7 +60,7 @@ def text(cluster: Cluster) -> str:
     return families.text()
 
 
-def _of_head(cluster: Cluster) -> Iterator[Sample]:
+def _of_head(cluster: ClusterSource) -> Iterator[Sample]:
     """Yield what the head knows."""
     now = time.time()
     for node in cluster.listing("node_states"):

@@ -10,7 +10,7 @@ from miniray.profiling.targets import TargetError, Targets, find
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
-    from miniray.profiling.targets import Cluster
+    from miniray.profiling.targets import ClusterSource
 
 #: Seconds after which a process that does not show its stacks is looked at from outside.
 _STACKS = 1.0
@@ -20,7 +20,7 @@ _READING, _LONGEST = 30.0, 300.0
 _IDLE = 0.01
 
 
-def look(cluster: Cluster, of: str, rank: int | None = None) -> dict[str, Any]:
+def look(cluster: ClusterSource, of: str, rank: int | None = None) -> dict[str, Any]:
     """Return the stacks of what is meant, equal ones of several processes together.
 
     Args:
@@ -52,7 +52,7 @@ def look(cluster: Cluster, of: str, rank: int | None = None) -> dict[str, Any]:
 
 
 def profile(
-    cluster: Cluster,
+    cluster: ClusterSource,
     kind: str,
     of: str,
     seconds: float = 5.0,
@@ -105,7 +105,7 @@ def profile(
 
 
 def ask_of(
-    cluster: Cluster, question: str, targets: Targets, args: tuple[Any, ...], seconds: float
+    cluster: ClusterSource, question: str, targets: Targets, args: tuple[Any, ...], seconds: float
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Ask the nodes of what is meant, all at once.
 

@@ -20,7 +20,7 @@ class Asks(Protocol):
         """Return (node id, answer or None, why there is none) of each node that is asked."""
 
 
-class Cluster(Asks, Protocol):
+class ClusterSource(Asks, Protocol):
     """What a command or the page asks of a cluster."""
 
     def listing(self, what: str) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ class Targets:
     run: str = ""
 
 
-def find(cluster: Cluster, of: str) -> Targets:
+def find(cluster: ClusterSource, of: str) -> Targets:
     """Return the processes that are meant.
 
     Args:

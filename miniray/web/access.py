@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from miniray.security.token import web_token
 
 if TYPE_CHECKING:
-    from miniray.web.process import WebFacts
+    from miniray.web.facts import WebFacts
 
 #: Seconds for which a cookie is good.
 _COOKIE_SECONDS = 7 * 24 * 3600

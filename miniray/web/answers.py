@@ -22,7 +22,7 @@ _MOST = 8
 _MOST_BYTES = 1 << 20
 
 
-class Answers:
+class JsonAnswers:
     """Runs what may wait in threads, as many as are allowed."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from miniray.messages.value import rebuild_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.web.process import WebFacts
+    from miniray.web.facts import WebFacts
 
     #: Gets changed rows by key, and the keys of rows that are gone; None: all rows are void.
     RowsHandler = Callable[[dict[str, dict[str, Any]] | None, list[str]], None]

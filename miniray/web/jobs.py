@@ -23,8 +23,8 @@ from miniray.job_submission import JobSubmissionClient
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from miniray.web.answers import Answers
-    from miniray.web.process import WebFacts
+    from miniray.web.answers import JsonAnswers
+    from miniray.web.facts import WebFacts
 
 #: The release of Ray whose paths these are, which clients compare.
 _RAY = "2.60.0"
@@ -49,7 +49,7 @@ _FIELDS = (
 class JobRoutes:
     """Routes for jobs and their packages."""
 
-    def __init__(self, facts: WebFacts, answers: Answers) -> None:
+    def __init__(self, facts: WebFacts, answers: JsonAnswers) -> None:
         self._address = facts.cluster_address
         self._packages = Path(facts.logs).parent / "packages_of_jobs"
         self._answers = answers

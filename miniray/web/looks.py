@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from miniray.web.answers import Answers
+    from miniray.web.answers import JsonAnswers
     from miniray.web.feed import Feed
 
 #: Lines of a log that are shown, at most.
@@ -29,7 +29,7 @@ _COLOURS = r"\x1b\[[0-9;]*m"
 class LookRoutes:
     """Routes to what the cluster's processes do and have printed."""
 
-    def __init__(self, feed: Feed, answers: Answers) -> None:
+    def __init__(self, feed: Feed, answers: JsonAnswers) -> None:
         self._feed = feed
         self._source = feed.source
         self._answers = answers

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import marshal
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from miniray.common.process_state import set_title
 from miniray.node.base import control_socket
 from miniray.system.log_file import log_to
+from miniray.web.facts import WebFacts
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +29,6 @@ _NICE = 10
 _COLLECT_AFTER = 20_000
 #: Threads that wait for answers of the cluster.
 _THREADS = 24
-
-
-@dataclasses.dataclass(frozen=True)
-class WebFacts:
-    """What the daemon tells the web process."""
-
-    node_socket: str
-    socket_key: bytes
-    #: Of cookies and tokens.
-    web_key: bytes
-    #: A short name of the cluster, for its cookie.
-    cluster: str
-    #: Of the head.
-    cluster_address: str
-    #: ``HOST:PORT`` of the page.
-    address: str
-    logs: str
-    #: When the cluster's first node was started, in seconds since the epoch.
-    since: float
-    #: The folder of a certificate; empty: plain HTTP, on loopback.
-    certificate: str
 
 
 def serve(control: socket.socket) -> None:

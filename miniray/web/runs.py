@@ -71,7 +71,7 @@ class Run:
         return self._page.shown()
 
 
-class Datasets:
+class DatasetTable:
     """What each operator of a dataset does that is executed now, and what ranks read of theirs."""
 
     def __init__(self) -> None:
@@ -136,5 +136,5 @@ def source_of(topic: str) -> Callable[[Feed], Asked] | None:
     if topic.startswith("run:"):
         return Run(topic.removeprefix("run:"), _PATIENCE_FOR_NEWS)
     if topic == "datasets":
-        return Datasets()
+        return DatasetTable()
     return None

@@ -26,7 +26,7 @@ from miniray.security.certificates import (
 )
 from miniray.version import VERSION
 from miniray.web.access import Access
-from miniray.web.answers import Answers, as_json, refusal, refused
+from miniray.web.answers import JsonAnswers, as_json, refusal, refused
 from miniray.web.jobs import JobRoutes
 from miniray.web.log_socket import LogSocket
 from miniray.web.looks import LookRoutes
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from miniray.web.process import WebFacts
+    from miniray.web.facts import WebFacts
     from miniray.web.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class WebServer:
         self._feed = topics.feed
         self._facts = facts
         self._streams = 0
-        self._answers = Answers()
+        self._answers = JsonAnswers()
         #: Requests that are being answered, and when the last one was.
         self._open, self._last = 0, time.monotonic()
         app = Starlette(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from miniray.web.asked import Asked
-    from miniray.web.process import WebFacts
+    from miniray.web.facts import WebFacts
 
     Row = dict[str, Any]
     #: Makes a row of what the head tells.

@@ -105,6 +105,29 @@ def test_packages_import_only_from_those_below_them() -> None:
     assert not upwards
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = modules()
+    open_ends = {module: set(imported(path, known)) - {module} for module, path in known.items()}
+    while True:  # what imports nothing that is left is in no circle
+        free = {module for module, others in open_ends.items() if not others & open_ends.keys()}
+        if not free:
+            break
+        for module in free:
+            del open_ends[module]
+    assert not open_ends
+
+
+def test_a_class_name_is_of_one_class() -> None:
+    classes = collections.Counter(
+        node.name
+        for path in modules().values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    # Ray has that one twice too.
+    assert {name for name, count in classes.items() if count > 1} == {"RayTrainReportCallback"}
+
+
 def test_a_folder_can_be_overlooked() -> None:
     folders = collections.Counter(path.parent for path in modules().values())
     large = {str(folder) for folder, count in folders.items() if count > MOST_FILES}

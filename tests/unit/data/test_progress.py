@@ -12,7 +12,7 @@ from miniray import data
 pytest.importorskip("pyarrow")
 
 from miniray.data import stats
-from miniray.data.stats import ExecutionStats, Progress, StageStats
+from miniray.data.stats import ExecutionStats, RowProgress, StageStats
 from miniray.logs.screen import SCREEN
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def terminal(monkeypatch: Any) -> Iterator[Terminal]:
     for module in ("miniray.data.stats", "miniray.logs.screen"):
         monkeypatch.setattr(f"{module}.stream", lambda is_stderr: made)
     yield made
-    assert Progress._shown is None
+    assert RowProgress._shown is None
 
 
 def execution(seconds: float) -> ExecutionStats:
@@ -41,7 +41,7 @@ def execution(seconds: float) -> ExecutionStats:
 
 
 def test_a_line_for_each_stage_has_rows_and_what_it_waits_for(terminal: Terminal) -> None:
-    progress = Progress(execution(2.0))
+    progress = RowProgress(execution(2.0))
     progress.tell()
     assert "Map(f): 1,200 of 5,000 rows, 600/s, 2 MiB in flight, waits for its tasks" in (
         terminal.getvalue()
@@ -51,7 +51,7 @@ def test_a_line_for_each_stage_has_rows_and_what_it_waits_for(terminal: Terminal
 
 
 def test_what_workers_print_comes_above_the_lines(terminal: Terminal) -> None:
-    progress = Progress(execution(2.0))
+    progress = RowProgress(execution(2.0))
     progress.tell()
     terminal.truncate(0)
     SCREEN.show([(True, "(task pid=1) hello")], ["a bar"])
@@ -63,10 +63,10 @@ def test_what_workers_print_comes_above_the_lines(terminal: Terminal) -> None:
 def test_nothing_is_shown_in_the_first_second_or_without_a_terminal(
     terminal: Terminal, monkeypatch: Any
 ) -> None:
-    progress = Progress(execution(0.0))
+    progress = RowProgress(execution(0.0))
     progress.tell()
     monkeypatch.setattr("miniray.data.stats.stream", lambda is_stderr: io.StringIO())
-    other = Progress(execution(2.0))
+    other = RowProgress(execution(2.0))
     other.tell()
     assert terminal.getvalue() == ""
     progress.close()
@@ -74,7 +74,7 @@ def test_nothing_is_shown_in_the_first_second_or_without_a_terminal(
 
 
 def test_of_two_executions_the_first_one_is_shown(terminal: Terminal) -> None:
-    first, second = Progress(execution(2.0)), Progress(execution(3.0))
+    first, second = RowProgress(execution(2.0)), RowProgress(execution(3.0))
     first.tell()
     shown = len(terminal.getvalue())
     second.tell()

@@ -9,7 +9,7 @@ import pytest
 
 from miniray.security.token import web_token
 from miniray.web.access import Access
-from miniray.web.process import WebFacts
+from miniray.web.facts import WebFacts
 
 KEY = b"k" * 32
 
