@@ -153,8 +153,8 @@ class ExchangeFeed(UnitFeed):
         target = setting.context.target_max_block_size
         sides = []
         for below in self._node.inputs:
-            node = below if setting.local else _read_by_tasks(below)
-            sides.append((yield from self._drain(_feed(node, setting, CutWish(target)))))
+            feed = _feed(_read_by_tasks(below), setting, CutWish(target))  # blocks tell their rows
+            sides.append((yield from self._drain(feed)))
         total = sum(unit.size for side in sides for unit in side)
         if isinstance(how, Aligned):
             yield from self._aligned(sides, self._node.partitions or -(-total // target) or 1)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: Rows of a unit whose keys are looked at before the bounds of partitions are chosen.
 _SAMPLED = 500
+_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "day": 86400 * 10**9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +57,13 @@ class Ordered(How):
             keys = concat(samples)
         except ValueError as error:
             raise DataError(f"{self.name}: {error}") from None
-        keys = _plain(keys.take(key_order(keys, self.descending)))
+        keys = keys.take(key_order(keys, self.descending))
         places = [part * keys.num_rows // parts for part in range(1, parts)]
         return [tuple(_row(keys, place)) for place in places] if keys.num_rows else []
 
     def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
         """Return the sorted table between the bounds."""
         table, keys = self._sorted(table, side)
-        keys = _plain(keys)
         ends = [_place(keys, bound, self.descending) for bound in bounds]
         return sliced(table, [*ends, table.num_rows])
 
@@ -116,6 +116,8 @@ def _comparable(table: Any, name: str, who: str) -> Any:
         values = values.cast(views.get(kind, pa.float32()))
     if pa.types.is_floating(values.type):
         values = pc.add(values, pa.scalar(0, values.type))  # -0.0 is the same key as 0.0
+        nan = pa.scalar(float("nan"), values.type)  # of any sign: Arrow groups by the bits
+        values = pc.if_else(pc.is_nan(values), nan, values)
     return values.combine_chunks()
 
 
@@ -127,18 +129,16 @@ def key_order(keys: Any, descending: Sequence[bool]) -> Any:
     return pc.sort_indices(keys, sort_keys=list(zip(keys.column_names, signs, strict=True)))
 
 
-def _plain(keys: Any) -> Any:
-    """Return keys with times as numbers, which Python can compare whatever their unit."""
-    for place, field in enumerate(keys.schema):
-        if pa.types.is_temporal(field.type):
-            width = pa.int32() if field.type.bit_width == 32 else pa.int64()
-            column = keys.column(place).cast(width)
-            keys = keys.set_column(place, field.name, column)
-    return keys.combine_chunks()
-
-
 def _row(keys: Any, place: int) -> list[Any]:
-    return [column[place].as_py() for column in keys.columns]
+    """Return the keys of a row as Python compares them: times in ns, whatever their unit."""
+    return [_plain(column[place]) for column in keys.columns]
+
+
+def _plain(key: Any) -> Any:
+    if not pa.types.is_temporal(key.type) or not key.is_valid:
+        return key.as_py()
+    unit = {pa.date32(): "day", pa.date64(): "ms"}.get(key.type) or key.type.unit
+    return key.value * _NANOSECONDS[unit]
 
 
 def _place(keys: Any, bound: Sequence[Any], descending: Sequence[bool]) -> int:

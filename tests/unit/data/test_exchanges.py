@@ -8,6 +8,7 @@ import random
 import statistics
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from miniray.data.ordered import JOINS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 keys = st.one_of(st.none(), st.integers(-3, 3))
 rows_of_keys = st.lists(keys, max_size=40)
@@ -304,6 +306,28 @@ def test_keys_of_different_numeric_types_are_joined_by_value() -> None:
         assert rows == [{"k": 1, "a": "x", "b": 10}, {"k": 3, "a": "z", "b": 30}]
 
 
+def test_times_of_different_units_are_sorted_and_joined_by_value() -> None:
+    times = [np.datetime64("2026-01-01") + np.timedelta64(n, "s") for n in range(40)]
+
+    def of(unit: str, numbers: range) -> Any:
+        column = np.array([times[n] for n in numbers], dtype=f"datetime64[{unit}]")
+        return data.from_arrow(pa.table({"t": column, unit: list(numbers)}))
+
+    joined = of("s", range(40)).join(of("us", range(40)), "inner", 4, on=("t",))
+    assert [(row["s"], row["us"]) for row in made(joined)] == [(n, n) for n in range(40)]
+    both = of("us", range(1, 40, 2)).union(of("s", range(0, 40, 2)))
+    found = [row["us"] if row["s"] is None else row["s"] for row in made(both.sort("t"))]
+    assert found == list(range(40))
+
+
+def test_nan_of_either_sign_is_one_group() -> None:
+    numbers = data.from_arrow(
+        pa.table({"k": np.array([np.nan, -np.nan, 1, np.nan]), "n": range(4)})
+    )
+    found = made(numbers.groupby("k").aggregate(AsList("n"), Count()))
+    assert [(row["list(n)"], row["count()"]) for row in found] == [([2], 1), ([0, 1, 3], 3)]
+
+
 def test_keys_of_a_number_and_a_text_do_not_go_together() -> None:
     text = data.from_arrow(pa.table({"k": ["1"], "b": [2]}))
     for parts in (1, 3):
@@ -332,6 +356,15 @@ def test_lists_structs_and_tensors_are_joined_beside_their_keys(parts: int) -> N
 def test_a_zip_has_the_columns_of_both(count: int, blocks: int) -> None:
     rows = made(table([5] * count).zip(data.range(count).repartition(blocks), table([6] * count)))
     assert rows == [{"k": 5, "n": n, "id": n, "k_1": 6, "n_1": n} for n in range(count)]
+
+
+def test_rows_that_no_one_has_counted_are_dealt_out_and_zipped(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("".join(f"{n}\n" for n in ["x", *range(10)]))
+    file = data.read_csv(str(tmp_path / "a.csv"))
+    groups = data.range(10).groupby("id").count()
+    for each, name in ((file, "x"), (groups, "id")):
+        assert [row[name] for row in made(each.repartition(3))] == list(range(10))
+        assert [row[f"{name}_1"] for row in made(each.zip(each))] == list(range(10))
 
 
 def test_datasets_of_different_length_are_not_zipped() -> None:
