@@ -83,7 +83,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> UnitFeed:
     target = setting.context.target_max_block_size
     own = CutWish(target, parts, node.least)
     (below,) = node.inputs
-    if isinstance(below, Exchange) and below.partitions is not None:
+    if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
         target = 0  # so many blocks were asked for
     return _run(node, _feed(below, setting, own), setting, node.least, target=target)
 

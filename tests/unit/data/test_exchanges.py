@@ -157,6 +157,13 @@ def test_a_repartition_by_keys_has_equal_keys_in_one_block(values: list[Any], bl
         assert sum(key in each.column("k").to_pylist() for each in units) == 1
 
 
+def test_what_functions_make_of_partitions_is_put_together_into_blocks() -> None:
+    groups = data.range(8).groupby("id", 2).map_groups(lambda group: group)
+    batches = data.range(8).repartition(2).map_batches(lambda batch: batch, batch_size=1)
+    for dataset in (groups, batches):
+        assert [unit.rows for unit in execute(dataset._plan, local=True)] == [4, 4]
+
+
 def test_a_repartition_that_shuffles_takes_rows_in_turns() -> None:
     units = execute(table([0] * 7).repartition(3, shuffle=True)._plan, local=True)
     assert [table_of(u).column("n").to_pylist() for u in units] == [[0, 3, 6], [1, 4], [2, 5]]
