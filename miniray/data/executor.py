@@ -62,7 +62,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> UnitFeed:
         return UnionFeed([functools.partial(_feed, each, setting, wish) for each in node.inputs])
     if isinstance(node, Limit):
         (below,) = node.inputs
-        if isinstance(below, Union) and count_of(below) is None:
+        if isinstance(below, Union | Exchange) and count_of(below) is None:
             below = _read_by_tasks(below)  # blocks tell their rows, of which so many are wanted
         if isinstance(below, Read) and below.source.count() is None:
             head = HeadFeed(_feed(below, setting, wish), node.rows)

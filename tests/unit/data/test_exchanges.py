@@ -157,6 +157,15 @@ def test_a_repartition_by_keys_has_equal_keys_in_one_block(values: list[Any], bl
         assert sum(key in each.column("k").to_pylist() for each in units) == 1
 
 
+def test_the_first_rows_of_groups_and_joins_are_as_many_as_wanted() -> None:
+    numbers = data.range(40)
+    groups = numbers.groupby("id", 4).count()
+    joined = numbers.join(numbers, "inner", 4, on=("id",))
+    for dataset in (groups, joined, groups.sort("id"), groups.zip(numbers)):
+        for first in (dataset.limit(13), dataset.limit(13).map(lambda row: row)):
+            assert [row["id"] for row in made(first)] == list(range(13))
+
+
 def test_what_functions_make_of_partitions_is_put_together_into_blocks() -> None:
     groups = data.range(8).groupby("id", 2).map_groups(lambda group: group)
     batches = data.range(8).repartition(2).map_batches(lambda batch: batch, batch_size=1)
