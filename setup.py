@@ -7,6 +7,7 @@ else about the package is said in ``pyproject.toml``.
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -20,11 +21,23 @@ _PACKAGE = "miniray._proto"
 
 def generate() -> None:
     """Compile every file of ``proto/`` into ``miniray/_proto``."""
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        made = Path(folder)
+        _compile(made)
+        # protoc writes absolute imports of sibling modules; they live in a package here.
+        for module in made.glob("*_pb2*.py*"):
+            text = re.sub(r"^import (\w+_pb2)", r"from . import \1", module.read_text(), flags=re.M)
+            module.write_text(text)
+        (made / "__init__.py").write_text('"""Code generated from proto/ by setup.py."""\n')
+        GENERATED.mkdir(exist_ok=True)
+        for module in made.iterdir():  # whole, as programs may import them meanwhile
+            module.replace(GENERATED / module.name)
+
+
+def _compile(made: Path) -> None:
     import grpc_tools
     from grpc_tools import protoc
 
-    GENERATED.mkdir(exist_ok=True)
-    (GENERATED / "__init__.py").write_text('"""Code generated from proto/ by setup.py."""\n')
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     files = sorted(PROTO.glob("miniray/v1/*.proto"))
     base = PROTO / "miniray" / "v1"
@@ -33,18 +46,14 @@ def generate() -> None:
             "protoc",
             f"-I{base}",
             f"-I{well_known}",
-            f"--python_out={GENERATED}",
-            f"--pyi_out={GENERATED}",
-            f"--grpc_python_out={GENERATED}",
+            f"--python_out={made}",
+            f"--pyi_out={made}",
+            f"--grpc_python_out={made}",
             *(file.name for file in files),
         ]
     )
     if code != 0:
         raise SystemExit(f"protoc failed with exit code {code} on {PROTO}")
-    # protoc writes absolute imports of sibling modules; they live in a package here.
-    for module in [*GENERATED.glob("*_pb2*.py"), *GENERATED.glob("*_pb2.pyi")]:
-        text = module.read_text()
-        module.write_text(re.sub(r"^import (\w+_pb2)", r"from . import \1", text, flags=re.M))
 
 
 class BuildWithProto(build_py):

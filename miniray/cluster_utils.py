@@ -18,6 +18,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.engines import refuse_on_ray
 from miniray.runtime_env.validate import check_env_vars
 from miniray.system.boot_options import BootOptions
 from miniray.system.launch import launch
@@ -83,6 +84,7 @@ class Cluster:
     ) -> None:
         if connect and not initialize_head:
             raise ValueError("connect=True needs initialize_head=True: there is nothing to join.")
+        refuse_on_ray("cluster_utils")
         self.head_node: Node | None = None
         self.worker_nodes: list[Node] = []
         self._token = ""

@@ -16,6 +16,7 @@ import click
 from miniray.cli.services import Services
 from miniray.common.config import config
 from miniray.common.names import printable
+from miniray.engines import refuse_on_ray
 from miniray.version import VERSION
 
 
@@ -160,6 +161,8 @@ def main(ctx: click.Context) -> None:
     ctx.ensure_object(Services)
     try:
         config()
+        if ctx.invoked_subcommand not in (None, "engines"):
+            refuse_on_ray("commands")
     except ValueError as error:
         raise click.ClickException(f"{error}. Correct the variable, or unset it.") from None
     if ctx.invoked_subcommand is None:

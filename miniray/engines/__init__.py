@@ -55,6 +55,14 @@ def choose(engine: str) -> None:
     _chosen = engine
 
 
+def refuse_on_ray(capability: str) -> None:
+    """Raise EngineError if Ray is the engine of this process, or of the environment."""
+    if (_chosen or engine_of(None, None)) == "ray":
+        from miniray.engines.capabilities import refuse
+
+        refuse(capability)
+
+
 def start_ray(options: Any) -> tuple[Runtime, dict[str, Any]]:
     """Attach this process to a Ray cluster.
 

@@ -14,15 +14,15 @@ REFUSED = {
     "util.metrics": "metrics are told to miniray's nodes; use `ray.util.metrics`",
     "timeline": "it is asked of miniray's workers; use `ray.timeline`",
     "util.tpu": "slices are reserved by miniray's head; use `ray.util.tpu`",
-    "commands": "`miniray status`, `memory`, `drain` and `debug` are for miniray's clusters; use "
-    "`ray status`, `ray memory`, `ray drain-node` and `ray debug`",
+    "commands": "those of miniray are for its own clusters; use `ray status`, `ray list`, "
+    "`ray logs`, `ray memory`, `ray stack` and `ray job`, or leave out MINIRAY_ENGINE=ray",
+    "cluster_utils": "it starts nodes of miniray; use `ray.cluster_utils.Cluster`",
     "generators over ray://": "Ray Client has no streaming; run the driver inside the cluster, "
     'with address="auto" or as a Ray job',
 }
 
 #: What works otherwise than on miniray's own engine, since Ray decides it.
 DIFFERENT = {
-    "constructors' errors": "ActorDiedError has the text of the error, not its class",
     "exceptions of workers": "ends of processes are told in Ray's words",
     "ids": "refs have 28 bytes, actors and placement groups the lengths that Ray gives them",
     "preloaded modules": "the option _preload has no effect",

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_helpers import wait_until
+from slurm_cluster import free_ports
 
 import miniray
 from miniray.exceptions import ActorDiedError, DeathCause, EngineError, TaskError
@@ -82,3 +92,63 @@ def test_a_dataset_is_read_to_its_end() -> None:
     pytest.importorskip("pyarrow")
     for _ in range(5):
         assert miniray.data.range(100).map(lambda row: row).materialize().count() == 100
+
+
+def test_the_error_of_a_constructor_arrives_with_its_class() -> None:
+    @miniray.remote
+    class Unlucky:
+        def __init__(self) -> None:
+            raise KeyError("absent")
+
+        def nothing(self) -> None: ...
+
+    with pytest.raises(ActorDiedError) as caught:
+        miniray.get(Unlucky.remote().nothing.remote())
+    assert caught.value.cause is DeathCause.CREATION_FAILED
+    assert isinstance(caught.value.creation_error, TaskError)
+    assert isinstance(caught.value.creation_error.cause, KeyError)
+
+
+#: Prints where a worker has miniray from.
+DRIVER = """
+import miniray
+
+@miniray.remote
+def place():
+    return miniray.__file__
+
+miniray.init(engine="ray")
+print(miniray.get(place.remote()))
+"""
+
+
+def test_workers_without_miniray_get_it_from_the_driver(tmp_path: Path) -> None:
+    """The cluster's Python has Ray, but no miniray: what .pth files of its packages add is lost."""
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    libraries = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")})
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    (Path(libraries) / "ray.pth").write_text("\n".join(packages))
+    python = tmp_path / "venv/bin/python"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["RAY_TMPDIR"] = tempfile.gettempdir()  # the module's own
+    in_it = {"env": env, "cwd": tmp_path}
+    assert subprocess.run([python, "-c", "import miniray"], check=False, **in_it).returncode
+    port, client_port = free_ports(2)
+    start = [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    start += [f"--ray-client-server-port={client_port}", "--dashboard-agent-listen-port=0"]
+    start += ["--include-dashboard=false", "--num-cpus=1", "--node-ip-address=127.0.0.1"]
+    head = subprocess.Popen(start, stdout=subprocess.DEVNULL, **in_it)
+    try:
+        wait_until(lambda: _answers(port), timeout=60)
+        driver = [sys.executable, "-c", DRIVER]
+        env["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+        told = subprocess.run(driver, stdout=subprocess.PIPE, text=True, check=True, **in_it)
+    finally:
+        head.terminate()
+        head.wait(60)
+    assert "py_modules_files" in told.stdout
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import AsyncioActorExit, RayActorError, RayError, RayTaskError
+from ray.experimental import internal_kv
 
 from miniray import exceptions as ours
+from miniray.common.config import config
 from miniray.exceptions import ActorDiedError, DeathCause, MinirayError, TaskError
 
 if TYPE_CHECKING:
@@ -76,6 +78,17 @@ def carried(error: Exception, name: str, actor_repr: str | None) -> Exception:
     return Carried(pickle.dumps(failure, 5), str(failure), error)
 
 
+def keep_of_constructor(failure: Exception) -> None:
+    """Tell the callers of this actor why there is none: Ray gives them the text only."""
+    if len(failure.args[0]) <= config().inline_limit:
+        actor_id = ray.get_runtime_context().get_actor_id()
+        internal_kv._internal_kv_put(_constructor(actor_id), failure.args[0])
+
+
+def _constructor(actor_id: str) -> bytes:
+    return b"miniray:constructor:" + actor_id.encode()
+
+
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
     """Raise Ray's errors in the block as miniray's."""
@@ -104,7 +117,10 @@ def translated(error: BaseException) -> BaseException:
     if cls is ActorDiedError and isinstance(error, RayActorError):
         about = {"actor_id": error.actor_id or "", "class_name": found.get("class_name", "")}
         if error.actor_init_failed:
-            failure = TaskError("__init__", text, MinirayError(text))
+            kept = internal_kv._internal_kv_get(_constructor(about["actor_id"]))
+            failure = (
+                pickle.loads(kept) if kept else TaskError("__init__", text, MinirayError(text))
+            )
             return cls(DeathCause.CREATION_FAILED, creation_error=failure, **about)
         cause = next((cause for part, cause in _CAUSES.items() if part in text), DeathCause.UNKNOWN)
         return cls(cause, pid=int(found.get("pid", 0)), detail=text, **about)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import short_name
 from miniray.common.runtime import runtime_or_none, set_runtime
-from miniray.engines.ray.errors import carried
+from miniray.engines.ray.errors import carried, keep_of_constructor
 from miniray.engines.ray.refs import loaded
 
 if TYPE_CHECKING:
@@ -186,7 +186,10 @@ def _sent(error: Exception, name: str) -> Exception:
     if _says_what_it_is(type(actor)):
         with contextlib.suppress(Exception):  # it is the user's
             shown = repr(actor)
-    return carried(error, name, shown)
+    failure = carried(error, name, shown)
+    if actor is None and HostedActor.info is not None:
+        keep_of_constructor(failure)
+    return failure
 
 
 def _says_what_it_is(cls: type) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from miniray import engines
 from miniray.cli.main import main
 from miniray.client.init_options import check_init
+from miniray.cluster_utils import Cluster
 from miniray.engines.capabilities import REFUSED, refuse, table
 from miniray.exceptions import EngineError, MinirayError
 
@@ -68,10 +70,39 @@ def test_what_an_engine_lacks_is_refused_with_what_to_do_instead(capability: str
     assert REFUSED[capability] in str(caught.value)
 
 
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("command", [["status"], ["list", "actors"], ["job", "submit", "--", "ls"]])
+def test_commands_are_refused_in_one_line_where_ray_is_the_engine(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(engines.ENGINE_VARIABLE, "ray")
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert result.output == f"Error: The engine 'ray' does not have this: {REFUSED['commands']}.\n"
+    assert CliRunner().invoke(main, ["engines"]).exit_code == 0
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_cluster_of_nodes_is_refused_where_ray_is_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(engines.ENGINE_VARIABLE, "ray")
+    with pytest.raises(EngineError, match=r"use `ray\.cluster_utils\.Cluster`"):
+        Cluster(initialize_head=True)
+
+
 def test_the_page_has_the_table_of_what_differs() -> None:
     """Paste the output of `miniray engines` there."""
     assert table() in (ROOT / "docs/ray_engine.md").read_text()
     assert CliRunner().invoke(main, ["engines"]).output.strip() == table()
+
+
+def test_each_test_that_differs_on_ray_exists() -> None:
+    tests = ROOT / "tests"
+    for line in (tests / "engines/ray.txt").read_text().splitlines():
+        if line and line[0] != "#":
+            file, name = re.fullmatch(r"(?:- )?(\w+\.py)::(\w+)(?:\[.*\])?: .+", line).groups()
+            assert f"def {name}(" in (tests / "cluster" / file).read_text()
 
 
 @pytest.mark.usefixtures("undecided")
