@@ -131,6 +131,8 @@ class Config:
     log_files: int = 4
     #: Identical lines from many workers are folded into one with a count.
     dedup_logs: bool = True
+    #: Lines that differ in numbers only are folded too.
+    dedup_numbers: bool = False
     #: Time over which identical lines are folded.
     dedup_window: float = 5.0
 

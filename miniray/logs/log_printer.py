@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,7 @@ _HINT = " (MINIRAY_DEDUP_LOGS=0 prints every line)"
 #: More lines than this, and longer ones, are not followed at once; they are all printed.
 _MAX_LINES = 10_000
 _MAX_LENGTH = 2_000
+_NUMBER = re.compile(r"\d+")
 
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error: "
@@ -67,11 +69,14 @@ class LogDeduplicator:
 
     Args:
         window: Seconds over which equal lines are folded.
+        numbers: Take lines that differ in numbers only for equal.
     """
 
-    def __init__(self, window: float) -> None:
+    def __init__(self, window: float, *, numbers: bool = False) -> None:
         self._window = window
-        self._lines: dict[str, Repeated] = {}  # in the order of their times
+        self._numbers = numbers
+        #: By what equal lines have in common, in the order of their times.
+        self._lines: dict[str, Repeated] = {}
 
     def admit(self, source: _Source, text: str, now: float) -> bool:
         """Return whether a line is to be printed now; otherwise it is counted.
@@ -83,15 +88,16 @@ class LogDeduplicator:
         """
         if not text.strip() or len(text) > _MAX_LENGTH:
             return True
-        line = self._lines.get(text)
+        key = _NUMBER.sub("0", text) if self._numbers else text
+        line = self._lines.get(key)
         if line is None:
             if len(self._lines) < _MAX_LINES:
-                self._lines[text] = Repeated(text, now, {source}, source)
+                self._lines[key] = Repeated(text, now, {source}, source)
             return True
         line.sources.add(source)
         if len(line.sources) == 1:
             return True
-        line.last = source
+        line.last, line.text = source, text
         line.count += 1
         return False
 
@@ -99,14 +105,14 @@ class LogDeduplicator:
         """Return held-back lines whose window has passed; forget lines that came once."""
         ready: list[Repeated] = []
         while self._lines:
-            text, line = next(iter(self._lines.items()))
+            key, line = next(iter(self._lines.items()))
             if now - line.since < self._window:
                 break
-            del self._lines[text]
+            del self._lines[key]
             if line.count:
                 ready.append(line)
             if line.count > 1:  # it goes on, so a new window begins
-                self._lines[text] = Repeated(text, now, set(line.sources), line.last)
+                self._lines[key] = Repeated(line.text, now, set(line.sources), line.last)
         return ready
 
     def next_due(self) -> float | None:
@@ -167,7 +173,10 @@ class LogPrinter:
         self._call_later = call_later
         self._dedup = config().dedup_logs if dedup is None else dedup
         self._clock = clock
-        self._deduplicators = {is_stderr: LogDeduplicator(window) for is_stderr in (False, True)}
+        numbers = config().dedup_numbers
+        self._deduplicators = {
+            is_stderr: LogDeduplicator(window, numbers=numbers) for is_stderr in (False, True)
+        }
         self._traces: dict[_Stream, _BegunTrace] = {}
         self._bars = BarRegion()
         self._timer_at: float | None = None

@@ -7,6 +7,7 @@ import threading
 import pytest
 from terminal import screen
 
+from miniray.common.config import config
 from miniray.logs.log_printer import LogBatch, LogDeduplicator, LogPrinter
 from miniray.logs.screen import SCREEN, BarKey, BarRegion, draw
 
@@ -160,6 +161,27 @@ def test_lines_that_differ_in_a_number_are_all_printed_at_once(printer, capsys):
     for number, line in enumerate(lines):
         printer.print_batch(batch(line, pid=number % 2))
     assert [line.partition(") ")[2] for line in capsys.readouterr().out.splitlines()] == lines
+
+
+@pytest.fixture(name="_numbers_folded")
+def _numbers_folded(monkeypatch):
+    monkeypatch.setenv("MINIRAY_DEDUP_NUMBERS", "1")
+    config.cache_clear()
+    yield
+    config.cache_clear()
+
+
+@pytest.mark.usefixtures("_numbers_folded")
+def test_lines_that_differ_in_numbers_are_folded_if_that_is_asked_for(timers, capsys):
+    printer = LogPrinter(timers.call_later, dedup=True, window=5.0, clock=lambda: timers.now)
+    for pid in range(3):
+        printer.print_batch(batch(f"rank {pid} of 3 is ready", pid=pid))
+    printer.print_batch(batch("rank 7 is late", pid=3))
+    timers.advance(5.0)
+    printed = capsys.readouterr().out
+    assert printed.count("is ready") == 2
+    assert "rank 2 of 3 is ready [repeated 2x] " in printed
+    assert "rank 7 is late" in printed
 
 
 FATAL = [
