@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from miniray.data.blocks import column, pickled, table_to_rows, values_of
-from miniray.data.ordered import Ordered, key_order, key_table
+from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
 from miniray.data.transforms import DataError, Transform, Where, failed
 
@@ -161,7 +161,7 @@ class Unique(_Collected):
 
     def partial(self, key: Any, table: Any) -> Any:
         """Return the different values of rows of a group."""
-        values = table.column(self.on)
+        values = one_zero(table.column(self.on))
         return pc.unique(values.drop_null() if self._ignore_nulls else values).to_pylist()
 
     def result(self, values: list[Any]) -> Any:
@@ -342,13 +342,16 @@ def runs(keys: Any) -> list[tuple[int, int]]:
     """Return where each group of sorted keys begins and ends."""
     if not keys.num_rows:
         return []
-    counts = keys.group_by(keys.column_names, use_threads=False).aggregate([([], "count_all")])
-    ends = np.cumsum(counts.column("count_all").to_numpy()).tolist()
+    differs = np.zeros(keys.num_rows - 1, bool)  # from the next row
+    for values in keys.combine_chunks().columns:
+        found = pc.dictionary_encode(values.chunk(0), null_encoding="encode").indices.to_numpy()
+        differs |= found[1:] != found[:-1]
+    ends = [*(np.flatnonzero(differs) + 1).tolist(), keys.num_rows]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _grouped(keys: Any, wanted: Sequence[tuple[str, Any, str, Any]]) -> tuple[Any, list[Any]]:
-    """Return the keys of groups, and columns that Arrow computes for them.
+    """Return the keys of groups, in order, and columns that Arrow computes for them.
 
     Args:
         keys: The keys of rows.
@@ -360,6 +363,7 @@ def _grouped(keys: Any, wanted: Sequence[tuple[str, Any, str, Any]]) -> tuple[An
         table = table.append_column(f"__{place}", values)
         calls.append((f"__{place}", function, options))
     found = table.group_by(keys.column_names, use_threads=False).aggregate(calls)
+    found = found.take(key_order(found.select(keys.column_names), [False] * keys.num_columns))
     made = [found.column(f"{name}_{function}") for name, function, _ in calls]
     return found.select(keys.column_names), made
 

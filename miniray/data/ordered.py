@@ -114,11 +114,15 @@ def _comparable(table: Any, name: str, who: str) -> Any:
     views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     if kind in (*views, pa.float16()):
         values = values.cast(views.get(kind, pa.float32()))
-    if pa.types.is_floating(values.type):
-        values = pc.add(values, pa.scalar(0, values.type))  # -0.0 is the same key as 0.0
-        nan = pa.scalar(float("nan"), values.type)  # of any sign: Arrow groups by the bits
-        values = pc.if_else(pc.is_nan(values), nan, values)
-    return values.combine_chunks()
+    return one_zero(values).combine_chunks()
+
+
+def one_zero(values: Any) -> Any:
+    """Return values with one zero and one NaN, whatever their signs: Arrow looks at the bits."""
+    if not pa.types.is_floating(values.type) or values.type == pa.float16():
+        return values
+    values = pc.add(values, pa.scalar(0, values.type))
+    return pc.if_else(pc.is_nan(values), pa.scalar(float("nan"), values.type), values)
 
 
 def key_order(keys: Any, descending: Sequence[bool]) -> Any:

@@ -210,6 +210,30 @@ def test_aggregates_of_groups_are_those_of_lists(values: list[Any]) -> None:
     assert rows == expected
 
 
+@given(rows_of_keys, rows_of_keys, st.integers(1, 4))
+def test_groups_of_several_columns_have_the_rows_of_lists(
+    first: list[Any], second: list[Any], parts: int
+) -> None:
+    pairs = list(zip(first, second, strict=False))
+    columns = {"k": [k for k, _ in pairs], "j": [j for _, j in pairs], "n": range(len(pairs))}
+    kind = pa.schema([(name, pa.int64()) for name in columns])
+    numbers = data.from_arrow(pa.table(columns, kind))
+    wanted: dict[Any, list[int]] = {}
+    for number in sorted(range(len(pairs)), key=lambda n: [(v is None, v or 0) for v in pairs[n]]):
+        wanted.setdefault(pairs[number], []).append(number)
+    grouped = numbers.groupby(["k", "j"], parts)
+    found = made(grouped.aggregate(AsList("n"), Sum("n")))
+    assert [(row["k"], row["j"]) for row in found] == list(wanted)
+    assert [row["list(n)"] for row in found] == list(wanted.values())
+    assert [row["sum(n)"] for row in found] == list(map(sum, wanted.values()))
+    mapped = made(
+        grouped.map_groups(
+            lambda group: {"n": [group.column("n").to_pylist()]}, batch_format="pyarrow"
+        )
+    )
+    assert [row["n"] for row in mapped] == list(wanted.values())
+
+
 @given(rows_of_keys, st.booleans())
 def test_null_is_left_out_or_makes_the_result_null(values: list[Any], ignore: bool) -> None:
     there = [value for value in values if value is not None]
@@ -342,6 +366,8 @@ def test_nan_of_either_sign_is_one_group() -> None:
     )
     found = made(numbers.groupby("k").aggregate(AsList("n"), Count()))
     assert [(row["list(n)"], row["count()"]) for row in found] == [([2], 1), ([0, 1, 3], 3)]
+    signed = data.from_arrow(pa.table({"k": np.array([np.nan, -np.nan, 0.0, -0.0])}))
+    assert made(signed.groupby(None).aggregate(CountDistinct("k"))) == [{"count_distinct(k)": 2}]
 
 
 def test_keys_of_a_number_and_a_text_do_not_go_together() -> None:
