@@ -180,11 +180,13 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
                 outcome = WorkerOutcome(failure=WorkerFailure.of(worker.error))
             if isinstance(worker.error, ControllerLostError):
                 raise worker.error  # the train loop was only the first to notice
-            told = link.ask("end", outcome)
-            if outcome.failure is not None:
+            if outcome.failure is None:
+                link.ask("end", outcome)
+            else:
                 # Rank 0 may be waiting for this one in a collective of the framework, so this one
                 # does not wait for the run: when its process ends, torchrun ends the others.
-                concurrent.futures.wait([told], FAILURE_TIMEOUT)
+                with contextlib.suppress(ControllerLostError):
+                    concurrent.futures.wait([link.ask("end", outcome)], FAILURE_TIMEOUT)
                 failures = {place.ranks.world_rank: outcome.failure}
                 ended = RunOutcome(
                     RunState.ERRORED, message=describe(failures, ()), worker_failures=failures
