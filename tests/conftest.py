@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"looks at the engine {own.args[0]}"))
     if engine == "miniray":
         return
+    os.environ["MINIRAY_ENGINE"] = engine  # no test that makes its own cluster gets miniray's
     lines = [line for line in RAY_DIFFERS.read_text().splitlines() if line and line[0] != "#"]
     reasons = dict(line.split(": ", 1) for line in lines)
     for item in items:

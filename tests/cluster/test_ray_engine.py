@@ -21,6 +21,7 @@ import miniray
 from miniray.exceptions import ActorDiedError, DeathCause, EngineError, TaskError
 
 pytestmark = [pytest.mark.engine("ray"), pytest.mark.usefixtures("cluster")]
+CLUSTER = {"num_cpus": 1, "num_gpus": 1}
 
 
 class Untold(Exception):
@@ -67,7 +68,8 @@ def test_an_actor_that_was_killed_says_so() -> None:
     miniray.get(victim.nothing.remote())
     miniray.kill(victim)
     with pytest.raises(ActorDiedError) as caught:
-        miniray.get(victim.nothing.remote())
+        while True:  # Ray answers before the process has ended
+            miniray.get(victim.nothing.remote())
     assert caught.value.cause is DeathCause.KILLED
 
 
@@ -86,6 +88,16 @@ def test_an_actor_finds_itself_and_others_by_name() -> None:
     assert miniray.get(found.twice.remote(2)) == 4
     with pytest.raises(TypeError, match="takes"):  # it knows the signatures
         found.twice.remote()
+
+
+def test_actors_that_give_no_cpus_hold_none() -> None:
+    @miniray.remote
+    class Held:
+        def gpus(self) -> int:
+            return len(miniray.get_gpu_ids())
+
+    actors = [Held.remote(), Held.remote(), *(Held.options(num_gpus=0.5).remote() for _ in "ab")]
+    assert miniray.get([actor.gpus.remote() for actor in actors], timeout=60) == [0, 0, 1, 1]
 
 
 def test_a_dataset_is_read_to_its_end() -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from miniray.cluster_utils import Cluster
 
+#: They look at the stores of nodes.
+pytestmark = pytest.mark.engine("miniray")
 MIB = 1024 * 1024
 STOP_GRACE = 1.0
 

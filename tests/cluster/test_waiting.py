@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from miniray.cluster_utils import Cluster
 
+#: What waits, and why, is told by miniray's head.
+pytestmark = pytest.mark.engine("miniray")
 #: Seconds after which the head warns, in these tests.
 WARN_AFTER = 0.6
 

@@ -39,7 +39,7 @@ def output_of_this_process() -> str:
     """Pattern of the files with this worker's output, without ``.out`` and ``.err``."""
     context = get_runtime_context()
     folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
-    return str(folder / f"worker-*-{context.get_worker_id()}*")
+    return str(folder / f"worker-*{context.get_worker_id()}*")
 
 
 class RankLogs:

@@ -42,7 +42,7 @@ def _demand(options: TaskOptions | ActorOptions) -> dict[str, Any]:
     others = dict(options.resources)
     return {
         "num_cpus": others.pop("CPU", 0),
-        "num_gpus": others.pop("GPU", 0),
+        "num_gpus": others.pop("GPU", None),
         "memory": others.pop("memory", None),
         "resources": others or None,
         "scheduling_strategy": _strategy(options.placement),
@@ -72,7 +72,7 @@ def for_task(options: TaskOptions) -> dict[str, Any]:
 def for_actor(options: ActorOptions) -> dict[str, Any]:
     """Return the options of an actor."""
     demand = _demand(options)
-    if options.resources.get("CPU") != options.placement_resources.get("CPU"):
+    if options.resources.keys() <= {"memory"} and "CPU" in options.placement_resources:
         del demand["num_cpus"]  # not given: Ray places such an actor as miniray does
     own = {
         "namespace": options.namespace,
