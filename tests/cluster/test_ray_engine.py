@@ -68,8 +68,8 @@ def test_an_actor_that_was_killed_says_so() -> None:
     miniray.get(victim.nothing.remote())
     miniray.kill(victim)
     with pytest.raises(ActorDiedError) as caught:
-        while True:  # Ray answers before the process has ended
-            miniray.get(victim.nothing.remote())
+        # Ray answers before the process has ended.
+        wait_until(lambda: miniray.get(victim.nothing.remote()))
     assert caught.value.cause is DeathCause.KILLED
 
 
