@@ -240,6 +240,7 @@ def test_light_and_dark_follow_the_system_or_the_choice(page: Page) -> None:
 
 
 def test_a_view_has_one_stream_which_ends_while_nobody_can_see_it(page: Page) -> None:
+    expect(row(page, "alive")).to_be_visible()  # the stream of before is open
     streams: list[str] = []
     page.on("request", lambda asked: streams.append(asked.url) if "/events" in asked.url else None)
     page.reload()

@@ -40,8 +40,8 @@ async def _run(code, options, folder):
     names = stdio.NamePage(file)
     lines = [], []
     out, err = (OutputPipe(partial(names.read, stream), lines[stream].extend) for stream in (0, 1))
-    out.begin(folder / "out")
-    err.begin(folder / "err")
+    out.begin(folder / "out", "")
+    err.begin(folder / "err", "")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *options, "-c", program(code, file)),
         stdout=out.write_end,

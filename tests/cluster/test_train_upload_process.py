@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -123,10 +124,11 @@ class Controller:
     def __init__(self):
         self.calls = []
 
-    def call(self, method, *args):
+    def __call__(self, method, *args):
         self.calls.append((method, args))
-        answer = args[3] if method == "begin_upload" else None
-        return lambda: answer
+        answer = concurrent.futures.Future()
+        answer.set_result(args[3] if method == "begin_upload" else None)
+        return answer
 
 
 @pytest.fixture
