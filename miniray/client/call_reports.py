@@ -18,6 +18,7 @@ from miniray.calls import context
 from miniray.calls.actor_client import ActorClient
 from miniray.calls.task_groups import TaskGroup
 from miniray.common.ids import call_id
+from miniray.common.names import short_name
 from miniray.objects.waiting import Waits
 
 if TYPE_CHECKING:
@@ -63,6 +64,20 @@ class CallReports:
         works = list(self.works())
         threads = list(_threads()) if detail else []
         return lambda: self._report(open_calls, works, threads, limit)
+
+    def metrics(self) -> list[tuple[Any, ...]]:
+        """Return how many calls have ended, as series of metrics (``node/metrics.py``)."""
+        counts: collections.Counter[tuple[str, tuple[tuple[str, str], ...]]] = collections.Counter()
+        for kind, ended in self.calls.ended.told().items():
+            for outcome, by_name in zip(("finished", "failed"), ended, strict=True):
+                for name, count in by_name.items():
+                    metric, labels = _ended_metric(kind, short_name(name))
+                    counts[metric, (*labels, ("outcome", outcome))] += count
+        about = "Calls that have ended, counted where they were made."
+        return [
+            ("counter", metric, about, (), tags, [float(count)])
+            for (metric, tags), count in counts.items()
+        ]
 
     def _report(
         self,
@@ -116,6 +131,14 @@ def _datasets() -> list[dict[str, Any]]:
     """Return what the datasets do that this process executes, if it has any."""
     stats = sys.modules.get("miniray.data.stats")
     return stats.running() if stats is not None else []
+
+
+def _ended_metric(kind: str, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the metric of calls of this name, and its labels."""
+    if kind == "NORMAL_TASK":
+        return "tasks_finished", (("function", name),)
+    of, _, method = name.rpartition(".")
+    return "actor_calls", (("class", of), ("method", method))
 
 
 def _kind(call: Call) -> str:

@@ -57,7 +57,12 @@ class Answers:
         self._link = link
         #: By name: functions of the question's arguments, which run in the I/O thread. One that
         #: has much to look at returns a function, which a thread of its own runs for the answer.
-        self.by_name: dict[str, Callable[..., Any]] = {}
+        self.by_name: dict[str, Callable[..., Any]] = {"metrics": self.metrics}
+
+    def metrics(self) -> list[tuple[Any, ...]]:
+        """Return the series of all answers whose names begin with "metrics of "."""
+        known = list(self.by_name.items())
+        return [row for name, rows in known if name.startswith("metrics of ") for row in rows()]
 
     def on_asked(self, number: int, what: str, arguments: tuple[Any, ...], deadline: float) -> None:
         """Answer the daemon.
@@ -214,6 +219,7 @@ class ClusterRuntime(Runtime):
         reports = ObjectReports(self.refs, self.call_table, self.actors, self._process.executing)
         calls = CallReports(self.table, self.call_table, self.actors, self._process.works)
         self.answers.by_name.update(objects=reports.held, calls=calls.told, probe=self._probe)
+        self.answers.by_name["metrics of calls"] = calls.metrics
         return {
             "lease_granted": self.tasks.on_granted,
             "no_room_near": self.tasks.on_no_room,
@@ -383,6 +389,8 @@ class ClusterRuntime(Runtime):
         if self._closed:
             return
         self._closed = True
+        if counted := self.answers.metrics():  # the node may never have asked
+            self.link.node_notice("metrics", counted)
         hooks.end()
         self._give_up()
         self._threads.end()

@@ -67,6 +67,7 @@ class ClusterState:
             "devices": lambda: device_map(self._cluster),
             "events": lambda: self._cluster.events.after(0),
             "runs": self._list_runs,
+            "head": self._list_head,
         }
 
     # --- Ray's tables ----------------------------------------------------------------
@@ -252,6 +253,17 @@ class ClusterState:
             lives = self._cluster.clients.get(bytes.fromhex(run["worker_id"])) is not None
             runs.append({**run, "alive": lives})
         return runs
+
+    def _list_head(self) -> list[dict[str, Any]]:
+        """Return one row: when this head was started, those before it, and the nodes it has."""
+        cluster = self._cluster
+        return [
+            {
+                "started": cluster.started,
+                "restarts": cluster.identity.epoch - 1,
+                "sessions": len(tuple(cluster.nodes)),
+            }
+        ]
 
     # --- the status --------------------------------------------------------------
     def status(self) -> ClusterStatus:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _PREFIX = "miniray_"
 #: Seconds that nodes may take.
 _PATIENCE = 2.0
-#: Metrics of a run that are shown.
-_MOST = 50
+#: Series of one metric, runs, and metrics of a run that are shown: the newest runs.
+_MOST_SERIES, _MOST_RUNS, _MOST = 1000, 100, 50
 #: What is said of the metrics whose name does not say it.
 _HELP = {
     "node_info": "A node; its value is always 1.",
@@ -34,16 +35,32 @@ _HELP = {
     "pending_demands": "Tasks, actors and groups that wait for resources.",
     "pending_oldest_seconds": "How long the oldest of them has waited.",
     "process_cpu_seconds": "CPU time of the processes that live now.",
+    "worker_forks_total": "Processes of workers that were started.",
     "worker_exits_total": "Workers that have ended, by why.",
     "object_store_spilled_bytes": "Bytes of values that are on disk.",
+    "object_spill_bytes_total": "Bytes of values that were written to disk for want of memory.",
+    "object_restore_bytes_total": "Bytes of values that were read back from disk.",
+    "object_transfer_bytes_total": "Bytes of values that came from other nodes.",
+    "object_room_waiters": "Values that wait for room in the object store.",
+    "head_restarts_total": "How often the head was lost and started again.",
+    "head_sessions": "Nodes that the head has.",
     "train_run_info": "A training run; its value is always 1.",
+    "train_workers": "Ranks of a run that runs.",
+    "train_reports_total": "Reports that all ranks of a run have made.",
+    "train_attempts_total": "Groups of workers that a run has had.",
+    "train_checkpoints": "Checkpoints that a run keeps.",
     "train_metric": "The last reported number of each metric of a run.",
 }
 Sample = tuple[str, dict[str, Any], float]
 
 
-def text(cluster: ClusterSource) -> str:
-    """Return all metrics of a cluster; a node that does not answer has ``node_up`` 0."""
+def text(cluster: ClusterSource, *, openmetrics: bool = False) -> str:
+    """Return all metrics of a cluster; a node that does not answer has ``node_up`` 0.
+
+    Args:
+        cluster: To ask.
+        openmetrics: Return what has the type ``OPENMETRICS``, not ``CONTENT_TYPE``.
+    """
     told = cluster.ask_nodes("metrics", (), _PATIENCE)
     families = _Families()
     for name, labels, value in _of_head(cluster):
@@ -57,7 +74,7 @@ def text(cluster: ClusterSource) -> str:
             families.add(name, {"node": id, **labels}, value)
         for row in rows:
             families.add_own(id, *row)
-    return families.text()
+    return families.text(openmetrics)
 
 
 def _of_head(cluster: ClusterSource) -> Iterator[Sample]:
@@ -94,9 +111,23 @@ def _of_head(cluster: ClusterSource) -> Iterator[Sample]:
     yield from _counted("jobs", ("state",), jobs)
     leases = ((each["node_id"],) for each in cluster.listing("leases"))
     yield from _counted("leases", ("node",), leases)
-    for run in cluster.listing("runs"):
-        name = {"run": run.get("name", "")}
-        yield "train_run_info", name | {"state": run.get("state", "")}, 1
+    for head in cluster.listing("head"):
+        yield "head_start_time_seconds", {}, head["started"]
+        yield "head_restarts_total", {}, head["restarts"]
+        yield "head_sessions", {}, head["sessions"]
+    yield from _of_runs(cluster.listing("runs"))
+
+
+def _of_runs(runs: list[dict[str, Any]]) -> Iterator[Sample]:
+    """Yield what train runs have told; the oldest first, as the last of a name counts."""
+    for run in runs[-_MOST_RUNS:]:
+        name, state = {"run": run.get("name", "")}, run.get("state", "")
+        yield "train_run_info", name | {"id": run["run_id"], "state": state}, 1
+        workers = run.get("workers", 0) if state == "RUNNING" and run["alive"] else 0
+        yield "train_workers", name, workers
+        yield "train_reports_total", name, run.get("reports", 0)
+        yield "train_attempts_total", name, run.get("attempts", 0)
+        yield "train_checkpoints", name, run.get("checkpoints", 0)
         numbers = [
             (metric, value)
             for metric, value in (run.get("metrics") or {}).items()
@@ -107,8 +138,11 @@ def _of_head(cluster: ClusterSource) -> Iterator[Sample]:
 
 
 def _counted(name: str, keys: tuple[str, ...], of: Iterable[tuple[str, ...]]) -> Iterator[Sample]:
-    for values, count in sorted(collections.Counter(of).items()):
+    counts = collections.Counter(of).most_common()
+    for values, count in sorted(counts[:_MOST_SERIES]):
         yield name, dict(zip(keys, values, strict=True)), count
+    if others := sum(count for _, count in counts[_MOST_SERIES:]):
+        yield name, {"overflow": "true"}, others
 
 
 class _Families:
@@ -165,14 +199,17 @@ class _Families:
             inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             family[2][f"{name}{suffix}{{{inner}}}" if inner else name + suffix] = value
 
-    def text(self) -> str:
+    def text(self, openmetrics: bool) -> str:
         """Return the whole text."""
         lines = []
-        for name, (kind, about, samples) in sorted(self._known.items()):
-            one_line = about.replace("\\", "\\\\").replace("\n", "\\n")
+        for family, (kind, about, samples) in sorted(self._known.items()):
+            name, one_line = family, about.replace("\\", "\\\\").replace("\n", "\\n")
+            if openmetrics:  # there, a counter's name lacks what its samples end in
+                one_line = one_line.replace('"', '\\"')
+                name = name.removesuffix("_total") if kind == "counter" else name
             lines += [f"# HELP {name} {one_line}", f"# TYPE {name} {kind}"]
             lines += [f"{sample} {_number(value)}" for sample, value in samples.items()]
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(f"{line}\n" for line in [*lines, *["# EOF"] * openmetrics])
 
 
 def _escaped(value: Any) -> str:

@@ -99,7 +99,10 @@ class NodeDaemon:
             self.node_id, self._clients, self._relay, self._objects, self._names, pace
         )
         self._metrics = NodeMetrics(
-            self._clients, self._questions, str(node.session_dir), self._store_figures
+            self._clients,
+            self._questions,
+            str(node.session_dir),
+            lambda: [("worker_forks_total", {}, self._pool.forks), *self._objects.figures()],
         )
         self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
         WorkerNotices(self._clients, self._pool, self._head)
@@ -113,15 +116,6 @@ class NodeDaemon:
         self._clients.notices["shutdown"] = lambda _client: self.stop(
             "the driver called shutdown()"
         )
-
-    def _store_figures(self) -> dict[str, float]:
-        """Return the figures of the object store that are metrics, in bytes."""
-        store = self._objects.store
-        return {
-            "used_bytes": store.used,
-            "capacity_bytes": store.capacity,
-            "spilled_bytes": self._objects.spilling.spilled,
-        }
 
     # --- the head ----------------------------------------------------------------
     def heartbeat(self) -> head_pb2.Heartbeat:

@@ -81,6 +81,8 @@ INTERVAL = 10
 _POINTS = 360
 #: Series of one metric, and metrics of programs, at most.
 _MOST = 1000
+#: Seconds that processes may take to tell what they have counted.
+_SOON = 0.5
 _OVERFLOW = (("overflow", "true"),)
 
 #: (kind, name, description, boundaries).
@@ -98,7 +100,7 @@ class NodeMetrics:
         clients: ClientServer,
         questions: Questions,
         folder: str,
-        store: Callable[[], dict[str, float]],
+        figures: Callable[[], Sample],
     ) -> None:
         """Register what it answers.
 
@@ -106,11 +108,12 @@ class NodeMetrics:
             clients: The processes of this node.
             questions: Passes on what is asked.
             folder: Where this node keeps its files.
-            store: Returns figures of the object store.
+            figures: Returns what other parts of the daemon count.
         """
         self._clients = clients
+        self._questions = questions
         self._folder = folder
-        self._store = store
+        self._figures = figures
         #: What the living have told, and the sums of those that have ended.
         self._told: dict[bytes, dict[Metric, Values]] = {}
         self._ended: dict[Metric, Values] = {}
@@ -123,18 +126,24 @@ class NodeMetrics:
         questions.answers["history"] = lambda _seconds: self._history()
 
     async def _tell(self, _seconds: float) -> tuple[list[Any], Sample]:
-        """Return what programs count, and what the machine does: a disk may take its time."""
-        return self._rows(), await asyncio.to_thread(self._sample)
+        """Return what processes count, and what the machine does: a disk may take its time."""
+        clients = [each for each in self._clients.clients.values() if not each.is_command]
+        told = await self._questions.ask_processes(clients, "metrics", (), _SOON)
+        gauges: list[Any] = []
+        for client, (_, rows, _) in zip(clients, told, strict=True):
+            if rows and client.process_id in self._clients.clients:  # else it has ended meanwhile
+                gauges += [row for row in rows if row[0] == "gauge"]
+                counted: dict[Metric, Values] = {}
+                _enter(counted, [row for row in rows if row[0] != "gauge"])
+                self._told.setdefault(client.process_id, {}).update(counted)
+        found = self._figures() + await asyncio.to_thread(self._sample)
+        return self._rows() + gauges[:_MOST], found
 
     # --- what processes tell ---------------------------------------------------------
     def _take(self, client: Client, rows: list[Any]) -> None:
         # Taken out and put in again: the process that told last comes last, and its gauges count.
         told = self._told[client.process_id] = self._told.pop(client.process_id, {})
-        for kind, name, description, boundaries, tags, value in rows:
-            metric = (kind, name, description, tuple(boundaries))
-            if metric not in told and len(told) >= _MOST:
-                continue  # names that are made of values
-            told.setdefault(metric, {})[tuple(map(tuple, tags))] = value
+        _enter(told, rows)
 
     def ended(self, process_id: bytes) -> None:
         """Keep what a process counted; its gauges go."""
@@ -185,7 +194,6 @@ class NodeMetrics:
             found.append(("process_cpu_seconds", {"role": role}, cpu))
         for cause, ends in self._exits.items():
             found.append(("worker_exits_total", {"cause": cause}, ends))
-        found += [(f"object_store_{name}", {}, value) for name, value in self._store().items()]
         return found
 
     def _processes(self) -> dict[str, tuple[int, float, float]]:
@@ -225,14 +233,14 @@ class NodeMetrics:
         self._before = now, counts
         used, limit = _memory()
         workers, workers_memory, _ = self._processes().get("worker", (0, 0.0, 0.0))
-        store = self._store()
+        figures = {name: value for name, _, value in self._figures()}
         point = {
             "load": os.getloadavg()[0],
             "memory": used / limit if limit else math.nan,
             "workers": workers,
             "workers_memory": workers_memory,
-            "store": store.get("used_bytes", 0.0),
-            "spilled": store.get("spilled_bytes", 0.0),
+            "store": figures["object_store_used_bytes"],
+            "spilled": figures["object_store_spilled_bytes"],
         }
         if before and now > when:
             past = {name: counts[name] - value for name, value in before.items()}
@@ -246,6 +254,15 @@ class NodeMetrics:
         begin = (self._slot + 1) % _POINTS
         series = {name: [*ring[begin:], *ring[:begin]] for name, ring in self._rings.items()}
         return self._slot, series
+
+
+def _enter(told: dict[Metric, Values], rows: list[Any]) -> None:
+    """Enter series as a process tells them; a value takes the place of the one before."""
+    for kind, name, description, boundaries, tags, value in rows:
+        metric = (kind, name, description, tuple(boundaries))
+        if metric not in told and len(told) >= _MOST:
+            continue  # names that are made of values
+        told.setdefault(metric, {})[tuple(map(tuple, tags))] = value
 
 
 def _add(total: dict[Metric, Values], told: dict[Metric, Values]) -> None:

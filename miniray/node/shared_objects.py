@@ -77,6 +77,19 @@ class SharedObjects:
         tables = (self._objects, self._transfers, self._serving)
         MemoryService(node_id, self._objects, self.adopted, clients, questions, names, tables)
 
+    def figures(self) -> list[tuple[str, dict[str, str], float]]:
+        """Return what is a metric of values on this node: (name, labels, value)."""
+        spilling, received = self.spilling, self._transfers.received
+        return [
+            ("object_store_used_bytes", {}, self.store.used),
+            ("object_store_capacity_bytes", {}, self.store.capacity),
+            ("object_store_spilled_bytes", {}, spilling.spilled),
+            ("object_spill_bytes_total", {}, spilling.written),
+            ("object_restore_bytes_total", {}, spilling.restored),
+            ("object_transfer_bytes_total", {"direction": "in"}, received),
+            ("object_room_waiters", {}, len(spilling.queue)),
+        ]
+
     def _free_here(self, key: Key) -> None:
         self._objects.free_here(key)
 

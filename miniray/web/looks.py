@@ -5,6 +5,7 @@ What is meant, and how it is found out, is what commands of the same names do.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +96,12 @@ class LookRoutes:
 
         return await self._answers.of(charts, self._source)
 
-    async def _metrics(self, _request: Request) -> Response:
-        from miniray.metrics.text import CONTENT_TYPE, text
+    async def _metrics(self, request: Request) -> Response:
+        from miniray.metrics.text import CONTENT_TYPE, OPENMETRICS, text
 
+        if "application/openmetrics-text" in request.headers.get("accept", ""):
+            of = functools.partial(text, openmetrics=True)
+            return await self._answers.of(of, self._source, text=OPENMETRICS)
         return await self._answers.of(text, self._source, text=CONTENT_TYPE)
 
     async def _compared(self, request: Request) -> Response:

@@ -447,5 +447,10 @@ def test_the_page_has_the_metrics_as_text_and_the_last_hour_for_charts(page: Pag
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     names = {family.name for family in text_string_to_metric_families(answer.decode())}
     assert "miniray_node_up" in names
+    page.headers["Accept"] = "application/openmetrics-text;version=1.0.0;q=0.7,text/plain;q=0.3"
+    _, headers, answer = page.ask("GET", "/metrics")
+    assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.decode().endswith("# EOF\n")
+    del page.headers["Accept"]
     status, _, answer = page.ask("GET", "/api/metrics")
     assert (status, answer["interval"]) == (200, 10)

@@ -9,9 +9,11 @@ import time
 from importlib import resources
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from cluster_helpers import wait_until
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from running_cluster import running_cluster
 
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine("miniray")
 
 
+STORE = 80 << 20
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster(session_root: Path) -> Iterator[CommandConnection]:
     far = {"num_cpus": 2, "resources": {"far": 2}, "num_gpus": 1}
-    with running_cluster({"num_cpus": 4}, far):
+    with running_cluster({"num_cpus": 4, "object_store_memory": STORE}, far):
         connection = connect_for_cli(None, "--address", None)
         yield connection
         connection.close()
@@ -64,6 +69,23 @@ class Counts:
 
     def given(self, counter: Counter) -> None:
         counter.inc(5)
+
+
+@miniray.remote
+def works(*, well: bool = True) -> None:
+    if not well:
+        raise ValueError("no")
+
+
+@miniray.remote
+class Caller:
+    def calls(self, times: int) -> None:
+        miniray.get([works.remote() for _ in range(times)])
+
+
+@miniray.remote(resources={"far": 1})
+def large() -> np.ndarray:
+    return np.zeros(4 << 20, np.uint8)
 
 
 def families(cluster: CommandConnection) -> dict[str, Metric]:
@@ -120,6 +142,51 @@ def test_what_processes_of_all_nodes_count_is_there_by_node_and_stays_when_they_
     another = Counts.remote()
     miniray.get(another.count.remote(3))
     wait_until(lambda: sum(values(cluster, "miniray_seen_total", kind="a")) == 7.0)
+
+
+def test_calls_are_counted_where_they_are_made_and_stay_when_the_caller_ends(
+    cluster: CommandConnection,
+) -> None:
+    callers = [Caller.remote(), Caller.options(resources={"far": 1}).remote()]
+    miniray.get([callers[0].calls.remote(2), callers[1].calls.remote(3)])
+    with pytest.raises(ValueError, match="no"):
+        miniray.get(works.remote(well=False))
+    tasks, labels = "miniray_tasks_finished_total", {"function": "works", "outcome": "finished"}
+    wait_until(lambda: values(cluster, tasks, **labels) == [2.0, 3.0])
+    assert values(cluster, tasks, function="works", outcome="failed") == [1.0]
+    method = {"class": "Caller", "method": "calls", "outcome": "finished"}
+    assert values(cluster, "miniray_actor_calls_total", **method) == [2.0]
+    for caller in callers:
+        miniray.kill(caller)
+    wait_until(lambda: not values(cluster, "miniray_actors", **{"class": "Caller"}, state="ALIVE"))
+    assert values(cluster, tasks, **labels) == [2.0, 3.0]
+
+
+def test_what_moves_between_memory_disk_and_nodes_is_counted(cluster: CommandConnection) -> None:
+    assert miniray.get(large.remote()).nbytes == 4 << 20
+    assert min(values(cluster, "miniray_object_transfer_bytes_total", direction="in")) == 0
+    assert max(values(cluster, "miniray_object_transfer_bytes_total")) >= 4 << 20
+    refs = [miniray.put(np.zeros(STORE // 3, np.uint8)) for _ in range(4)]
+    wait_until(lambda: max(values(cluster, "miniray_object_spill_bytes_total")) >= STORE // 3)
+    for ref in refs:
+        assert miniray.get(ref).nbytes == STORE // 3
+    assert max(values(cluster, "miniray_object_restore_bytes_total")) >= STORE // 3
+    assert values(cluster, "miniray_object_room_waiters") == [0.0, 0.0]
+
+
+def test_the_head_and_the_starts_of_workers_are_there(cluster: CommandConnection) -> None:
+    assert values(cluster, "miniray_head_restarts_total") == [0.0]
+    assert values(cluster, "miniray_head_sessions") == [2.0]
+    assert time.time() - values(cluster, "miniray_head_start_time_seconds")[0] < 600
+    miniray.get([works.remote(), large.remote()])
+    assert min(values(cluster, "miniray_worker_forks_total")) > 0
+
+
+def test_prometheus_reads_it_as_openmetrics_too(cluster: CommandConnection) -> None:
+    miniray.get(Counts.remote().count.remote(1))
+    wait_until(lambda: values(cluster, "miniray_sizes_sum"))
+    found = openmetrics.text_string_to_metric_families(text(cluster, openmetrics=True))
+    assert {each.name for each in found} == families(cluster).keys()
 
 
 def test_a_metric_keeps_its_default_tags_when_it_is_sent(cluster: CommandConnection) -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import count_up, wait_until
+from prometheus_client.parser import text_string_to_metric_families
 from running_cluster import running_cluster
 
 from miniray import train
 from miniray.common.runtime import current_runtime
+from miniray.metrics.text import text
 from miniray.train import Checkpoint, FailureConfig, WorkerGroupError
 from miniray.train.run.page import PATIENCE, RunPage, ended, listed
 
@@ -116,6 +118,43 @@ def test_a_run_that_goes_on_tells_of_each_report_and_of_its_ranks(
     final = ended(row())
     assert (final["run"]["state"], final["run"]["reports"]) == ("FINISHED", 3)
     assert final["run"]["problem"] == ""
+
+
+def test_metrics_have_how_far_a_run_is_and_what_its_ranks_wait_for(
+    running: Any, row: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        for _ in train.get_dataset_shard("numbers").iter_batches(batch_size=2):
+            train.report({"loss": 0.5})
+        held(config["folder"])
+
+    import pyarrow
+
+    datasets = {"numbers": pyarrow.table({"n": list(range(8))})}
+    run = running(loop, given={"datasets": datasets})
+    row()
+
+    def values(name: str, **labels: str) -> list[float]:
+        return [
+            sample.value
+            for family in text_string_to_metric_families(text(current_runtime().head))
+            for sample in family.samples
+            if sample.name == f"miniray_train_{name}" and labels.items() <= sample.labels.items()
+        ]
+
+    wait_until(lambda: values("data_rows_total", run="run", dataset="numbers") == [4.0, 4.0])
+    assert values("run_info", run="run", state="RUNNING") == [1.0]
+    assert values("workers", run="run") == [2.0]
+    assert len(values("report_blocked_seconds_total", run="run")) == 2
+    assert min(values("data_wait_seconds_total", run="run", rank="1")) >= 0
+    wait_until(lambda: len(values("rank_lag_seconds", run="run")) == 2)
+    (tmp_path / "go").touch()
+    run.result(60)
+    wait_until(lambda: values("workers", run="run") == [0.0])
+    assert values("reports_total", run="run") == [2.0]
+    assert values("metric", run="run", metric="loss") == [0.5]
+    assert values("data_rows_total", run="run") == [4.0, 4.0]
+    assert values("rank_lag_seconds", run="run") == []
 
 
 def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(

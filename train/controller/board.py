@@ -77,11 +77,13 @@ class RunBoard:
             return wait
 
         self._runtime.answer(question_about(self.spec.run_id), told)
+        self._runtime.answer(f"metrics of run {self.spec.run_id}", self._lags)
 
     def close(self) -> None:
         """Answer no more."""
         if self._runtime is not None:
             self._runtime.answer(question_about(self.spec.run_id), None)
+            self._runtime.answer(f"metrics of run {self.spec.run_id}", None)
 
     def watch(self, attempt: Attempt, infos: Sequence[WorkerInfo]) -> None:
         """Show this attempt from now on."""
@@ -154,6 +156,24 @@ class RunBoard:
             if seen.feed != progress.seen.feed:
                 page["config"] = dict(self.spec.configuration)
         return json.dumps(page, default=str)
+
+    def _lags(self) -> list[tuple[Any, ...]]:
+        """Return as series of a metric how late each rank made its newest report."""
+        attempt = self._attempt
+        late = attempt.lags()["seconds"][:MAX_RANKS] if attempt is not None else []
+        about = "By how much a rank made its newest report after the first rank that did."
+        return [
+            (
+                "gauge",
+                "train_rank_lag_seconds",
+                about,
+                (),
+                (("run", self.spec.name), ("rank", str(rank))),
+                [made[-1]],
+            )
+            for rank, lags in enumerate(late)
+            if (made := [lag for lag in lags if lag is not None])
+        ]
 
     def _ranks(self) -> list[dict[str, Any]]:
         """Where each rank runs, and how far it is."""

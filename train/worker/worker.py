@@ -178,6 +178,7 @@ class TrainWorker:
         runtime = runtime_or_none()  # in local mode there need be no cluster
         if runtime is not None:
             runtime.answer("train_rank", functools.partial(_about_rank, session, shards))
+            runtime.answer("metrics of rank", functools.partial(_metrics, session, shards))
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
         if setup.shows_stacks:
             show_if_asked(rank_calls(carrier, setup.attempt, self._ranks.world_rank))
@@ -193,6 +194,7 @@ class TrainWorker:
             set_shards(earlier)
             if runtime is not None:
                 runtime.answer("train_rank", None)
+                runtime.answer("metrics of rank", None)
         context.set_session(None)
         return outcome
 
@@ -234,6 +236,22 @@ def _about_rank(session: RankSession, shards: Shards) -> dict[str, Any]:
         "blocked": round(session.blocked, 3),
         "device_memory": _device_memory(),
     }
+
+
+def _metrics(session: RankSession, shards: Shards) -> list[tuple[Any, ...]]:
+    """Return what a rank counts, as series of metrics."""
+    rank = ("run", session.storage.name), ("rank", str(session.ranks.world_rank))
+    blocked = "Seconds that a train loop has spent in report()."
+    waited = "Seconds that a train loop has waited for batches."
+    given = "Rows that a train loop was given."
+    rows: list[tuple[Any, ...]] = [
+        ("counter", "train_report_blocked_seconds", blocked, (), rank, [session.blocked])
+    ]
+    for name, read in shards.progress().items():
+        tags = (*rank, ("dataset", name))
+        rows.append(("counter", "train_data_wait_seconds", waited, (), tags, [read["waited"]]))
+        rows.append(("counter", "train_data_rows", given, (), tags, [float(read["rows"])]))
+    return rows
 
 
 def _device_memory() -> int | None:

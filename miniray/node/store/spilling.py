@@ -61,6 +61,8 @@ class Spilling:
         self._restores: dict[int, _Restore] = {}
         #: Bytes of memory that are being written to disk.
         self._leaving = 0
+        #: Bytes that were written to disk, and read back, in all.
+        self.written = self.restored = 0
         #: How often a value could not be written.
         self.failures = 0
         self._failure = ""
@@ -149,6 +151,7 @@ class Spilling:
                 if not isinstance(error, OSError) or not await self._evict_copies(error, place):
                     raise
             else:
+                self.written += segment.size
                 return place
 
     async def _evict_copies(self, error: OSError, place: DiskPlace) -> bool:
@@ -278,6 +281,7 @@ class Spilling:
             with SPANS.timed("restore", format_bytes(segment.size)):
                 await self._files.read(segment.place, memory.fd)
             segment.memory = memory
+            self.restored += segment.size
         except BaseException as error:
             self._store.put_back(memory)
             if not isinstance(error, OSError):

@@ -71,6 +71,8 @@ class Transfers:
         self._mover = mover
         #: Addresses of movers that were out of reach a moment ago.
         self._unreached: set[str] = set()
+        #: Bytes of values that came from other nodes, in all.
+        self.received = 0
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
         self._requests = ValueRequests(relay)
@@ -103,6 +105,7 @@ class Transfers:
             arriving.segment = segment
             with SPANS.timed("transfer", format_bytes(claim.size)):
                 await self._fill(segment, key, arriving)
+            self.received += claim.size
         except BaseException:
             self.ended(key)
             if arriving.segment is not None:

@@ -135,6 +135,8 @@ class WorkerPool:
         soft_limit = max(1, int(node.scalars.get("CPU", 1)))
         self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Processes that were started, in all.
+        self.forks = 0
         self._closed = False
 
     # --- leases ------------------------------------------------------------------
@@ -250,6 +252,7 @@ class WorkerPool:
             self._start_failed(lease, worker, error, 1)
             return
         self._by_pid[worker.pid] = worker
+        self.forks += 1
         if self._is_over(lease):
             self._ends.kill(worker)
 
