@@ -83,7 +83,7 @@ class NodeDaemon:
             node, control, template_pid, self._environments, self._clients, self._head, self
         )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
-        Probes(self._clients, self._questions, self._names)
+        self._probes = Probes(self._clients, self._questions, self._names)
         Usage(node, self._clients, self._questions)
         self._memory_kills = MemoryKills()
         self._objects = SharedObjects(
@@ -145,6 +145,7 @@ class NodeDaemon:
     def welcome(self, client: Client) -> dict[str, Any]:
         """Report a new process to the head; return the facts that it needs."""
         self._head.send(attached(client, self._config.machine))
+        self._probes.joined(client)
         return {
             "node_id": self.node_id,
             "address": self._config.cluster_address,

@@ -32,6 +32,9 @@ class Probes:
         self._names = names
         #: Pids of those that are being profiled.
         self._profiled: set[int] = set()
+        #: When the recording ends (``time.monotonic``), and processes that have begun meanwhile.
+        self._recorded_until = 0.0
+        self._late: list[tuple[Client, asyncio.Task[list[Told]]]] = []
         questions.answers["stack"] = self._stacks
         questions.answers["profile"] = self._profiles
         questions.answers["timeline"] = self._timeline
@@ -117,13 +120,26 @@ class Probes:
                 samples = await outside.read_memray(path, leaks)
         return {"way": way, "samples": samples, "rank": rank}
 
+    def joined(self, client: Client) -> None:
+        """Have a process that begins during a recording take part in what is left of it."""
+        left = self._recorded_until - time.monotonic()
+        if left > 0 and not client.is_command:
+            asking = self._ask([client], left + _GRACE, "timeline", left)
+            self._late.append((client, asyncio.ensure_future(asking)))
+
     async def _timeline(self, _seconds: float, length: float) -> list[dict[str, Any]]:
         """Record what this daemon and its processes do for so many seconds (0: did lately)."""
         clients = self._chosen(())
         if length > 0:
             SPANS.begin()
+            self._recorded_until = time.monotonic() + length
         try:
             told = await self._ask(clients, length + _GRACE, "timeline", length)
+            await asyncio.sleep(self._recorded_until - time.monotonic())  # there may be none yet
+            late, self._late = self._late, []
+            for client, asking in late:
+                clients.append(client)
+                told += await asking
         finally:
             own, left_out = SPANS.end() if length > 0 else ([], 0)
         nothing: dict[str, Any] = {"spans": [], "left_out": 0, "ahead": 0.0, "note": ""}
@@ -131,12 +147,9 @@ class Probes:
             self._about(client) | nothing | (each.answer or {"note": f"{each.missing}."})
             for client, each in zip(clients, told, strict=True)
         ]
-        known = {client.process_id for client in clients}
-        late = sum(client.process_id not in known for client in self._chosen(()))
         ahead = time.time() - time.perf_counter()
         daemon = {"pid": os.getpid(), "worker_id": "", "name": "daemon", "ahead": ahead}
-        note = f"{late} that began meanwhile are not in it." if late else ""
-        return [nothing | daemon | {"spans": own, "left_out": left_out, "note": note}, *found]
+        return [nothing | daemon | {"spans": own, "left_out": left_out}, *found]
 
     def _about(self, client: Client) -> dict[str, Any]:
         name = "driver" if client.is_driver else self._names.work_of(client.process_id)

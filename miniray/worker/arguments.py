@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
 from miniray.messages.value import is_shared, refs_in
@@ -35,6 +36,15 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> Arguments:
             return deserialize(form, payload)  # type: ignore[no-any-return]
         except NOT_ERRORS as error:
             raise_as_error(error)
+    if SPANS.least > 0:
+        return _load_held(runtime, work)
+    with SPANS.timed("arguments", work.name):  # all is recorded
+        return _load_held(runtime, work)
+
+
+def _load_held(runtime: ClusterRuntime, work: Work) -> Arguments:
+    """Load arguments of which some are refs or in shared memory."""
+    _, _, contained = work.arguments
     for _, _, _, value in work.refs:
         if value is not None:
             contained = (*contained, *refs_in(value))

@@ -82,7 +82,6 @@ def slices(events: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str,
 
 def test_calls_have_arrows_from_where_they_were_made(cluster: CommandConnection) -> None:
     works = Works.remote()
-    miniray.get(asks.remote(works))  # a process that begins meanwhile is not in it
     events, notes = recorded(cluster, lambda: miniray.get(asks.remote(works)))
     assert notes == []
     found = slices(events)
@@ -108,6 +107,37 @@ def test_transfers_between_nodes_are_recorded(cluster: CommandConnection) -> Non
     found = slices(events)
     assert any(kind == "transfer" for kind, _ in found)
     assert len({event["pid"] for event in events}) == 2
+
+
+@miniray.remote
+def reads(value: Any) -> None:
+    """Have an argument to load."""
+
+
+def test_loading_of_arguments_lies_within_the_call(cluster: CommandConnection) -> None:
+    ref = makes.remote()
+    events, _ = recorded(cluster, lambda: miniray.get(reads.remote(ref)))
+    found = slices(events)
+    [load, *_] = found["arguments", "reads"]
+    assert any(
+        each["tid"] == load["tid"]
+        and each["ts"] <= load["ts"]
+        and load["ts"] + load["dur"] <= each["ts"] + each["dur"] + 1
+        for each in found["call", "reads"]
+    )
+
+
+def test_a_worker_that_starts_during_a_recording_takes_part(cluster: CommandConnection) -> None:
+    made: list[Any] = []
+
+    def work() -> None:
+        made.append(Works.remote())
+        miniray.get(made[-1].sleeps.remote(0.3))
+
+    events, notes = recorded(cluster, work)
+    assert notes == []
+    tracks = {event["tid"] for event in slices(events)["call", "Works.sleeps"]}
+    assert len(tracks) > 1
 
 
 def test_what_does_not_fit_is_said(
