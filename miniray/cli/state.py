@@ -227,7 +227,7 @@ def _show(what: str, records: list[Any], *, as_json: bool) -> None:
     columns, _ = _TABLES[what]
     rows = [_row(what, record) for record in records]
     title = what.capitalize()
-    draw(f"{len(rows)} {what}", [Section(title, columns, rows)])
+    draw(f"{len(rows)} {what if len(rows) != 1 else what[:-1]}", [Section(title, columns, rows)])
 
 
 @click.command()

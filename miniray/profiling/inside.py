@@ -129,6 +129,8 @@ class _Clock:
 
     def __init__(self, ident: int) -> None:
         native = next((each.native_id for each in threading.enumerate() if each.ident == ident), 0)
+        if ident == threading.main_thread().ident:
+            native = os.getpid()  # what threading knows is that of before the fork
         self._fd = -1
         try:
             self._fd = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

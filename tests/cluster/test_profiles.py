@@ -19,6 +19,8 @@ from running_cluster import running_cluster
 import miniray
 from miniray.cli.main import main
 from miniray.client.command_connection import CommandConnection, connect_for_cli
+from miniray.common.runtime import current_runtime
+from miniray.profiling import inside
 from miniray.profiling.looks import profile
 
 if TYPE_CHECKING:
@@ -53,6 +55,16 @@ class Works:
         while os.path.exists(path):
             kept = [*kept[-10:], bytearray(1 << 20)]
             time.sleep(0.01)
+
+    def profiles_itself(self) -> list[list[str]]:
+        """Compute while a thread records, as it does where there is no py-spy."""
+        record = inside.probe(current_runtime(), "cpu", 0.5)  # type: ignore[arg-type]
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            recorded = threads.submit(record)
+            while not recorded.done():
+                sum(range(1000))
+        _, samples = recorded.result()
+        return [frames for frames, cost in samples if cost > 0.05]
 
 
 def is_profiled(pid: int, kind: str) -> bool:
@@ -96,6 +108,11 @@ def test_the_cpu_that_a_method_uses_is_in_its_frames(
     assert (found["way"], found["unit"], found["notes"]) == ("py-spy", "seconds", [])
     assert total(found, "spins") > 0.2
     assert found["tree"]["value"] == pytest.approx(sum(cost for _, cost in found["samples"]))
+
+
+def test_a_process_that_records_itself_sees_its_main_thread() -> None:
+    [frames] = miniray.get(Works.remote().profiles_itself.remote())
+    assert "Works.profiles_itself" in frames[-1]
 
 
 def test_what_a_method_allocates_is_recorded_by_memray(
