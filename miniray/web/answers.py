@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _MOST = 8
 #: Bytes of a request.
 _MOST_BYTES = 1 << 20
+#: Seconds in which a request has to come: one that does not would keep the web process alive.
+_SECONDS = 30.0
 
 
 class JsonAnswers:
@@ -52,25 +55,45 @@ class JsonAnswers:
         """Return the JSON object of a request.
 
         Raises:
-            HTTPException: There is none, or it is too large.
+            HTTPException: There is none, it is too large, or it does not come.
         """
-        body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > _MOST_BYTES:
-                raise HTTPException(413, f"A request may have {_MOST_BYTES} bytes.")
         try:
-            data = json.loads(body)
-        except ValueError:
+            data = json.loads(await asyncio.wait_for(_body(request), _SECONDS))
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"The request did not come in {_SECONDS:g} s.") from None
+        except (ValueError, RecursionError):
             data = None
         if not isinstance(data, dict):
             raise HTTPException(400, "The request has no JSON object.")
         return data
 
 
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, f"A request may have {_MOST_BYTES} bytes.")
+    return body
+
+
 def as_json(data: Any) -> bytes:
-    """Encode what there is JSON for; what there is none for becomes text."""
-    return json.dumps(data, default=str, separators=(",", ":")).encode()
+    """Encode what there is JSON for; what there is none for becomes text, and a NaN null."""
+    try:
+        return _ENCODE(data).encode()
+    except ValueError:  # numbers such as a NaN, at which a browser stops to read
+        return _ENCODE(_finite(data)).encode()
+
+
+_ENCODE = json.JSONEncoder(default=str, separators=(",", ":"), allow_nan=False).encode
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def refusal(status: int, why: str) -> Response:

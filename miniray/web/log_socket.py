@@ -98,7 +98,7 @@ class LogSocket(asyncio.Protocol):
                         if text := decode(data):
                             self._frame(_TEXT, text.encode())
                             await self._writable.wait()
-            except (MinirayError, ValueError) as error:
+            except (MinirayError, ValueError, OSError) as error:
                 self._frame(_CLOSE, _FAILED.to_bytes(2, "big") + str(error).encode()[:120])
             else:
                 self._frame(_CLOSE, _NORMAL.to_bytes(2, "big"))

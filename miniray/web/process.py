@@ -63,8 +63,9 @@ async def _run(control: socket.socket, facts: WebFacts, listener: socket.socket)
     topics = Topics(facts, ended.set)
     control.setblocking(False)
     loop.add_reader(control.fileno(), ended.set)  # the daemon only ever hangs up
+    server = WebServer(facts, topics)
     control.send(b"serves")
-    await WebServer(facts, topics).run(listener, ended)
+    await server.run(listener, ended)
     topics.feed.close()
     logging.shutdown()
     os._exit(0)  # threads that still wait for an answer hold up nothing

@@ -96,6 +96,7 @@ class WebServer:
                 **_tls(facts),
             )
         )
+        self._server.config.load()  # what fails with a certificate fails before anybody is served
 
     async def run(self, listener: socket.socket, ended: asyncio.Event) -> None:
         """Serve until the last client has left for ``dashboard_idle`` seconds, or ``ended``."""
@@ -225,7 +226,9 @@ class _Stream(Response):
         finally:
             leaving.cancel()
             sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            ended, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+            if isinstance(ended, Exception) and not isinstance(ended, asyncio.TimeoutError):
+                logger.error("the stream of %s failed", self._what[0], exc_info=ended)
 
 
 def _tls(facts: WebFacts) -> dict[str, Any]:

@@ -24,8 +24,9 @@ class Table:
         #: Further fields of rows, from elsewhere.
         self._more: dict[str, Row] = {}
         self._changed_at: dict[str, int] = {}
-        #: 0: nothing is known yet.
         self.revision = 0
+        #: Whether it is known which rows there are.
+        self.known = False
         #: Why rows are missing or old, as a sentence; empty if they are not.
         self.error = ""
         #: What else the summary says.
@@ -36,6 +37,7 @@ class Table:
     def update(self, changed: Mapping[str, Row], gone: Iterable[str] = ()) -> None:
         """Enter changed rows, and drop others."""
         self.revision += 1
+        self.known = True
         for key in gone:
             self.rows.pop(key, None)
             self._changed_at.pop(key, None)
@@ -43,6 +45,11 @@ class Table:
             self.rows[key] = {**row, **self._more[key]} if key in self._more else row
             self._changed_at[key] = self.revision
         self.wake()
+
+    def forget(self) -> None:
+        """Drop all rows: others will come from a source that has begun anew."""
+        self.update({}, list(self.rows))
+        self.known = False
 
     def overlay(self, more: dict[str, Row]) -> None:
         """Give rows further fields, which they keep when the others change."""
@@ -55,7 +62,7 @@ class Table:
         """Hold these rows only; those that are as before have not changed."""
         changed = {key: row for key, row in rows.items() if self.rows.get(key) != row}
         gone = [key for key in self.rows if key not in rows]
-        if changed or gone or self.error or not self.revision:
+        if changed or gone or self.error or not self.known:
             self.error = ""
             self.update(changed, gone)
 
@@ -115,8 +122,9 @@ class View:
             self._error = table.error
             if table.error:
                 return {"topic": self._topic, "error": table.error}
+            self._order = None  # that it is over is told with the rows, changed or not
         if (
-            not table.revision
+            not table.known
             or table.error
             or (self._order is not None and self._seen == table.revision)
         ):

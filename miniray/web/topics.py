@@ -237,6 +237,6 @@ def _cluster(facts: WebFacts, table: Table) -> Row:
 def _take(table: Table, adapt: Adapt, changed: dict[str, Row] | None, gone: list[str]) -> None:
     """Enter what the head has pushed."""
     if changed is None:
-        table.update({}, list(table.rows))
+        table.forget()
     else:
         table.update({key: adapt(row) for key, row in changed.items()}, gone)

@@ -91,7 +91,34 @@ def test_an_error_is_sent_once_and_the_rows_when_it_is_over() -> None:
     table.fail("")
     news = view.news()
     assert news is not None
-    assert list(news["changed"]) == ["k1"]
+    assert news["changed"]["k1"] == {"n": 5, "state": "DEAD"}
+
+
+def test_the_end_of_an_error_is_told_where_nothing_else_has_changed() -> None:
+    for rows in (0, 2):
+        table = table_of(rows)
+        view = View(table, "t", Window())
+        view.news()
+        table.fail("it is gone")
+        view.news()
+        table.fail("")
+        news = view.news()
+        assert news is not None
+        assert "error" not in news
+        assert len(news["changed"]) == rows
+        assert view.news() is None
+
+
+def test_what_was_forgotten_is_not_shown_as_nothing() -> None:
+    table = table_of(2)
+    view = View(table, "t", Window())
+    view.news()
+    table.forget()
+    assert view.news() is None
+    table.update({"k1": {"n": 1, "state": "ALIVE"}})
+    news = view.news()
+    assert news is not None
+    assert (news["order"], list(news["changed"])) == (["k1"], ["k1"])
 
 
 def test_rows_that_are_as_before_have_not_changed() -> None:
