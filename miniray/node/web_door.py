@@ -41,6 +41,9 @@ _WEB = "miniray.web.process"
 _NEXT_PORTS = 100
 #: Seconds for which a code is good, and how many there are at a time.
 _CODE_SECONDS, _MOST_CODES = 60.0, 100
+#: Seconds before another web process is tried after one that could not be started, and how many
+#: clients are hung up on then.
+_PAUSE, _MOST_TURNED_AWAY = 1.0, 1000
 
 
 class WebDoor:
@@ -131,15 +134,18 @@ class WebDoor:
             "since": self._since,
             "certificate": node.web.certificate,
         }
+        self._loop.remove_reader(self._listener.fileno())
+        copy = -1
         try:
             copy = os.dup(self._listener.fileno())
             self._helper = helper = self._fork(_WEB)
         except (OSError, TemplateGoneError) as error:
             logger.warning("the web process cannot be started: %s", error)
+            if copy >= 0:
+                os.close(copy)
             self._turn_away()
             return
         self._serves = False
-        self._loop.remove_reader(self._listener.fileno())
         ControlSender(helper.control).send(marshal.dumps(facts), [copy])
         self._loop.add_reader(helper.control.fileno(), self._heard)
 
@@ -160,14 +166,21 @@ class WebDoor:
         if not served:  # nor would the next one
             logger.warning("the web process ended before it served; its log says why")
             self._turn_away()
-        self._loop.add_reader(self._listener.fileno(), self._knock)
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Start the web process at the next client."""
+        if self._listener is not None:
+            self._loop.add_reader(self._listener.fileno(), self._knock)
 
     def _turn_away(self) -> None:
         """Hang up on the clients that wait, for whom nobody would be there."""
         assert self._listener is not None
         with contextlib.suppress(OSError):
-            while True:
+            for _ in range(_MOST_TURNED_AWAY):
                 self._listener.accept()[0].close()
+        self._loop.call_later(_PAUSE, self._watch)  # what is wrong now may be so in a moment
 
     def _end_helper(self) -> None:
         if self._helper is not None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import marshal
+import os
 import socket
 from typing import Any
 
 import pytest
 
+from miniray.node import web_door
 from miniray.node.base.control_socket import control_pair, receive
 from miniray.node.base.node_config import WebConfig
 from miniray.node.base.template_client import Helper
@@ -106,6 +109,31 @@ async def test_one_that_ends_before_it_serves_costs_its_client_only() -> None:
         assert await asyncio.wait_for(hung_up, 20) == b""
     await asyncio.sleep(0.05)
     assert len(world.started) == 1
+    world.door.close()
+
+
+async def test_a_process_that_cannot_be_started_costs_no_descriptor_and_is_not_tried_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    tries: list[str] = []
+
+    def fork(module: str) -> Helper:
+        tries.append(module)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(world.door, "_fork", fork)
+    # Nor can the daemon take the client, to hang up on it.
+    monkeypatch.setattr(web_door, "_MOST_TURNED_AWAY", 0)
+    monkeypatch.setattr(web_door, "_PAUSE", 0.02)
+    world.door.open()
+    with world.connect():
+        before = len(os.listdir("/proc/self/fd"))
+        await asyncio.sleep(0.2)
+        assert 1 <= len(tries) < 50
+        assert len(os.listdir("/proc/self/fd")) == before
+        monkeypatch.setattr(world.door, "_fork", world._fork)
+        await world.starts(1)  # after a while
     world.door.close()
 
 
