@@ -41,6 +41,8 @@ class Access:
         self._name = f"mr_{facts.cluster}"
         self._secure = "; Secure" * bool(facts.certificate)
         self._only_here = not facts.certificate
+        #: Where the page was told to listen; this may be a name.
+        self._host = facts.address.rpartition(":")[0].lower()
         self._tokens = {use: web_token(facts.web_key, use) for use in ("api", "metrics")}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -99,7 +101,7 @@ class Access:
         try:
             address = ipaddress.ip_address(name.strip("[]"))
         except ValueError:
-            return name == "localhost"
+            return name in ("localhost", self._host)
         return address.is_loopback or not self._only_here
 
     # --- cookies ---------------------------------------------------------------------------

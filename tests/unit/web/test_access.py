@@ -14,9 +14,9 @@ from miniray.web.facts import WebFacts
 KEY = b"k" * 32
 
 
-def access(certificate: str = "", key: bytes = KEY) -> Access:
+def access(certificate: str = "", key: bytes = KEY, address: str = "127.0.0.1:8265") -> Access:
     facts: dict[str, Any] = dict.fromkeys(WebFacts.__dataclass_fields__, "")
-    facts |= {"web_key": key, "cluster": "abc", "certificate": certificate}
+    facts |= {"web_key": key, "cluster": "abc", "certificate": certificate, "address": address}
     return Access(None, WebFacts(**facts))
 
 
@@ -93,9 +93,10 @@ def test_only_names_of_this_machine_lead_to_the_page(host: str, passes: bool) ->
     assert status(guard, "/", host=host) == (0 if passes else 403)
 
 
-def test_over_the_network_addresses_pass_and_names_do_not() -> None:
-    guard = access(certificate="/folder")
+def test_over_the_network_addresses_pass_and_of_names_only_the_one_to_listen_on() -> None:
+    guard = access(certificate="/folder", address="Node1.example:8265")
     assert status(guard, "/", host="10.0.0.1:8265") == 0
+    assert status(guard, "/", host="node1.example:8265") == 0
     assert status(guard, "/", host="evil.example:8265") == 403
     assert "; Secure" in guard.cookie()
 
