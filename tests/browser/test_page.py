@@ -76,6 +76,22 @@ def test_a_used_code_lets_nobody_in_and_the_page_says_what_to_do(
     expect(visitor.get_by_role("heading", name="Devices")).to_be_visible()
 
 
+def test_a_used_code_shuts_nobody_out_who_is_in(page: Page, address: Callable[[], str]) -> None:
+    page.expected.append(REFUSED)
+    url = address()
+    for _ in range(2):
+        page.goto("about:blank")
+        page.goto(url)
+        expect(page.get_by_role("heading", name="Devices")).to_be_visible()
+
+
+def test_an_address_that_somebody_has_mistyped_leads_to_a_page(page: Page) -> None:
+    place = page.url
+    page.goto("about:blank")
+    page.goto(f"{place}%")
+    expect(page.get_by_text("There is no page")).to_be_visible()
+
+
 def test_without_a_cookie_the_page_shows_how_to_get_in(visitor: Page, cluster: Any) -> None:
     visitor.expected.append(REFUSED)
     visitor.goto(f"http://{cluster.dashboard_url}/#/actors")
@@ -115,6 +131,17 @@ def test_an_actor_that_is_killed_changes_its_row_within_a_second(page: Page) -> 
         expect(row(page, name)).to_contain_text("dead")
         seconds.append(time.monotonic() - began)
     assert min(seconds) < 1
+
+
+def test_who_is_dead_cannot_be_looked_into(page: Page) -> None:
+    actor = Counter.options(name="no more").remote()
+    miniray.get(actor.pid.remote())
+    page.goto(f"{page.url.partition('#')[0]}#/actor/{actor._actor_id.hex()}")
+    stack = page.get_by_role("button", name="Stack trace")
+    expect(stack).to_be_enabled()
+    miniray.kill(actor)
+    expect(stack).to_be_disabled()
+    expect(page.get_by_text("It has ended")).to_be_visible()
 
 
 def test_names_are_text_and_never_run(page: Page) -> None:
@@ -255,6 +282,18 @@ def test_a_view_has_one_stream_which_ends_while_nobody_can_see_it(page: Page) ->
     with page.expect_request(streams[0]):
         page.evaluate(hide, False)
     expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
+
+
+def test_what_is_asked_again_and_again_is_asked_once_at_a_time(page: Page) -> None:
+    asked: list[Any] = []
+    page.route("**/api/why", lambda route: asked.append(route))  # no answer comes
+    with page.expect_request("**/api/why"):
+        show(page, "Why does it wait?", "Why does it wait?")
+    for _ in range(3):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.evaluate("fetch('static/icon.svg').then(answer => answer.text())")
+    assert len(asked) == 1
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_the_page_goes_on_when_its_process_was_killed(page: Page) -> None:

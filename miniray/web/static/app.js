@@ -19,7 +19,15 @@ const PARENTS = { actor: "actors", run: "runs", compare: "runs", worker: "" };
 const KEYS = [["/", "search"], ["j, k", "next row, previous row"], ["Enter", "open the row"], ["Esc", "leave the field; close this"], ["?", "these keys"]];
 const THEMES = { "": "as the system", light: "light", dark: "dark" };
 
-const parts = () => location.hash.replace(/^#\/?/, "").split("?")[0].split("/").map(decodeURIComponent);
+const parts = () => location.hash.replace(/^#\/?/, "").split("?")[0].split("/").map(decoded);
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // somebody has written a % there
+  }
+}
 
 function page([name, ...rest]) {
   if (name === "") return html`<${Cluster} />`;
@@ -129,7 +137,7 @@ function enterByAddress() {
   const code = /^#k=(.+)$/.exec(location.hash)?.[1];
   if (!code) return false;
   history.replaceState(null, "", `${location.pathname}${location.search}#/`);
-  login(decodeURIComponent(code)).then(start);
+  login(decoded(code)).then(start);
   return true;
 }
 

@@ -65,13 +65,16 @@ export async function post(path, body) {
   return answer(await reach(`./api/${path}`, options));
 }
 
-/** Exchange a code for the cookie; the server's sentence if it refuses, null if it does not. */
+/** Exchange a code for the cookie; the server's sentence if it refuses, null if this browser is let in. */
 export async function login(code) {
   try {
     await post("login", { code });
   } catch (error) {
-    setLink("login", error.message);
-    return error.message;
+    const before = await get("session").then(() => true, () => false); // by an earlier code
+    if (!before) {
+      setLink("login", error.message);
+      return error.message;
+    }
   }
   setLink("connecting");
   return null;
@@ -136,7 +139,7 @@ export function useLive(topics, asked = {}) {
     };
     const open = () => {
       timer = 0;
-      if (closed || document.hidden || link.state === "login") return;
+      if (closed || source || document.hidden || link.state === "login") return;
       source = new EventSource(url);
       source.onmessage = (event) => {
         delay = 400;
@@ -181,15 +184,18 @@ export function usePolled(ask, seconds, keys) {
   useEffect(() => {
     let timer = 0;
     let closed = false;
+    let asking = false;
     const turn = async () => {
       timer = 0;
-      if (document.hidden) return;
+      if (document.hidden || asking) return;
+      asking = true;
       try {
         const value = await ask();
         if (!closed) setState({ value, error: null });
       } catch (error) {
         if (!closed) setState((old) => ({ ...old, error: error.message }));
       }
+      asking = false;
       if (!closed && seconds) timer = setTimeout(turn, 1000 * seconds);
     };
     const seen = () => document.hidden || timer || turn();

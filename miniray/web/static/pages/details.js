@@ -17,7 +17,7 @@ const Crumbs = ({ to, name, children }) => html`<header class="top"><h1><a class
 export function Actor({ id }) {
   const at = useLive(`actor:${id}`)(`actor:${id}`);
   const actor = at.summary.actor ?? at.summary;
-  const lives = actor.state === "ALIVE" || actor.pid > 0;
+  const lives = actor.state === "ALIVE" || (actor.pid > 0 && actor.state !== "DEAD");
   return html`<div class="page">
     <${Crumbs} to="#/actors" name="Actors">${actor.class_name ?? id.slice(0, 10)} <${State} of=${actor.state} bad=${actor.state === "DEAD"} /><//>
     <${Problem} of=${at.error} />
@@ -51,7 +51,7 @@ export function Worker({ node, pid }) {
     ]} />
     <${Inspect} key=${topic} of=${of} live=${lives} />
     ${at.rows.length > 0 && html`<${Card} title="Calls"><${Rows} label="Calls" columns=${CALLS} rows=${at.rows} height=${240} /><//>`}
-    ${at.ready && !at.rows.length && !worker.pid && html`<${Empty}>This process is not there any more; its log is.<//>`}
+    ${at.ready && !at.rows.length && !lives && html`<${Empty}>This process is not there any more; its log is.<//>`}
     <${Card} title="Log" wide><${Logs} of=${of} /><//>
   </div>`;
 }
