@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,11 +68,9 @@ def test_ten_thousand_rows_are_never_all_in_the_document(page: Page, actors: lis
     page.goto(page.url.partition("#")[0] + "#/actors?sort=-class_name")
     expect(page.get_by_role("heading", level=1)).to_contain_text("10,000")
     page.reload()
-    began = time.monotonic()
     expect(row(page, 100)).to_have_count(0)
     expect(row(page, 1)).to_contain_text("Rare")
     expect(page.get_by_role("heading", level=1)).to_contain_text("10,000")
-    assert time.monotonic() - began < 10
     table = page.get_by_role("table")
     for part, place in ((0.5, 5001), (1.0, 10_000), (0.0, 1)):
         table.evaluate("(e, part) => e.scrollTop = part * e.scrollHeight", part)
