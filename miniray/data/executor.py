@@ -357,10 +357,18 @@ def _drained(
 
 def _pooled(node: PlanNode) -> float:
     """Return the CPUs that pools hold at least, at one time."""
-    own: float = 0
-    if isinstance(node, Stage) and node.compute.pool is not None:
-        own = node.compute.pool[0] * node.compute.options.get("num_cpus", 0)
-    return own + max(map(_pooled, node.inputs), default=0)  # a union runs one after another
+    if isinstance(node, Exchange):  # a pool that ends an input lives until its blocks are cut
+        ends = [0, *itertools.accumulate(_own_pool(each) for each in node.inputs)]
+        return max(end + _pooled(each) for end, each in zip(ends, node.inputs, strict=False))
+    below = max(map(_pooled, node.inputs), default=0)  # a union runs one after another
+    return _own_pool(node) + below
+
+
+def _own_pool(node: PlanNode) -> float:
+    if not isinstance(node, Stage) or node.compute.pool is None:
+        return 0
+    cpus: float = node.compute.pool[0] * node.compute.options.get("num_cpus", 0)
+    return cpus
 
 
 def _is_small(root: PlanNode, context: DataContext) -> bool:

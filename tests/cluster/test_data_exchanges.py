@@ -165,3 +165,15 @@ def test_what_follows_an_exchange_runs_where_its_rows_are_made() -> None:
     assert sorted(row["id"] for row in dataset.take_all()) == list(range(1, 5001))
     assert "RandomShuffle->Map(<lambda>)" in dataset.stats()
     assert dataset.stats().index("RandomShuffleMap") < dataset.stats().index("RandomShuffle->Map")
+
+
+def test_pools_of_two_inputs_that_leave_no_cpu_to_what_brings_them_together_are_refused() -> None:
+    class Same:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    one, other = (data.range(10).map_batches(Same, num_cpus=1, concurrency=1) for _ in range(2))
+    with pytest.raises(data.DataError, match="beside other pools that hold 1, leaves none"):
+        one.zip(other).take_all()
+    both = one.map_batches(lambda batch: batch).zip(other)  # the first pool has ended by then
+    assert [row["id_1"] for row in both.take_all()] == list(range(10))
