@@ -308,6 +308,6 @@ def stored(unit: ReadUnit) -> BlockUnit:
 
 
 def _whole_ref(unit: ReadUnit) -> Any:
-    if isinstance(unit, BlockUnit) and not unit.start and unit.rows is not None:
+    if isinstance(unit, BlockUnit) and unit.whole and unit.rows is not None:
         return unit.refs[0]
     return stored(unit).refs[0]

@@ -352,6 +352,7 @@ class BlockUnit(ReadUnit):
     start: int = 0
     origin: str = ""
     place: tuple[int, int] | None = None
+    whole: bool = True
 
     @property
     def label(self) -> str:
@@ -374,7 +375,8 @@ class BlockUnit(ReadUnit):
             return UnitPart(self, start, stop)
         rows = max(0, min(stop, self.rows) - start)
         size = self.size * rows // max(self.rows, 1)
-        return BlockUnit(self.refs, rows, size, self.start + start, self.origin)
+        whole = self.whole and rows == self.rows
+        return BlockUnit(self.refs, rows, size, self.start + start, self.origin, whole=whole)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,6 +131,13 @@ def test_refs_of_blocks_are_data_again() -> None:
     ]
 
 
+def test_refs_of_a_part_of_a_block_have_its_rows_alone() -> None:
+    first, second = data.range(10).materialize().split_at_indices([4])
+    tables = miniray.get([*first.to_arrow_refs(), *second.to_arrow_refs()])
+    assert sum(table.num_rows for table in tables) == 10
+    assert ids(data.from_arrow_refs(first.to_arrow_refs())) == [0, 1, 2, 3]
+
+
 def test_items_of_a_torch_dataset_are_read_in_tasks() -> None:
     class Squares:
         def __len__(self) -> int:
