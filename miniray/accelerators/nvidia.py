@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from miniray.accelerators.host import Host
 
 _PROC = "/proc/driver/nvidia/gpus"
+_ASK_USE = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,utilization.gpu,memory.used,memory.total",
+    "--format=csv,noheader,nounits",
+)
 
 
 class NvidiaGPU(Family):
@@ -32,6 +37,26 @@ class NvidiaGPU(Family):
         if models is None:
             models = _models_by_proc(host, nodes)
         return Detected.numbered(len(models), accelerator_type(models[0]) if models else None)
+
+
+def use_of_gpus(host: Host, timeout: float) -> dict[str, tuple[float | None, ...]]:
+    """Return of each GPU, by index and by UUID, its use: a ratio, and bytes used and in all.
+
+    None stands for what its driver does not tell.
+
+    Raises:
+        DetectionError: ``nvidia-smi`` is not there, or gives no answer.
+    """
+    found: dict[str, tuple[float | None, ...]] = {}
+    for line in host.run(_ASK_USE, timeout).splitlines():
+        index, uuid, *numbers = (field.strip() for field in line.split(","))
+        told = [float(each) if each.isdecimal() else None for each in numbers]
+        units = (0.01, 1 << 20, 1 << 20)
+        use = tuple(
+            None if value is None else value * unit for value, unit in zip(told, units, strict=True)
+        )
+        found[index] = found[uuid] = use
+    return found
 
 
 def _models_by_proc(host: Host, nodes: list[int]) -> list[str]:

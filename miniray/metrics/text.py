@@ -31,6 +31,7 @@ _HELP = {
     "node_pressure_seconds_total": "How long tasks of the machine have waited for a resource.",
     "resource_used": "What leases hold of a resource.",
     "device_granted_ratio": "How much of a device is granted.",
+    "device_utilization_ratio": "How much of the time a device was at work lately.",
     "device_quarantined": "Whether a device is out of service as its process cannot be killed.",
     "pending_demands": "Tasks, actors and groups that wait for resources.",
     "pending_oldest_seconds": "How long the oldest of them has waited.",

@@ -13,13 +13,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
+from miniray.accelerators.host import this_host
 from miniray.exceptions import describe_exit
 from miniray.logs.log_files import LogQuery, read, read_on
 from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
 from miniray.node.membership import Membership
-from miniray.node.metrics import NodeMetrics, Usage
+from miniray.node.metrics import DeviceUse, NodeMetrics, Usage
 from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
@@ -103,6 +104,7 @@ class NodeDaemon:
             self._questions,
             str(node.session_dir),
             lambda: [("worker_forks_total", {}, self._pool.forks), *self._objects.figures()],
+            DeviceUse(node.accelerators, this_host()),
         )
         self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
         WorkerNotices(self._clients, self._pool, self._head)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import shutil
@@ -12,15 +13,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.accelerators.host import DetectionError, ToolNotFoundError
+from miniray.accelerators.nvidia import use_of_gpus
 from miniray.common.process_state import stat_of
 from miniray.system.machine import available_memory, memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.accelerators.host import Host
+    from miniray.accelerators.node_resources import NodeAccelerators
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.relay.questions import Questions
+
+logger = logging.getLogger(__name__)
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -81,8 +88,8 @@ INTERVAL = 10
 _POINTS = 360
 #: Series of one metric, and metrics of programs, at most.
 _MOST = 1000
-#: Seconds that processes may take to tell what they have counted.
-_SOON = 0.5
+#: Seconds that processes may take to tell what they have counted, and a driver's tool its use.
+_SOON, _TOOL_TIMEOUT = 0.5, 1.5
 _OVERFLOW = (("overflow", "true"),)
 
 #: (kind, name, description, boundaries).
@@ -90,6 +97,34 @@ Metric = tuple[str, str, str, tuple[float, ...]]
 #: By tags: a value, or of a histogram the counts of its buckets and the sum.
 Values = dict[tuple[tuple[str, str], ...], list[float]]
 Sample = list[tuple[str, dict[str, str], float]]
+
+
+class DeviceUse:
+    """Reads how much of this node's GPUs is used, until their driver fails once."""
+
+    def __init__(self, accelerators: NodeAccelerators, host: Host) -> None:
+        group = accelerators.devices.get("GPU")
+        self._ids = group.ids if group is not None and group.family == "nvidia" else ()
+        self._host = host
+
+    def sample(self) -> Sample:
+        """Return (name, labels, value) of each device; blocks while a tool is asked."""
+        if not self._ids:
+            return []
+        try:
+            use = use_of_gpus(self._host, _TOOL_TIMEOUT)
+        except (DetectionError, ValueError) as error:
+            self._ids = ()  # a driver that hangs would keep a process of each try
+            if not isinstance(error, ToolNotFoundError):
+                logger.warning("the use of devices is not told any more: %s", error)
+            return []
+        names = ("device_utilization_ratio", "device_memory_used_bytes", "device_memory_size_bytes")
+        return [
+            (name, {"resource": "GPU", "device": id}, value)
+            for id in self._ids
+            for name, value in zip(names, use.get(id, ()), strict=False)
+            if value is not None
+        ]
 
 
 class NodeMetrics:
@@ -101,6 +136,7 @@ class NodeMetrics:
         questions: Questions,
         folder: str,
         figures: Callable[[], Sample],
+        devices: DeviceUse,
     ) -> None:
         """Register what it answers.
 
@@ -109,11 +145,13 @@ class NodeMetrics:
             questions: Passes on what is asked.
             folder: Where this node keeps its files.
             figures: Returns what other parts of the daemon count.
+            devices: Of this node.
         """
         self._clients = clients
         self._questions = questions
         self._folder = folder
         self._figures = figures
+        self._devices = devices
         #: What the living have told, and the sums of those that have ended.
         self._told: dict[bytes, dict[Metric, Values]] = {}
         self._ended: dict[Metric, Values] = {}
@@ -194,7 +232,7 @@ class NodeMetrics:
             found.append(("process_cpu_seconds", {"role": role}, cpu))
         for cause, ends in self._exits.items():
             found.append(("worker_exits_total", {"cause": cause}, ends))
-        return found
+        return found + self._devices.sample()
 
     def _processes(self) -> dict[str, tuple[int, float, float]]:
         """Return how many processes of each role there are, their memory and CPU time."""
