@@ -85,6 +85,10 @@ def logs_(
     query = LogQuery(tail=how["tail"], grep=how["grep"], since=since)
     show = _as_json if how["as_json"] else _as_text
     try:
+        re.compile(query.grep)
+    except re.error as error:
+        raise click.ClickException(f"{query.grep!r} is no regular expression: {error}.") from None
+    try:
         connection = services.connect(address, token_file)
     except ConnectionError:
         folder = _last_session() if address is None and not find_clusters() else None
@@ -100,9 +104,12 @@ def logs_(
         except (TargetError, ValueError) as error:
             raise click.ClickException(str(error)) from None
         _show(found, show, None if how["goes_on"] else of)
+        told = set(found.notes)
         while how["goes_on"]:
             time.sleep(_EVERY)
             found = follow(connection, wanted, found)
+            found.notes = [note for note in found.notes if note not in told]
+            told.update(found.notes)
             _show(found, show, None)
 
 

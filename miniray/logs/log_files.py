@@ -7,6 +7,7 @@ name of the task or actor that wrote them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -14,11 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray.system.log_file import work_in_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: Bytes that are read at once, searched in all files together, and returned, at most.
-_BLOCK, _MOST_SEARCHED, _MOST_RETURNED = 256 * 1024, 512 << 20, 4 << 20
+_BLOCK, MOST_SEARCHED, _MOST_RETURNED = 256 * 1024, 512 << 20, 4 << 20
 #: Characters of a line that are returned.
 _MOST_OF_LINE = 16 * 1024
 #: Lines that are returned at most, and files that are looked at: the latest.
@@ -91,6 +94,12 @@ class LogFound:
     stream: str
     modified: float
     size: int
+    inode: int
+
+    @property
+    def key(self) -> str:
+        """Tells it from others, also when it was rotated: that gives it another name."""
+        return f"{self.path.name.rstrip('.0123456789')}:{self.inode}"
 
     @property
     def of_tasks(self) -> bool:
@@ -107,7 +116,10 @@ def found_in(folder: Path) -> list[LogFound]:
             if match is None:
                 continue
             part = match.groupdict()
-            info = entry.stat()
+            try:
+                info = entry.stat()
+            except FileNotFoundError:
+                continue  # it is being rotated
             found.append(
                 LogFound(
                     Path(entry.path),
@@ -117,6 +129,7 @@ def found_in(folder: Path) -> list[LogFound]:
                     part.get("stream") or "log",
                     info.st_mtime,
                     info.st_size,
+                    info.st_ino,
                 )
             )
     return sorted(found, key=lambda file: file.modified, reverse=True)[:MOST_FILES]
@@ -126,13 +139,14 @@ def read(folder: Path, query: LogQuery) -> dict[str, Any]:
     """Return the last lines that are wanted, in the order of their times.
 
     Returns:
-        ``lines`` (each a ``LogLineRead``), ``more`` (whether there may be earlier ones), ``ends``
-        (the size of each file, for ``read_on``).
+        ``lines`` (each a ``LogLineRead``), ``more`` (whether there may be earlier ones), ``cut``
+        (whether files were too large to be read to their beginnings), ``ends`` (the size of each
+        file, for ``read_on``).
 
     Raises:
         ValueError: The regular expression is none.
     """
-    wanted = _pattern(query.grep)
+    wanted = pattern(query.grep)
     since = stamp(query.since) if query.since else ""
     tail = max(1, min(query.tail, MOST_LINES))
     budget = _Budget()
@@ -154,14 +168,15 @@ def read(folder: Path, query: LogQuery) -> dict[str, Any]:
                 of_file.append(line)
                 if len(of_file) > tail:
                     break
-        lines = sorted([*lines, *reversed(of_file)], key=order)
+        lines = sorted([*reversed(of_file), *lines], key=order)
         more = more or len(lines) > tail or budget.left <= 0
         lines = lines[-tail:]
     kept = _limited(lines)
     return {
         "lines": [tuple(line) for line in kept],
         "more": more or len(kept) < len(lines),
-        "ends": {file.path.name: file.size for file in files},
+        "cut": budget.left <= 0,
+        "ends": {file.key: file.size for file in files},
     }
 
 
@@ -170,47 +185,53 @@ def read_on(folder: Path, query: LogQuery, ends: Mapping[str, int]) -> dict[str,
 
     Args:
         folder: Of the log files.
-        query: As for ``read``; its ``tail`` and ``since`` do not count.
+        query: As for ``read``; its ``tail``, ``since`` and ``grep`` do not count.
         ends: What that returned.
     """
-    wanted = _pattern(query.grep)
     lines: list[LogLineRead] = []
-    now: dict[str, int] = {}
+    now = dict(ends)  # also of one that is not seen while it is rotated
     left = _MOST_RETURNED
-    for file in found_in(folder):
-        name = file.path.name
-        begin = ends.get(name, 0)
-        if file.path.suffix[1:].isdigit() and name not in ends:
-            now[name] = file.size  # it was rotated: its lines were read under its earlier name
-            continue
+    # The oldest first: of a process at one time, what was rotated comes before what is new.
+    for file in {file.key: file for file in reversed(found_in(folder))}.values():
+        begin = ends.get(file.key, 0)
         if begin > file.size:
-            begin = 0  # a new file of that name
-        now[name] = begin
+            begin = 0  # a new file
+        now[file.key] = begin
         if begin == file.size or left <= 0 or not _may_have(file, query):
-            now[name] = begin if _may_have(file, query) else file.size
+            now[file.key] = begin if _may_have(file, query) else file.size
             continue
-        with file.path.open("rb") as opened:
-            opened.seek(begin)
-            data = opened.read(min(_BLOCK, left))
+        data = _piece(file, begin, min(_BLOCK, left))
         whole = data.rfind(b"\n") + 1
-        now[name], left = begin + whole, left - whole
-        lines += [
-            line
-            for line in _parsed(data[:whole], file)
-            if _fits(line, file, query) and (wanted is None or wanted.search(line.text))
-        ]
+        if not whole and len(data) == _BLOCK:
+            whole = _BLOCK  # of a line that is longer
+        now[file.key], left = begin + whole, left - whole
+        lines += [line for line in _parsed(data[:whole], file) if _fits(line, file, query)]
     lines.sort(key=order)
     return {"lines": [tuple(line) for line in _limited(lines)], "more": False, "ends": now}
+
+
+def _piece(file: LogFound, begin: int, size: int) -> bytes:
+    """Read a piece of a file; nothing if it was rotated just now, so that its name is another's."""
+    with contextlib.suppress(FileNotFoundError), file.path.open("rb") as opened:
+        if os.fstat(opened.fileno()).st_ino == file.inode:
+            opened.seek(begin)
+            return opened.read(size)
+    return b""
 
 
 @dataclasses.dataclass(slots=True)
 class _Budget:
     """Bytes that may still be searched."""
 
-    left: int = _MOST_SEARCHED
+    left: int = MOST_SEARCHED
 
 
-def _pattern(grep: str) -> re.Pattern[str] | None:
+def pattern(grep: str) -> re.Pattern[str] | None:
+    """Return a regular expression; None if there is none.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
         return re.compile(grep) if grep else None
     except re.error as error:
@@ -224,7 +245,7 @@ def _may_have(file: LogFound, query: LogQuery) -> bool:
         return file.pid > 0
     if file.pid in query.pids or (file.actor and file.actor in query.actors):
         return True
-    return any(file.work == name or file.of_tasks for name in query.names)
+    return any(file.work in (name, work_in_name(name)) or file.of_tasks for name in query.names)
 
 
 def _fits(line: LogLineRead, file: LogFound, query: LogQuery) -> bool:
@@ -235,7 +256,7 @@ def _fits(line: LogLineRead, file: LogFound, query: LogQuery) -> bool:
 
 def _backwards(file: LogFound, budget: _Budget) -> Iterator[LogLineRead]:
     """Yield the lines of a file, the last first, reading no more than is taken."""
-    with file.path.open("rb") as opened:
+    with contextlib.suppress(FileNotFoundError), file.path.open("rb") as opened:
         at, rest = file.size, b""
         while at > 0 and budget.left > 0:
             size = min(_BLOCK, at)
@@ -254,13 +275,15 @@ def _backwards(file: LogFound, budget: _Budget) -> Iterator[LogLineRead]:
 def _parsed(data: bytes, file: LogFound) -> Iterator[LogLineRead]:
     """Yield the lines of a piece of a file; lines without a time have that of the one before."""
     when, name = "", file.work
-    for text in data.decode(errors="replace").splitlines():
+    lines = data.decode(errors="replace").split("\n")  # other ends of lines are text of a line
+    for text in lines if lines[-1] else lines[:-1]:
         match = _STAMPED.match(text)
         if match is not None:
             when = match["time"].replace(",", ".")
             name = (match["name"] if file.pid else "") or file.work
             text = text[match.end() :]  # noqa: PLW2901
-        yield LogLineRead(when, name, file.pid, file.stream, text[:_MOST_OF_LINE])
+        text = text.removesuffix("\r")[:_MOST_OF_LINE]  # noqa: PLW2901
+        yield LogLineRead(when, name, file.pid, file.stream, text)
 
 
 def _limited(lines: Iterable[LogLineRead]) -> list[LogLineRead]:

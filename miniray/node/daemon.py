@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import head_pb2
 from miniray.accelerators.host import this_host
 from miniray.exceptions import describe_exit
-from miniray.logs.log_files import LogQuery, read, read_on
 from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
+from miniray.node.log_search import LogSearch
 from miniray.node.membership import Membership
 from miniray.node.metrics import DeviceUse, NodeMetrics, Usage
 from miniray.node.output_router import OutputRouter
@@ -108,7 +108,7 @@ class NodeDaemon:
         )
         self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
         WorkerNotices(self._clients, self._pool, self._head)
-        self._questions.answers["logs"] = self._logs
+        LogSearch(node, self._questions)
         self._outputs = OutputRouter(
             self.node_id, self._clients, self._relay, self._pool.read_output
         )
@@ -232,17 +232,6 @@ class NodeDaemon:
         self._process_ended(
             ended, worker.work, gone=worker.quarantine is None, why=worker.why_killed
         )
-
-    async def _logs(self, _seconds: float, query: dict[str, Any], ends: Any) -> dict[str, Any]:
-        """Read log files of this node, for the fields of a ``LogQuery``.
-
-        ``ends``: by node, what was read already; None: nothing.
-        """
-        folder, wanted = self._config.logs, LogQuery(**query)
-        if ends is None:
-            return await asyncio.to_thread(read, folder, wanted)
-        own = ends.get(self.node_id.hex()) or {}
-        return await asyncio.to_thread(read_on, folder, wanted, own)
 
     def tell_event(self, source: str, event: str, message: str, severity: str) -> None:
         """Have the head remember what has happened here (head/directories/events.py)."""

@@ -36,8 +36,13 @@ def log_name(work: str, pid: int, worker_id: str, actor_id: str = "") -> str:
         actor_id: Hex id of its actor; empty if it runs tasks.
     """
     began = time.strftime("%Y%m%d-%H%M%S")
-    name = f"worker-{_UNSAFE.sub('_', work)[:_MAX_NAME]}-{pid}-{began}-{worker_id}"
+    name = f"worker-{work_in_name(work)}-{pid}-{began}-{worker_id}"
     return f"{name}-{actor_id}" if actor_id else name
+
+
+def work_in_name(work: str) -> str:
+    """Return how the name of a class or task is written in names of files."""
+    return _UNSAFE.sub("_", work)[:_MAX_NAME]
 
 
 class LogFile:

@@ -11,7 +11,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.logs.log_files import LogLineRead, LogQuery, found_in, order, read, read_on
+from miniray.common.names import format_bytes
+from miniray.logs.log_files import (
+    MOST_SEARCHED,
+    LogLineRead,
+    LogQuery,
+    found_in,
+    order,
+    pattern,
+    read,
+    read_on,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +61,10 @@ class Logs:
         """Add what a node has found."""
         self.lines += [LineOfNode(node, LogLineRead(*line)) for line in found["lines"]]
         self.more = self.more or found["more"]
+        if found.get("cut"):
+            whose = f"node {node[:8]}" if node else "this machine"
+            size = format_bytes(MOST_SEARCHED)
+            self.notes.append(f"Only the last {size} of the logs of {whose} were looked at.")
         self.ends[node] = dict(found["ends"])
 
     def sorted(self, tail: int) -> Logs:
@@ -163,11 +177,15 @@ def logs(source: Source, wanted: Whose) -> Logs:
 
 
 def follow(source: Source, wanted: Whose, before: Logs) -> Logs:
-    """Return the lines that came after those of an earlier call."""
+    """Return the lines that came after those of an earlier call, and match."""
     if wanted.folder is not None:
-        return of_folder(wanted.folder, wanted.query, before)
-    found = Logs(ends=dict(before.ends))
-    _ask(source, wanted, found, lambda node: before.ends.get(node, {}))
+        found = of_folder(wanted.folder, wanted.query, before)
+    else:
+        found = Logs(ends=dict(before.ends))
+        _ask(source, wanted, found, lambda node: before.ends.get(node, {}))
+    matches = pattern(wanted.query.grep)
+    if matches is not None:
+        found.lines = [each for each in found.lines if matches.search(each.line.text)]
     return found.sorted(len(found.lines) or 1)
 
 
@@ -175,8 +193,10 @@ def _ask(
     source: Source, wanted: Whose, found: Logs, ends: Callable[[str], dict[str, int] | None]
 ) -> None:
     fields = dataclasses.asdict(wanted.query)
-    nodes = wanted.nodes or [
-        each["node_id"] for each in source.listing("node_states") if each["state"] != "DEAD"
+    nodes = [
+        each["node_id"]
+        for each in source.listing("node_states")
+        if each["state"] != "DEAD" and (not wanted.nodes or each["node_id"] in wanted.nodes)
     ]
     known = {node: ends(node) for node in nodes}
     same = None if all(each is None for each in known.values()) else known
@@ -195,7 +215,7 @@ def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
     """Read the logs of a node that is gone, where they are on this machine."""
     folder = Path(node["session_dir"], "logs")
     name = node["node_id"]
-    if node["hostname"] == os.uname().nodename and folder.is_dir():
+    if node["hostname"] == os.uname().nodename and os.access(folder, os.R_OK):
         found.add(name, read(folder, query))
         return
     found.notes.append(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from miniray.logs import log_files
 from miniray.logs.log_files import LogLineRead, LogQuery, read, read_on, stamped
-from miniray.system.log_file import log_name
+from miniray.system.log_file import LogFile, log_name
+from miniray.util.logs import of_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +78,20 @@ def test_a_search_finds_what_is_far_from_the_end(tmp_path: Path) -> None:
         read(tmp_path, LogQuery(grep="["))
 
 
+def test_that_a_search_did_not_come_to_the_beginning_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "f", 1, [(at, "f", f"line {at}") for at in range(50_000)])
+    found = of_folder(tmp_path, LogQuery(grep="line 7$"))
+    assert ([each.line.text for each in found.lines], found.notes) == (["line 7"], [])
+    monkeypatch.setattr(log_files, "_Budget", lambda: SimpleNamespace(left=1 << 20))
+    found = of_folder(tmp_path, LogQuery(grep="line 7$"))
+    assert (found.lines, found.notes) == (
+        [],
+        ["Only the last 512 MiB of the logs of this machine were looked at."],
+    )
+
+
 def test_lines_before_a_time_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, "f", 1, [(0, "f", "old"), (10, "f", "new")])
     write(tmp_path, "g", 2, [(0, "g", "ancient")])
@@ -90,6 +106,15 @@ def test_a_worker_of_several_tasks_gives_each_its_lines(tmp_path: Path) -> None:
     assert texts(read(tmp_path, LogQuery(actors=(ACTOR,)))) == ["of an actor"]
     assert texts(read(tmp_path, LogQuery(pids=(1,)))) == ["of f", "of g"]
     assert texts(read(tmp_path, LogQuery(pids=(3,)))) == []
+
+
+@pytest.mark.parametrize("name", ["Caf\u00e9", "Table[int]", 70 * "Long"])
+def test_a_class_is_found_by_its_name_though_files_cannot_have_it(
+    tmp_path: Path, name: str
+) -> None:
+    write(tmp_path, name, 1, [(0, name, "one")], actor=ACTOR)
+    write(tmp_path, "Other", 2, [(0, "Other", "two")], actor=ACTOR)
+    assert texts(read(tmp_path, LogQuery(names=(name,)))) == ["one"]
 
 
 def test_logs_of_daemons_are_shown_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -125,3 +150,50 @@ def test_what_a_process_wrote_at_one_time_stays_together(tmp_path: Path) -> None
     assert texts(read(tmp_path, LogQuery())) == [
         f"{pid} {line}" for pid in (1, 2) for line in trace
     ]
+
+
+def test_a_log_that_rotates_while_it_is_followed_comes_once_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = SimpleNamespace(log_file_bytes=2000, log_files=4)
+    monkeypatch.setattr("miniray.system.log_file.config", lambda: limits)
+    log = LogFile(tmp_path / f"{log_name('f', 1, WORKER)}.out")
+    ends = read(tmp_path, LogQuery())["ends"]
+    seen: list[str] = []
+    for number in range(400):
+        log.write(stamped(NOON + number, "f", f"line {number}"))
+        if number % 7 == 0:
+            found = read_on(tmp_path, LogQuery(), ends)
+            ends, seen = found["ends"], seen + texts(found)
+    seen += texts(read_on(tmp_path, LogQuery(), ends))
+    assert seen == [f"line {number}" for number in range(400)]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_file_that_goes_while_files_are_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "f", 1, [(0, "f", "stays")])
+    gone = write(tmp_path, "f", 2, [(1, "f", "goes")])
+    files = log_files.found_in(tmp_path)
+    gone.unlink()
+    monkeypatch.setattr(log_files, "found_in", lambda _folder: files)
+    assert texts(read(tmp_path, LogQuery())) == ["stays"]
+    assert texts(read_on(tmp_path, LogQuery(), {})) == ["stays"]
+
+
+def test_a_line_longer_than_a_block_does_not_stop_what_follows(tmp_path: Path) -> None:
+    long = "x" * (3 * log_files._BLOCK)
+    write(tmp_path, "f", 1, [(0, "f", long), (1, "f", "after")])
+    ends: dict[str, int] = {}
+    seen: list[str] = []
+    for _ in range(5):
+        found = read_on(tmp_path, LogQuery(), ends)
+        ends, seen = found["ends"], seen + texts(found)
+    assert seen[-1] == "after"
+
+
+def test_only_a_line_feed_ends_a_line_so_that_none_is_forged(tmp_path: Path) -> None:
+    forged = "one\u20282026-11-24 22:17:33.123 [other] two\x0bthree\x85four"
+    write(tmp_path, "f", 1, [(0, "f", forged)])
+    assert texts(read(tmp_path, LogQuery())) == [forged]
