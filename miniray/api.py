@@ -10,6 +10,7 @@ import atexit
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -158,6 +159,8 @@ def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = F
             return
         atexit.unregister(shutdown)
         try:
+            if (metrics := sys.modules.get("miniray.util.metrics")) is not None:
+                metrics.leave()
             runtime.shutdown()
         finally:
             set_runtime(None)

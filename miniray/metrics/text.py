@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import math
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,7 @@ class _Families:
     ) -> None:
         """Add a series of a user's metric."""
         name = _PREFIX + name.replace(":", "_")
-        labels = {"node": node, **dict(tags)}
+        labels = {"node": node, **{_label(key): value for key, value in tags}}
         if kind == "counter":
             name = name if name.endswith("_total") else f"{name}_total"
         if kind != "histogram":
@@ -210,7 +211,16 @@ class _Families:
                 name = name.removesuffix("_total") if kind == "counter" else name
             lines += [f"# HELP {name} {one_line}", f"# TYPE {name} {kind}"]
             lines += [f"{sample} {_number(value)}" for sample, value in samples.items()]
-        return "".join(f"{line}\n" for line in [*lines, *["# EOF"] * openmetrics])
+        text = "".join(f"{line}\n" for line in [*lines, *["# EOF"] * openmetrics])
+        return text.encode(errors="replace").decode()  # names of files may be no Unicode
+
+
+def _label(key: str) -> str:
+    """Return the key of a user's tag as a label that is allowed, and is none of miniray's own."""
+    name = re.sub(r"[^a-zA-Z0-9_]", "_", key)
+    if name in ("node", "le") or name.startswith("__"):
+        return f"exported_{name}"
+    return name if name and not name[0].isdigit() else f"_{name}"
 
 
 def _escaped(value: Any) -> str:

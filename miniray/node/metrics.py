@@ -230,7 +230,7 @@ class NodeMetrics:
             found.append(("processes", {"role": role}, count))
             found.append(("process_memory_bytes", {"role": role}, memory))
             found.append(("process_cpu_seconds", {"role": role}, cpu))
-        for cause, ends in self._exits.items():
+        for cause, ends in self._exits.copy().items():  # this is a thread of its own
             found.append(("worker_exits_total", {"cause": cause}, ends))
         return found + self._devices.sample()
 
@@ -254,7 +254,11 @@ class NodeMetrics:
         if slot == self._slot:
             return
         gap = min(slot - self._slot - 1, _POINTS) if self._slot else 0
-        for name, value in self._point(now).items():
+        try:
+            point = self._point(now)
+        except OSError:  # no file can be opened now, which must not end the heartbeats
+            point = dict.fromkeys(self._rings, math.nan)
+        for name, value in point.items():
             ring = self._rings.setdefault(name, array.array("f", [math.nan] * _POINTS))
             for missed in range(gap):
                 ring[(self._slot + 1 + missed) % _POINTS] = math.nan

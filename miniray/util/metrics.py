@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import bisect
+import os
 import re
 import threading
 import warnings
@@ -40,6 +41,12 @@ class _Values:
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
         self._at_exit = False
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Count anew in a forked child, which has none of its parent's threads."""
+        self._known, self._changed = {}, set()
+        self._lock, self._timer = threading.RLock(), None
 
     def change(self, metric: tuple[Any, ...], tags: _Tags, value: float) -> None:
         """Add to a counter, set a gauge, or count in a histogram."""
@@ -87,8 +94,21 @@ class _Values:
             self._changed.clear()
         runtime.head.tell_node("metrics", rows)
 
+    def leave(self) -> None:
+        """Tell what has changed, and count anew in the next cluster."""
+        if self._at_exit:
+            self.tell()
+        with self._lock:
+            self._known.clear()
+            self._changed.clear()
+
 
 _VALUES = _Values()
+
+
+def leave() -> None:
+    """Tell the node what was counted since it was told last, as the cluster is left."""
+    _VALUES.leave()
 
 
 class Metric:

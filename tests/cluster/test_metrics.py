@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -187,6 +189,46 @@ def test_prometheus_reads_it_as_openmetrics_too(cluster: CommandConnection) -> N
     wait_until(lambda: values(cluster, "miniray_sizes_sum"))
     found = openmetrics.text_string_to_metric_families(text(cluster, openmetrics=True))
     assert {each.name for each in found} == families(cluster).keys()
+
+
+@pytest.mark.parametrize("end", ["miniray.shutdown()", ""])
+def test_what_a_driver_has_counted_is_there_when_it_has_left(
+    cluster: CommandConnection, end: str
+) -> None:
+    name = "left" if end else "ended"
+    program = (
+        "import miniray; from miniray.util.metrics import Counter; miniray.init(address='auto'); "
+        f"Counter({name!r}).inc(3); {end}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    wait_until(lambda: values(cluster, f"miniray_{name}_total") == [3.0])
+
+
+def test_a_forked_child_that_attaches_itself_counts_anew(cluster: CommandConnection) -> None:
+    program = """
+import os, miniray
+from miniray.util.metrics import Counter
+miniray.init(address="auto")
+counter = Counter("forked")
+counter.inc(5)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    miniray.init(address="auto")
+    counter.inc(1)
+    miniray.shutdown()
+    os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    wait_until(lambda: values(cluster, "miniray_forked_total") == [6.0])
+
+
+def test_what_an_actor_has_counted_is_there_when_it_has_ended(cluster: CommandConnection) -> None:
+    actor = Counts.remote()
+    actor.given.remote(Counter("given_up"))
+    actor.__ray_terminate__.remote()
+    wait_until(lambda: values(cluster, "miniray_given_up_total") == [5.0])
 
 
 def test_a_metric_keeps_its_default_tags_when_it_is_sent(cluster: CommandConnection) -> None:

@@ -6,7 +6,9 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from miniray.metrics.text import text
 from miniray.util import metrics
 from miniray.util.metrics import Counter, Gauge, Histogram
 
@@ -130,3 +132,45 @@ def test_a_metric_of_an_invalid_name_is_discarded_with_a_warning(values: Head) -
         counter = Counter("1-bad")
     counter.inc()
     assert told(values) == {}
+
+
+def test_who_leaves_a_cluster_tells_it_the_rest_and_counts_anew_in_the_next(values: Head) -> None:
+    counter = Counter("c")
+    counter.inc(5)
+    metrics.leave()
+    assert [row[-1] for row in values.rows] == [[5]]
+    counter.inc()
+    assert told(values) == {("c", None): [1]}
+
+
+def test_labels_are_such_as_the_format_allows_and_hide_none_of_miniray() -> None:
+    rows: list[Any] = [
+        ("counter", "c", "about", (), ((key, "a\udc80"),), [1.0])
+        for key in ("node", "a-b", "1", "", "x\n} 1", "__name__")
+    ]
+    rows.append(("histogram", "h", "", (1.0,), (("le", "mine"),), [1.0, 0.0, 0.5]))
+
+    class Cluster:
+        def listing(self, what: str) -> list[Any]:
+            node = dict.fromkeys(("hostname", "address", "state"), "")
+            empty: dict[str, float] = {}
+            row = {**node, "node_id": "ab", "silent": 0.0, "total": empty, "used": empty}
+            return [row] if what == "node_states" else []
+
+        def ask_nodes(self, *_args: Any) -> list[tuple[bytes, Any, str]]:
+            return [(b"\xab", (rows, []), "")]
+
+    cluster: Any = Cluster()
+    families = {each.name: each for each in text_string_to_metric_families(text(cluster))}
+    labels = [each.labels for each in families["miniray_c"].samples]
+    assert all(each.pop("node") == "ab" for each in labels)
+    assert [[*each] for each in labels] == [
+        ["exported_node"],
+        ["a_b"],
+        ["_1"],
+        ["_"],
+        ["x___1"],
+        ["exported___name__"],
+    ]
+    buckets = [each.labels.get("le") for each in families["miniray_h"].samples]
+    assert buckets == ["1.0", "+Inf", None, None]
