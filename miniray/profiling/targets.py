@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
+from miniray.common.names import short_name
+
 #: Hex digits that may stand for an actor's id, at least.
 _SHORTEST_ID = 6
 #: Names of the placement groups of runs: ``train-NAME-1a2b3c4d``.
@@ -64,7 +66,7 @@ def find(cluster: ClusterSource, of: str) -> Targets:
     chosen = (
         [each for each in actors if is_id and each["actor_id"].startswith(of)]
         or [each for each in actors if each["name"] == of]
-        or [each for each in actors if each["class_name"] == of]
+        or [each for each in actors if of in (each["class_name"], short_name(each["class_name"]))]
     )
     if chosen:
         return Targets(_living(of, chosen))

@@ -142,14 +142,22 @@ class _View:
         }
         #: Calls by what they make and by their own id, each with its caller.
         self._calls: dict[bytes, tuple[ProcessCalls, dict[str, Any]]] = {}
+        #: By the actor that they make.
+        self._creations: dict[bytes, dict[str, Any]] = {}
         #: By call: the process that has it, and for how many seconds it runs there (None: queued).
         self._works: dict[bytes, tuple[ProcessCalls, float | None]] = {}
+        #: Calls that run, by process.
+        self._running: dict[bytes, list[bytes]] = {}
         #: By call: the threads and coroutines that run it.
         self._threads: dict[bytes, list[dict[str, Any]]] = {}
         #: Threads of drivers that wait, by process and name.
         self._waits: dict[bytes, dict[str, Any]] = {}
         for process in self.processes:
             self._enter(process)
+        #: By actor: its process, if that has told.
+        self._process_of = {
+            actor: self._by_id[id] for id, actor in self._actor_in.items() if id in self._by_id
+        }
 
     def _enter(self, process: ProcessCalls) -> None:
         told = process.told
@@ -158,8 +166,11 @@ class _View:
         for call in told["calls"]:
             for id in (call["task_id"], *call["makes"]):
                 self._calls[id] = (process, call)
+                if (actor := _actor_of(id)) != id:
+                    self._creations[actor] = call
         for id, _, seconds in told["running"]:
             self._works[id] = (process, seconds)
+            self._running.setdefault(process.process, []).append(id)
         for id, _ in told["queued"]:
             self._works[id] = (process, None)
         for thread in told["threads"]:
@@ -176,7 +187,8 @@ class _View:
                         yield self._wait(process, thread)
             return
         for id, actor in self._actors.items():
-            if of in (actor["name"], actor["class_name"]) or _is_called(of, id):
+            names = (actor["name"], actor["class_name"], short_name(actor["class_name"]))
+            if of in names or _is_called(of, id):
                 yield self._actor(id)
         for id, (_, call) in list(self._calls.items()):
             if id == call["task_id"] and of in (call["name"], short_name(call["name"])):
@@ -277,14 +289,12 @@ class _View:
         elif actor["why_waits"]:
             text = f"waits for resources for {seconds:.1f} s: {actor['why_waits']}"
         else:
-            running = [work for work in self._works.values() if self._is_in(work[0], id)]
-            queued = sum(seconds is None for _, seconds in running)
-            text = f"is {actor['state']} (pid {actor['pid']}): {len(running) - queued} calls run, "
+            process = self._process_of.get(id)
+            told = (process.told if process is not None else None) or {"running": (), "queued": ()}
+            running, queued = len(told["running"]), len(told["queued"])
+            text = f"is {actor['state']} (pid {actor['pid']}): {running} calls run, "
             text += f"{queued} wait for their turn"
         return Link("actor", ("actor", id), name, text, stack)
-
-    def _is_in(self, process: ProcessCalls, actor_id: bytes) -> bool:
-        return self._actor_in.get(process.process) == actor_id
 
     # --- what follows ------------------------------------------------------------------
     def _after_call(self, task_id: bytes) -> Iterator[Link]:
@@ -310,8 +320,8 @@ class _View:
             yield from self._resources(caller, call)
 
     def _running_in(self, process: ProcessCalls) -> Iterator[Link]:
-        for id, (where, seconds) in self._works.items():
-            if where is process and seconds is not None and id in self._calls:
+        for id in self._running.get(process.process, ()):
+            if id in self._calls:
                 yield self._call(id)
 
     def _before(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
@@ -328,19 +338,15 @@ class _View:
             return
         for thread in self._threads.get(id, ()):  # of its constructor
             yield from map(self._ref, thread["waits_for"])
-        creations = (
-            call for task, (_, call) in self._calls.items() if _actor_of(task) == id and task != id
-        )
-        if (creation := next(creations, None)) is not None:
+        if (creation := self._creations.get(id)) is not None:
             yield from map(self._ref, creation["needs"])
         if actor["why_waits"]:
             demand = next((d for d in self._pending if d["reason"] == actor["why_waits"]), None)
             holders = self._holders(demand) if demand is not None else ""
             if holders:
                 yield Link("resources", ("resources", id), "resources:", holders)
-        for process in self.processes:
-            if self._is_in(process, id):
-                yield from self._running_in(process)
+        if (process := self._process_of.get(id)) is not None:
+            yield from self._running_in(process)
 
     def _resources(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
         names, job = (call["name"], short_name(call["name"])), caller.job.hex()
