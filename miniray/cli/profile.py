@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.cli.parsing import cluster_options
+from miniray.common.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from miniray.cli.services import Services
     from miniray.client.command_connection import CommandConnection
@@ -28,6 +29,11 @@ def _connected(
             yield connection
         except ValueError as error:
             raise click.ClickException(str(error)) from None
+
+
+def _tell(notes: Iterable[str]) -> None:
+    for note in notes:
+        click.echo(printable(note), err=True)
 
 
 @click.command()
@@ -57,11 +63,10 @@ def stack(
         click.echo(json.dumps(found, indent=2))
         return
     for group in found["groups"]:
-        click.echo(f"{', '.join(group['who'])}:")
+        click.echo(f"{printable(', '.join(group['who']))}:")
         for frame in group["stack"] or ["waits for work"]:
-            click.echo(f"    {frame}")
-    for note in found["notes"]:
-        click.echo(note, err=True)
+            click.echo(f"    {printable(frame)}")
+    _tell(found["notes"])
     if found["way"]:
         click.echo(f"Seen by {found['way']}.", err=True)
 
@@ -101,8 +106,7 @@ def timeline(
         events, notes = record(connection, seconds)
     data = {"traceEvents": events, "otherData": {"not in it": notes}}
     output.write_text(json.dumps(data), encoding="utf-8")
-    for note in notes:
-        click.echo(note, err=True)
+    _tell(notes)
     click.echo(f"{sum(event['ph'] == 'X' for event in events):,} spans: {output}")
 
 
@@ -189,8 +193,7 @@ def _record(
         raise click.UsageError(f"The name of {path} has to end in {', '.join(forms.ENDINGS)}.")
     with _connected(services, address, token_file) as connection:
         found = looks.profile(connection, kind, of, **how)
-    for note in found["notes"]:
-        click.echo(note, err=True)
+    _tell(found["notes"])
     if not found["tree"]["value"]:
         raise click.ClickException("Nothing was recorded.")
     path.write_text(forms.as_file(found, f"{kind} of {of}", path), encoding="utf-8")

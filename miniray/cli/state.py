@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from miniray.cli.parsing import Condition, cluster_options
 from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
 from miniray.common.ids import short_id
-from miniray.common.names import format_bytes
+from miniray.common.names import format_bytes, printable
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.state import DEFAULT_TIMEOUT, KINDS, listed, summary
 
@@ -199,20 +200,23 @@ def list_(
     if how["follow"] and what != "events":
         raise click.UsageError(f"--follow is for events, not for {what}.")
     with contextlib.closing(services.connect(address, token_file)) as connection:
-        most = MAX_OBJECTS if what == "events" else how["limit"]
+        most = sys.maxsize if what == "events" else how["limit"] + 1
         try:
             found = listed(connection, what, how["filters"], most, how["timeout"])
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        _show(what, found[-how["limit"] :], as_json=how["as_json"])
+        shown = slice(-how["limit"], None) if what == "events" else slice(how["limit"])
+        _show(what, found[shown], as_json=how["as_json"])
+        if len(found) > how["limit"]:
+            click.echo(f"There are more than these {how['limit']}: see --limit.", err=True)
         while how["follow"]:
             time.sleep(_EVERY)
             last = found[-1].event_id if found else 0
-            new = listed(connection, what, how["filters"], MAX_OBJECTS, how["timeout"])
+            new = listed(connection, what, how["filters"], most, how["timeout"])
             new = [event for event in new if event.event_id > last]
             for event in new:
                 row = json.dumps(event.asdict()) if how["as_json"] else "  ".join(_row(what, event))
-                click.echo(row)
+                click.echo(printable(row))
             found = new or found
 
 
@@ -252,7 +256,7 @@ def get(
     """
     thing, key = _ONES[what]
     with contextlib.closing(services.connect(address, token_file)) as connection:
-        records = listed(connection, thing, None, MAX_OBJECTS, timeout)
+        records = listed(connection, thing, None, sys.maxsize, timeout)
     names = [each for each in records if what == "actor" and each.name == id]
     found = names or [each for each in records if str(each[key]) == id]
     found = found or [each for each in records if str(each[key]).startswith(id)]

@@ -41,7 +41,7 @@ class Ring:
         memory = self._memory
         [count] = _COUNT.unpack_from(memory)
         at = _CALL.size * (1 + count % _PLACES)
-        _CALL.pack_into(memory, at, started, seconds, ok, name.encode()[-46:])
+        _CALL.pack_into(memory, at, started, seconds, ok, name.encode(errors="replace")[-46:])
         _COUNT.pack_into(memory, 0, count + 1)
 
     def as_text(self) -> str:

@@ -82,8 +82,10 @@ def profile(
         raise ValueError(f"There is no profile of {kind!r}: it is 'cpu' or 'memory'.")
     if not 0 < seconds <= _LONGEST:
         raise ValueError(f"A profile takes up to {_LONGEST:g} seconds, not {seconds:g}.")
+    # Of py-spy, and of the process itself when py-spy has told nothing.
+    patience = 2 * seconds + _READING
     told, notes = ask_of(
-        cluster, "profile", find(cluster, of), (kind, float(seconds), leaks), seconds + _READING
+        cluster, "profile", find(cluster, of), (kind, float(seconds), leaks), patience
     )
     told = _ranked(told, of, rank)
     samples: Samples = []

@@ -1,0 +1,98 @@
+"""What `miniray list`, `stack` and `logs` print of what processes are called, and of more rows."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from click.testing import CliRunner, Result
+
+from miniray.cli import logs as logs_command
+from miniray.cli.logs import logs_
+from miniray.cli.profile import stack
+from miniray.cli.state import get, list_
+from miniray.profiling import looks
+from miniray.util.logs import Logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+    from click import Command
+
+STEERS = "a\x1b[2Jb"
+
+
+def invoked(command: Command, listing: Callable[[str], Any], *arguments: str) -> Result:
+    connection = SimpleNamespace(listing=listing, close=lambda: None)
+    services = SimpleNamespace(connect=lambda _address, _token: connection)
+    return CliRunner().invoke(command, arguments, obj=services)
+
+
+def waiting(count: int) -> list[dict[str, Any]]:
+    demand = {"kind": "task", "count": 1, "since": 0.0, "reason": "full"}
+    return [{**demand, "names": [f"f{number}"]} for number in range(count)]
+
+
+def test_a_list_says_that_there_are_more() -> None:
+    told = invoked(list_, lambda _: waiting(3), "waiting", "--limit", "2")
+    assert "There are more than these 2: see --limit." in told.output
+    assert ("f1" in told.output, "f2" in told.output) == (True, False)
+    assert "more" not in invoked(list_, lambda _: waiting(2), "waiting", "--limit", "2").output
+
+
+def test_one_of_very_many_is_found() -> None:
+    jobs = [
+        {"job_id": f"{number:06x}", "start_time": 0.0, "end_time": None, "entrypoint": ""}
+        | {"driver_node_id": "", "driver_pid": 1, "namespace": "", "metadata": {}}
+        for number in range(11_000)
+    ]
+    told = invoked(get, lambda _: jobs, "job", f"{10_999:06x}")
+    assert told.exit_code == 0, told.output
+
+
+def test_names_in_followed_events_and_in_stacks_steer_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    event = {"event_id": 1, "time": 0.0, "severity": "INFO", "message": STEERS}
+    event |= {"source_type": "ACTOR", "event_type": "died", "custom_fields": {}}
+    looked = [[], [event]]
+    monkeypatch.setattr(time, "sleep", lambda _: None if looked else int("stop"))
+    told = invoked(list_, lambda _: looked.pop(0), "events", "--follow")
+    assert "a\\x1b[2Jb" in told.output
+    assert "\x1b" not in told.output
+
+    found = {"groups": [{"who": [STEERS], "stack": [STEERS]}], "notes": [STEERS], "way": ""}
+    monkeypatch.setattr(looks, "look", lambda *_: found)
+    told = invoked(stack, lambda _: [], "1")
+    assert told.output.count("a\\x1b[2Jb") == 3
+    assert "\x1b" not in told.output
+
+
+def test_a_node_that_does_not_answer_is_told_once_while_logs_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks_left = [1, 2, 3]
+
+    def once_more(*_: Any) -> Logs:
+        if not looks_left:
+            raise KeyboardInterrupt
+        looks_left.pop()
+        return Logs(notes=["Node bb: no way."])
+
+    monkeypatch.setattr(logs_command, "logs", once_more)
+    monkeypatch.setattr(logs_command, "follow", once_more)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    told = invoked(logs_, lambda _: [], "--follow")
+    assert told.exit_code == 0
+    assert told.output.count("Node bb: no way.") == 1
+
+
+def test_what_is_no_regular_expression_is_told_without_a_cluster_too() -> None:
+    def nobody(_address: Any, _token: Any) -> Any:
+        raise ConnectionError("No cluster is running.")
+
+    services = SimpleNamespace(connect=nobody)
+    told = CliRunner().invoke(logs_, ["--grep", "["], obj=services)
+    assert "'[' is no regular expression" in told.output
