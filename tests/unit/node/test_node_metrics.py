@@ -20,8 +20,9 @@ def test_a_point_that_cannot_be_read_is_a_gap_and_leaves_the_heartbeats_alone(
     monkeypatch.setattr(metrics.time, "time", lambda: now)
     clients: Any = SimpleNamespace(notices={}, clients={})
     questions: Any = SimpleNamespace(answers={})
+    devices: Any = SimpleNamespace(sample=list)
     figures = [(f"object_store_{name}_bytes", {}, 0.0) for name in ("used", "spilled")]
-    node = metrics.NodeMetrics(clients, questions, "/", lambda: figures)
+    node = metrics.NodeMetrics(clients, questions, "/", lambda: figures, devices)
     node.look()
 
     def no_descriptor() -> Any:
