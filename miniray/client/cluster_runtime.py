@@ -391,13 +391,17 @@ class ClusterRuntime(Runtime):
         if self._closed:
             return
         self._closed = True
-        if counted := self.answers.metrics():  # the node may never have asked
-            self.link.node_notice("metrics", counted)
+        self.tell_counts()
         hooks.end()
         self._give_up()
         self._threads.end()
         self._on_shutdown()
         self._give_up()  # what other threads have begun to wait for meanwhile
+
+    def tell_counts(self) -> None:
+        """Tell the node what this process, which ends, has counted: it may never have asked."""
+        if counted := self.answers.metrics():
+            self.link.node_notice("metrics", counted)
 
     def _give_up(self) -> None:
         """Fail all that is waited for: nothing will come any more."""

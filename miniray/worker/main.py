@@ -248,6 +248,7 @@ class WorkerProcess:
         """Make a planned exit; return the exit code."""
         link = self.runtime.link
         self._shut_down()
+        self.runtime.tell_counts()
         link.node_notice("finishing")
         self.executor.instance = None
         stdio.flush_all()

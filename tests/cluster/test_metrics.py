@@ -164,6 +164,37 @@ def test_calls_are_counted_where_they_are_made_and_stay_when_the_caller_ends(
     assert values(cluster, tasks, **labels) == [2.0, 3.0]
 
 
+def test_who_leaves_tells_what_it_has_counted(cluster: CommandConnection) -> None:
+    driver = """
+import miniray
+miniray.init(address="auto")
+
+@miniray.remote
+def inner():
+    pass
+
+@miniray.remote
+class Leaves:
+    def calls(self):
+        miniray.get([inner.remote(), inner.remote()])
+        miniray.actor.exit_actor()
+
+@miniray.remote
+def outer():
+    pass
+
+miniray.get(outer.remote())
+try:
+    miniray.get(Leaves.remote().calls.remote())
+except miniray.exceptions.ActorDiedError:
+    miniray.shutdown()
+"""
+    subprocess.run([sys.executable, "-c", driver], check=True, timeout=60)
+    tasks = "miniray_tasks_finished_total"
+    wait_until(lambda: sum(values(cluster, tasks, function="inner")) == 2.0)
+    assert sum(values(cluster, tasks, function="outer")) == 1.0
+
+
 def test_what_moves_between_memory_disk_and_nodes_is_counted(cluster: CommandConnection) -> None:
     assert miniray.get(large.remote()).nbytes == 4 << 20
     assert min(values(cluster, "miniray_object_transfer_bytes_total", direction="in")) == 0
