@@ -9,12 +9,13 @@ JOBS ?= auto
 
 PROTO = $(wildcard proto/miniray/v1/*.proto)
 
-.PHONY: help demo test test-all test-ray lint format bench clean
+.PHONY: help demo test test-all test-ray test-ray-chosen lint format bench clean
 help:
 	@echo "make demo      train on 1,797 handwritten digits with two workers"
 	@echo "make test      the tests, in about nine minutes on two cores"
 	@echo "make test-all  the slow tests too"
 	@echo "make test-ray  the tests of the public API with Ray as the engine (installs Ray)"
+	@echo "make test-ray-chosen  forty of them"
 	@echo "make lint      ruff, mypy"
 	@echo "make format    ruff's fixes and formatting"
 	@echo "make bench     miniray beside Ray on the same machine (installs Ray)"
@@ -71,12 +72,17 @@ RAY_FILES = actors async_actors tasks get_wait_put waiting generators named_acto
 $(RAY_VENV)/bin/.installed: $(WHAT)
 	$(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-compile \
-		--editable '.[ray,test]' 'ray[default]==2.60.0' pyarrow fsspec
+		--editable '.[ray,test,train,examples]' 'ray[default]==2.60.0'
+	$(RAY_VENV)/bin/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' $(RAY_VENV)/lib || true
 	@touch $@
 
 test-ray: $(RAY_VENV)/bin/.installed
 	$(RAY_VENV)/bin/python -m pytest --engine=ray \
-		$(RAY_FILES:%=tests/cluster/test_%.py) tests/cluster/test_ray_engine.py
+		$(RAY_FILES:%=tests/cluster/test_%.py) tests/cluster/test_ray_engine.py tests/cluster/test_examples.py
+
+# Forty of them, from each part some: three minutes.
+test-ray-chosen: $(RAY_VENV)/bin/.installed
+	$(RAY_VENV)/bin/python -m pytest --engine=ray @tests/engines/ray_chosen.txt
 
 lint: $(BIN)/.lint
 	$(BIN)/ruff check

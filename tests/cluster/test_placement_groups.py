@@ -283,6 +283,7 @@ def test_a_child_is_captured_though_its_worker_had_tasks_without_a_group(
         assert miniray.get(task.remote(num_cpus=needs), timeout=30) == group
 
 
+@pytest.mark.engine("miniray")
 def test_a_task_that_is_sooner_than_word_of_its_lease_runs_in_its_own_group(make: Make) -> None:
     """The word comes from the worker's daemon, the task straight from its owner."""
 

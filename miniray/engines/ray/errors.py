@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 #: Part of Ray's sentence on a dead actor, by cause; the first that is found.
 _CAUSES = {
     "ray.kill": DeathCause.KILLED,
+    "owner has died": DeathCause.OWNER_DIED,
     "exit_actor": DeathCause.EXIT_ACTOR,
     "INTENDED_USER_EXIT": DeathCause.EXIT_ACTOR,
     "__ray_terminate__": DeathCause.EXIT_ACTOR,
     "references to the actor were removed": DeathCause.OUT_OF_SCOPE,
-    "owner has died": DeathCause.OWNER_DIED,
     "placement group": DeathCause.GROUP_REMOVED,
     "node has died": DeathCause.NODE_LOST,
     "node was terminated": DeathCause.NODE_LOST,

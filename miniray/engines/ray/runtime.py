@@ -100,9 +100,14 @@ class RayHead(RuntimeHead):
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
         selectors = None if bundle_label_selector is None else list(bundle_label_selector)
-        made = util.placement_group(
-            list(bundles), strategy, name, lifetime, bundle_label_selector=selectors
-        )
+        try:
+            made = util.placement_group(
+                list(bundles), strategy, name, lifetime, bundle_label_selector=selectors
+            )
+        except ray.exceptions.RaySystemError as error:
+            if "already exists" in str(error):
+                raise ValueError(f"The name {name!r} is taken by another group.") from None
+            raise translated(error) from None
         id: bytes = made.id.binary()
         return id
 
