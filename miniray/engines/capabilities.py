@@ -15,7 +15,7 @@ REFUSED = {
     "timeline": "it is asked of miniray's workers; use `ray.timeline`",
     "util.tpu": "slices are reserved by miniray's head; use `ray.util.tpu`",
     "commands": "those of miniray are for its own clusters; use `ray status`, `ray list`, "
-    "`ray logs`, `ray memory`, `ray stack` and `ray job`, or leave out MINIRAY_ENGINE=ray",
+    "`ray logs`, `ray memory`, `ray stack` and `ray job submit`, or leave out MINIRAY_ENGINE=ray",
     "cluster_utils": "it starts nodes of miniray; use `ray.cluster_utils.Cluster`",
     "generators over ray://": "Ray Client has no streaming; run the driver inside the cluster, "
     'with address="auto" or as a Ray job',

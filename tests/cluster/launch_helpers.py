@@ -29,12 +29,14 @@ sys.exit(int(sys.argv[1]))
 LOOKS_FOR_SECRETS = """
 import os, pathlib, re, miniray
 miniray.init()
+own = os.environ["MINIRAY_TMPDIR"].encode()  # other tests run at the same time
 secret = re.compile(rb"mr1[.][A-Za-z0-9_-]{43}[.]")
 def found():
     texts = []
     for path in [*pathlib.Path("/proc").glob("[0-9]*/cmdline"), pathlib.Path("/proc/self/environ")]:
         try:
-            texts.append(path.read_bytes())
+            if own in path.with_name("environ").read_bytes():
+                texts.append(path.read_bytes())
         except OSError:
             pass
     return sum(bool(secret.search(text)) for text in texts)
