@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import marshal
 import os
 import socket
@@ -128,10 +129,11 @@ async def test_a_process_that_cannot_be_started_costs_no_descriptor_and_is_not_t
     monkeypatch.setattr(web_door, "_PAUSE", 0.02)
     world.door.open()
     with world.connect():
+        gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         await asyncio.sleep(0.2)
         assert 1 <= len(tries) < 50
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
         monkeypatch.setattr(world.door, "_fork", world._fork)
         await world.starts(1)  # after a while
     world.door.close()
