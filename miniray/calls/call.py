@@ -83,7 +83,7 @@ class Origin:
     refs: list[RefArgument]
     #: What must exist for it to run: (object id, its owner's node).
     needs: tuple[tuple[bytes, bytes], ...]
-    #: What its channel must know of it beyond that.
+    #: Options of its channel: the shape of a lease, or an actor's group and name.
     options: Any
     #: How often it may still run again; -1: any number of times.
     retries: int
@@ -159,12 +159,12 @@ class Call:
 
     @property
     def repeats(self) -> bool:
-        """Whether it makes lost values again: of a call that has ended."""
+        """Return whether it runs a call that has ended once more, to make lost values again."""
         return self.origin is not None and self.stream is None
 
     @property
     def streams(self) -> int | None:
-        """What it makes if not as many results as it has ids; see ``protocol.STREAM_AGAIN``."""
+        """Return the limit of a stream, STREAM_AGAIN for one made again, None for plain results."""
         if self.stream is not None:
             return self.stream.limit
         return STREAM_AGAIN if self.origin is not None and self.origin.of_stream else None

@@ -35,7 +35,7 @@ _KILL_ROUNDS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """What became of one node's processes."""
+    """The processes of one node, ended or not."""
 
     record: ClusterRecord
     #: How many ended, the killed ones included.
@@ -56,12 +56,12 @@ class _Processes:
 
     @property
     def running(self) -> set[ProcessId]:
-        """Those that have not ended."""
+        """Return the processes that live."""
         return set(self._running.values())
 
     @property
     def ended(self) -> set[ProcessId]:
-        """Those that have."""
+        """Return the processes that have ended."""
         return self._seen - self.running
 
     def add(self, processes: Iterable[ProcessId]) -> None:

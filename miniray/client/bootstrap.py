@@ -1,4 +1,4 @@
-"""What ``init()`` does: find or start a cluster, attach this process as its driver, print for it.
+"""Find or start a cluster for ``init()``, attach this process as its driver, print its output.
 
 Printed are warnings, what waits for resources, and the output of workers.
 """

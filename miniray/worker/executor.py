@@ -18,7 +18,6 @@ from miniray.client.handover import await_others
 from miniray.common.config import config
 from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
-from miniray.messages import protocol
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit
 from miniray.wire.gates import Gate
@@ -352,8 +351,8 @@ class Executor:
 
     def load_code(self, key: bytes) -> Any:
         part = self._code(key)
-        names = protocol.pieces(key, part)
-        blob = b"".join(map(self._code, names)) if names else protocol.whole(part)
+        names = p.pieces(key, part)
+        blob = b"".join(map(self._code, names)) if names else p.whole(part)
         try:
             return pickle.loads(blob)
         except NOT_ERRORS as error:  # of a module that it imports
