@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import resource
 import signal
@@ -124,13 +125,17 @@ def set_title(what: str) -> None:
     text = f"miniray: {printable(what)}".encode()
     with contextlib.suppress(OSError), open(f"{_PROC}/self/comm", "wb", buffering=0) as file:
         file.write(text[:15])
-    fields = stat_of("self")
-    if fields is None:
-        return
-    begin, end = int(fields[_ARGUMENTS]), int(fields[_ARGUMENTS_END])
+    begin, end = _command_line()
     room = end - begin - 2
     if room > 0:
         ctypes.memmove(begin, text[:room].ljust(room, b"\0") + b"\0.", room + 2)
+
+
+@functools.cache  # forks have theirs at the same place
+def _command_line() -> tuple[int, int]:
+    """Return where the arguments of this process begin and end in its memory."""
+    fields = stat_of("self")
+    return (0, 0) if fields is None else (int(fields[_ARGUMENTS]), int(fields[_ARGUMENTS_END]))
 
 
 def _environment(pid: int) -> bytes:

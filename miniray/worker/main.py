@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 #: For prctl(2), from linux/prctl.h.
 _PR_SET_PTRACER = 0x59616D61
+_prctl = ctypes.CDLL(None).prctl  # looked up once, in the template
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +358,7 @@ def _be_seen(daemon: int, file: int) -> None:
     """
     # Where the kernel has Yama, only ancestors may read a process; the daemon and the py-spy that
     # it starts are none. Elsewhere this is an error without effect.
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, daemon, 0, 0, 0)
+    _prctl(_PR_SET_PTRACER, daemon, 0, 0, 0)
     os.set_inheritable(file, False)
     faulthandler.register(SHOW_STACKS, file=file, all_threads=True, chain=False)
 
