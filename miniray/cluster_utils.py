@@ -7,7 +7,6 @@ they are different machines. All of them end with the process that started them.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import os
 import signal
@@ -24,9 +23,13 @@ from miniray.system.boot_options import BootOptions
 from miniray.system.launch import launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from miniray.system.launch import StartedNode
+
+
+#: More nodes than there are.
+_ALL = 1_000_000
 
 
 class Node:
@@ -206,35 +209,24 @@ class Cluster:
         Raises:
             TimeoutError: it does not within ``timeout`` seconds.
         """
+        from miniray.util.state import list_nodes
+
         deadline = time.monotonic() + timeout
         expected = {node.node_id for node in self.list_all_nodes()}
-        with self._living() as living:
-            while (alive := living()) != expected:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"After {timeout} s the head knows {len(alive)} living nodes, "
-                        f"not {len(expected)}."
-                    )
-                time.sleep(0.02)
-
-    @contextlib.contextmanager
-    def _living(self) -> Iterator[Callable[[], set[str]]]:
-        """Yield a function that asks the head for the ids of the living nodes."""
-        from miniray.api import nodes
-        from miniray.client.command_connection import connect_for_cli
-        from miniray.common.runtime import runtime_or_none
-
-        if runtime_or_none() is not None:
-            yield lambda: {node["NodeID"] for node in nodes() if node["Alive"]}
-            return
-        try:
-            connection = connect_for_cli(self.address, "address=", None)
-        except ConnectionError:
-            raise RuntimeError(f"The head at {self.address} has ended.") from None
-        with contextlib.closing(connection):
-            yield lambda: {
-                node["node_id"] for node in connection.status()["nodes"] if node["state"] != "DEAD"
-            }
+        while True:
+            try:
+                found = list_nodes(self.address, limit=_ALL)
+            except ConnectionError:
+                raise RuntimeError(f"The head at {self.address} has ended.") from None
+            alive = {node.node_id for node in found if node.state != "DEAD"}
+            if alive == expected:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"After {timeout} s the head knows {len(alive)} living nodes, "
+                    f"not {len(expected)}."
+                )
+            time.sleep(0.02)
 
     def shutdown(self) -> None:
         """Detach this process if it is attached, and end all nodes."""

@@ -191,7 +191,8 @@ class MinirayPlugin(Plugin):
         proper = get_proper_type(returned)
         if isinstance(proper, Instance):
             if proper.type.fullname == _COROUTINE and len(proper.args) == 3:
-                return self._instance(_REF, [proper.args[2]])
+                *_, result = proper.args
+                return self._instance(_REF, [result])
             if proper.type.fullname in _ITERATORS and proper.args:
                 return self._instance(_GENERATOR, [proper.args[0]])
         return self._instance(_REF, [returned])

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from miniray.accelerators.host import DetectionError, Host, ToolNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 
 @dataclasses.dataclass
 class FakeMachine:
-    """Builds a ``Host``; tools, metadata and NVML that a test does not give are missing."""
+    """Builds a ``Host``; tools and metadata that a test does not give are missing."""
 
     root: Path
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -23,7 +23,6 @@ class FakeMachine:
     tools: dict[str, str | Exception] = dataclasses.field(default_factory=dict)
     #: None: there is no metadata server.
     metadata: dict[str, str] | None = None
-    nvml: Callable[[float], list[str] | None] = lambda timeout: None
     calls: list[tuple[list[str], float]] = dataclasses.field(default_factory=list)
     asked: list[str] = dataclasses.field(default_factory=list)
 
@@ -45,7 +44,7 @@ class FakeMachine:
 
     def host(self) -> Host:
         """The machine as detection sees it."""
-        return Host(self.root, self.environ, self._run, self._ask, lambda limit: self.nvml(limit))
+        return Host(self.root, self.environ, self._run, self._ask)
 
     def _run(self, command: Sequence[str], timeout: float) -> str:
         self.calls.append((list(command), timeout))

@@ -11,9 +11,8 @@ import dataclasses
 import logging
 import os
 import signal
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.common.config import config
 
@@ -127,56 +126,6 @@ def read_metadata(key: str, timeout: float) -> str | None:
     return text or None
 
 
-def query_nvml(timeout: float) -> list[str] | None:
-    """Return the names of the NVIDIA GPUs that the driver's management library lists.
-
-    The library makes no CUDA context. A wedged driver can hold a call for ever,
-    so the calls run in a thread that is abandoned after ``timeout`` seconds.
-
-    Returns:
-        Product names by index, or None when ``nvidia-ml-py`` or the library, which a container may
-        do without, is not installed.
-
-    Raises:
-        DetectionError: The library or the driver failed, or gave no answer in time.
-    """
-    try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:
-        return None
-    answers: list[list[str] | Exception] = []
-
-    def ask() -> None:
-        try:
-            answers.append(_nvml_names(pynvml))
-        except Exception as error:  # noqa: BLE001 - handed to the caller below
-            answers.append(error)
-
-    thread = threading.Thread(target=ask, name="miniray-nvml", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if not answers:
-        raise DetectionError(f"NVML gave no answer within {timeout:g} s")
-    if isinstance(answers[0], Exception):
-        if isinstance(answers[0], getattr(pynvml, "NVMLError_LibraryNotFound", ())):
-            return None
-        raise DetectionError(f"NVML failed: {answers[0]}") from answers[0]
-    return answers[0]
-
-
-def _nvml_names(pynvml: Any) -> list[str]:
-    pynvml.nvmlInit()
-    try:
-        names = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
-            # Versions before 12 return bytes.
-            names.append(name.decode() if isinstance(name, bytes) else str(name))
-        return names
-    finally:
-        pynvml.nvmlShutdown()
-
-
 @dataclasses.dataclass(frozen=True)
 class Host:
     """A machine as detection sees it; the defaults are the machine we run on."""
@@ -188,8 +137,6 @@ class Host:
     run: Callable[[Sequence[str], float], str] = run_tool
     #: Value of a metadata attribute: see ``read_metadata``.
     metadata: Callable[[str, float], str | None] = read_metadata
-    #: Names of NVIDIA GPUs: see ``query_nvml``.
-    nvml: Callable[[float], list[str] | None] = query_nvml
 
     def path(self, path: str) -> Path:
         """Return where the file of this absolute path lies."""

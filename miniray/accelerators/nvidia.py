@@ -1,16 +1,17 @@
-"""NVIDIA GPUs: found through NVML or the driver's files, without CUDA."""
+"""NVIDIA GPUs: found in the driver's files, else by ``nvidia-smi``, without CUDA."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from miniray.accelerators.base import Detected, Family
-from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError
+from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError, ToolNotFoundError
 
 if TYPE_CHECKING:
     from miniray.accelerators.host import Host
 
 _PROC = "/proc/driver/nvidia/gpus"
+_ASK_NAMES = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 _ASK_USE = (
     "nvidia-smi",
     "--query-gpu=index,uuid,utilization.gpu,memory.used,memory.total",
@@ -29,13 +30,15 @@ class NvidiaGPU(Family):
     read_late = True  # the CUDA driver does when it is initialised, which happens after a fork
 
     def detect(self, host: Host) -> Detected:
-        """Ask NVML; without ``nvidia-ml-py``, read the driver's ``/proc`` files."""
+        """Read the driver's ``/proc`` files; WSL and some sandboxes have none, but the tool."""
         nodes = host.numbered("/dev", "nvidia")
-        if not nodes and not host.names(_PROC) and not host.exists("/dev/dxg"):
+        folders = host.names(_PROC)
+        if not folders and not nodes and not host.exists("/dev/dxg"):
             return Detected()
-        models = host.nvml(TOOL_TIMEOUT)
-        if models is None:
-            models = _models_by_proc(host, nodes)
+        try:
+            models = _models_by_proc(host, folders, nodes) if folders else _models_by_tool(host)
+        except ToolNotFoundError:
+            models = [""] * len(nodes)
         return Detected.numbered(len(models), accelerator_type(models[0]) if models else None)
 
 
@@ -59,12 +62,13 @@ def use_of_gpus(host: Host, timeout: float) -> dict[str, tuple[float | None, ...
     return found
 
 
-def _models_by_proc(host: Host, nodes: list[int]) -> list[str]:
-    """Return product names in the order of the PCI bus, which is NVML's order."""
-    folders = host.names(_PROC)
-    if not folders:
-        # A sandbox may hide the driver's files while it passes the devices through.
-        return [""] * len(nodes)
+def _models_by_tool(host: Host) -> list[str]:
+    lines = host.run(_ASK_NAMES, TOOL_TIMEOUT).splitlines()
+    return [name for line in lines if (name := line.strip())]
+
+
+def _models_by_proc(host: Host, folders: list[str], nodes: list[int]) -> list[str]:
+    """Return product names in the order of the PCI bus, which is the tool's order."""
     models = []
     for folder in folders:
         facts = _facts(host.read(f"{_PROC}/{folder}/information"))

@@ -5,7 +5,8 @@ A node is a call that has not been made: what to call, and arguments among which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.absent import AbsentAttribute
 
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
 _NOT_COMPILED = "there are no compiled graphs; execute() runs the graph"
 
 
-class Input:
+class Input(NamedTuple):
     """What was given to ``execute``, if that is not one value."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args = args
-        self.kwargs = kwargs
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class _Run:
@@ -71,19 +71,13 @@ class DAGNode:
         with_tensor_transport = AbsentAttribute(_NOT_COMPILED)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _CallNode(DAGNode):
-    """A call of something with ``.remote``.
+    """A call of something with ``.remote``."""
 
-    Args:
-        target: What is called.
-        args: Its arguments.
-        kwargs: The same, by name.
-    """
-
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._target: Any = target
-        self._args = args
-        self._kwargs = kwargs
+    _target: Any
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
 
     def _execute(self, run: _Run) -> Any:
         args, kwargs = run.replaced(self._args), run.replaced(self._kwargs)
@@ -100,10 +94,8 @@ class FunctionNode(_CallNode):
 class ClassNode(_CallNode):
     """An actor, made at each execution. Its attributes are methods that can be bound."""
 
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__(target, args, kwargs)
-        #: The call of a method that was bound last.
-        self._last: ClassMethodNode | None = None
+    #: The call of a method that was bound last.
+    _last: ClassMethodNode | None = None
 
     def __getattr__(self, name: str) -> _UnboundMethod:
         if name.startswith("_") or name not in self._target._info.methods:
@@ -113,13 +105,13 @@ class ClassNode(_CallNode):
         return _UnboundMethod(self, name, {})
 
 
+@dataclasses.dataclass(eq=False)
 class _UnboundMethod:
     """A method of an actor that is not there yet."""
 
-    def __init__(self, parent: ClassNode, name: str, options: dict[str, Any]) -> None:
-        self._parent = parent
-        self._name = name
-        self._options = options
+    _parent: ClassNode
+    _name: str
+    _options: dict[str, Any]
 
     def options(self, **options: Any) -> _UnboundMethod:
         """Return the same with options of the method."""
@@ -132,31 +124,18 @@ class _UnboundMethod:
         return node
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ClassMethodNode(DAGNode):
-    """A call of an actor's method.
+    """A call of an actor's method."""
 
-    Args:
-        parent: The actor.
-        name: The method.
-        options: The method's.
-        args: Arguments.
-        kwargs: The same, by name.
-    """
+    _parent: Any
+    _name: str
+    _options: dict[str, Any]
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
 
-    def __init__(
-        self,
-        parent: Any,
-        name: str,
-        options: dict[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self._parent: Any = parent
-        self._before = parent._last if isinstance(parent, ClassNode) else None
-        self._name = name
-        self._options = options
-        self._args = args
-        self._kwargs = kwargs
+    def __post_init__(self) -> None:
+        self._before = self._parent._last if isinstance(self._parent, ClassNode) else None
 
     def _execute(self, run: _Run) -> Any:
         method = self._parent
@@ -194,21 +173,21 @@ class InputNode(DAGNode):
         return run.input
 
     def __getitem__(self, key: Any) -> InputAttributeNode:
-        return InputAttributeNode(self, key, is_item=True)
+        return InputAttributeNode(self, key, True)
 
     def __getattr__(self, name: str) -> InputAttributeNode:
         if name.startswith("_"):
             raise AttributeError(f"InputNode has no attribute {name!r}.", name=name, obj=self)
-        return InputAttributeNode(self, name, is_item=False)
+        return InputAttributeNode(self, name, False)
 
 
+@dataclasses.dataclass(eq=False)
 class InputAttributeNode(DAGNode):
     """A part of what is given to ``execute``. Made by ``InputNode``."""
 
-    def __init__(self, parent: InputNode, key: Any, is_item: bool) -> None:
-        self._parent = parent
-        self._key = key
-        self._is_item = is_item
+    _parent: InputNode
+    _key: Any
+    _is_item: bool
 
     def _execute(self, run: _Run) -> Any:
         value, key = run.result(self._parent), self._key

@@ -28,6 +28,7 @@ DIFFERENT = {
     "preloaded modules": "the option _preload has no effect",
     "fractions of devices": "Ray counts totals per node, not shares per device",
     "reasons for waiting": "`ray status` tells them",
+    "ranks that hang": "their error does not show where they hang; `ray stack` does",
     "encryption": "as the Ray cluster is configured; miniray's TLS is that of its own clusters",
     "code of your own modules": "workers on other machines need them: give "
     'runtime_env={"working_dir": "."}; on the driver\'s machine its sys.path is used',

@@ -289,43 +289,36 @@ _COMMENT = re.compile(r"(^|\s+)#.*$")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
-def read_requirements(path: Path) -> list[str]:
+def read_requirements(path: Path, including: tuple[Path, ...] = ()) -> list[str]:
     """Return the requirements and options in a file, and in those it includes with ``-r``.
 
     Raises:
         ValueError: An included file does not exist, or files include each other.
     """
-    return _read(path, ())
-
-
-def expand(lines: Iterable[str], folder: Path) -> list[str]:
-    """Read the files nested in requirements, and make local paths absolute.
-
-    Args:
-        lines: Requirements and options as in a requirements file.
-        folder: Where the file with these lines is.
-
-    Raises:
-        ValueError: An included file does not exist, or files include each other.
-    """
-    return _expand(lines, folder, ())
-
-
-def _read(path: Path, including: tuple[Path, ...]) -> list[str]:
     if path in including:
         raise ValueError(f"The requirements files {path} and {including[-1]} include each other.")
     if not path.is_file():
         raise ValueError(f"The requirements file {path} does not exist.")
     lines = _logical_lines(path.read_text(encoding="utf-8"))
-    return _expand(lines, path.parent, (*including, path))
+    return expand(lines, path.parent, (*including, path))
 
 
-def _expand(lines: Iterable[str], folder: Path, including: tuple[Path, ...]) -> list[str]:
+def expand(lines: Iterable[str], folder: Path, including: tuple[Path, ...] = ()) -> list[str]:
+    """Read the files nested in requirements, and make local paths absolute.
+
+    Args:
+        lines: Requirements and options as in a requirements file.
+        folder: Where the file with these lines is.
+        including: The files that include each other down to this one.
+
+    Raises:
+        ValueError: An included file does not exist, or files include each other.
+    """
     expanded: list[str] = []
     for line in lines:
         nested = _NESTED.fullmatch(line)
         if nested:
-            expanded.extend(_read(_absolute(nested["path"], folder), including))
+            expanded.extend(read_requirements(_absolute(nested["path"], folder), including))
         else:
             expanded.append(_absolute_line(line, folder))
     return expanded

@@ -65,17 +65,7 @@ def as_completed(
         TaskError: The task of a ref failed; those that were not taken yet are lost to the loop.
     """
     whole(1)("chunk_size", chunk_size)
-    return _as_completed(list(refs), chunk_size, yield_obj_refs, fetch_local)
-
-
-def _as_completed(
-    refs: list[ObjectRef[Any]], chunk_size: int, yield_obj_refs: bool, fetch_local: bool
-) -> Iterator[Any]:
-    while refs:
-        ready, refs = api.wait(
-            refs, num_returns=min(chunk_size, len(refs)), fetch_local=fetch_local
-        )
-        yield from ready if yield_obj_refs else api.get(ready)
+    return _results(None, refs, None, chunk_size, yield_obj_refs, fetch_local)
 
 
 def map_unordered(
@@ -109,10 +99,10 @@ def map_unordered(
         whole(1)("backpressure_size", backpressure_size)
     if not hasattr(fn, "remote"):
         raise TypeError(f"fn must be a remote function or a method of an actor, not {fn!r}.")
-    return _map_unordered(fn, items, backpressure_size, chunk_size, yield_obj_refs, fetch_local)
+    return _results(fn, items, backpressure_size, chunk_size, yield_obj_refs, fetch_local)
 
 
-def _map_unordered(
+def _results(
     fn: Any,
     items: Iterable[Any],
     most: int | None,
@@ -120,16 +110,21 @@ def _map_unordered(
     yield_obj_refs: bool,
     fetch_local: bool,
 ) -> Iterator[Any]:
+    """Yield what ``fn`` makes of the items, or the items, if they are refs, as they are ready."""
     refs: list[ObjectRef[Any]] = []
+
+    def ready() -> Iterator[Any]:
+        nonlocal refs
+        count = min(chunk_size, len(refs))
+        found, refs = api.wait(refs, num_returns=count, fetch_local=fetch_local)
+        yield from found if yield_obj_refs else api.get(found)
+
     for item in items:
-        refs.append(fn.remote(item))
-        if most is None or len(refs) < most:
-            continue
-        ready, refs = api.wait(
-            refs, num_returns=min(chunk_size, len(refs)), fetch_local=fetch_local
-        )
-        yield from ready if yield_obj_refs else api.get(ready)
-    yield from _as_completed(refs, chunk_size, yield_obj_refs, fetch_local)
+        refs.append(item if fn is None else fn.remote(item))
+        if most is not None and len(refs) >= most:
+            yield from ready()
+    while refs:
+        yield from ready()
 
 
 def get_node_ip_address() -> str:

@@ -104,7 +104,8 @@ class _List(Protocol[StateT]):
         filters: Conditions such as ``("state", "=", "ALIVE")`` that all must hold. Texts are
             compared without regard to case, as in Ray.
         limit: The most records that are returned.
-        timeout: Without effect: the head answers at once.
+        timeout: Seconds that a process may take to tell, where processes are asked: of tasks and
+            objects. What is known of one that is later is listed.
         detail: Without effect: records have all their fields.
         raise_on_missing_output: Without effect: nothing is left out.
 
@@ -122,6 +123,17 @@ class _List(Protocol[StateT]):
         detail: bool = False,
         raise_on_missing_output: bool = True,
     ) -> list[StateT]: ...
+
+
+class _Summarize(Protocol):
+    """Return how many there are of each name in each state. Arguments as for ``list_actors``."""
+
+    def __call__(
+        self,
+        address: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        raise_on_missing_output: bool = True,
+    ) -> dict[str, Any]: ...
 
 
 class _Get(Protocol[ListedT_co]):
@@ -155,7 +167,7 @@ def listed(
 ) -> list[Any]:
     """Return the first records of one of ``KINDS``, asked of a cluster that is connected.
 
-    Arguments and errors as of ``list_tasks``.
+    Arguments and errors as of ``list_actors``.
     """
     what, kind = KINDS[thing]
     check_all(kind, filters, limit)
@@ -205,6 +217,23 @@ def _gets(name: str, listing: _List[StateT]) -> _Get[StateT]:
     return get
 
 
+def _summarizes(thing: str, form: str) -> _Summarize:
+    """Return the function that counts actors, tasks or objects, in this form of Ray's."""
+
+    def summarize(
+        address: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        raise_on_missing_output: bool = True,
+    ) -> dict[str, Any]:
+        del raise_on_missing_output
+        with _source(address) as source:
+            return summary(source, thing, timeout)
+
+    summarize.__name__ = summarize.__qualname__ = f"summarize_{thing}"
+    summarize.__doc__ = f"{_Summarize.__doc__}\n\n    Returns:\n        {form}"
+    return summarize
+
+
 #: Actors, then those that have died, the latest last.
 list_actors = _lists("list_actors", "actors", ActorState)
 #: Nodes, then those that were lost.
@@ -219,34 +248,52 @@ list_jobs = _lists("list_jobs", "jobs", JobState)
 list_cluster_events = _lists("list_cluster_events", "events", ClusterEventState)
 #: What waits for resources, and why. What waits for its arguments does not wait for resources.
 list_pending_demands = _lists("list_pending_demands", "waiting", PendingDemandState)
+#: Tasks and calls of actors that have not ended: those that run first, the longest first. Every
+#: process is asked for them; nothing is recorded before. With filters, the 10,000 oldest calls of
+#: each process are looked at.
+list_tasks = _lists("list_tasks", "tasks", TaskState)
+#: Objects, the largest first: whose they are, and why each is held. Those in shared memory, small
+#: values, which their owners keep, values that are still to come, and handles of actors. Values
+#: that were copied to other nodes are listed once for each, and so are large arguments of calls.
+#: What a process owns that is too busy to tell is listed with what its node knows of it, and
+#: ``UNKNOWN_STATUS``. With filters, the 10,000 largest are looked at; more are never listed, as in
+#: Ray.
+list_objects = _lists("list_objects", "objects", ObjectState)
 
 get_actor = _gets("actor", list_actors)
 get_node = _gets("node", list_nodes)
 get_worker = _gets("worker", list_workers)
 get_placement_group = _gets("placement_group", list_placement_groups)
 get_job = _gets("job", list_jobs)
+get_task = _gets("task", list_tasks)
 
 
-def summarize_actors(
-    address: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    raise_on_missing_output: bool = True,
-) -> dict[str, Any]:
-    """Return how many actors of each class are in each state. Arguments as for ``list_actors``.
-
-    Returns:
-        Ray's form: ``{"cluster": {"summary": {CLASS: {"class_name": CLASS, "state_counts":
-        {STATE: COUNT}}}, "total_actors": COUNT, "summary_by": "class"}}``.
-    """
-    del raise_on_missing_output
-    with _source(address) as source:
-        return summary(source, "actors", timeout)
+summarize_actors = _summarizes(
+    "actors",
+    '{"cluster": {"summary": {CLASS: {"class_name": CLASS, "state_counts": {STATE: COUNT}}}, '
+    '"total_actors": COUNT, "summary_by": "class"}}',
+)
+#: Tasks that have ended are counted by their callers, for as long as these live.
+summarize_tasks = _summarizes(
+    "tasks",
+    '{"cluster": {"summary": {NAME: {"func_or_class_name": NAME, "type": TYPE, "state_counts": '
+    '{STATE: COUNT}}}, "total_tasks": COUNT, "total_actor_tasks": COUNT, '
+    '"total_actor_scheduled": COUNT, "summary_by": "func_name"}}',
+)
+#: Objects in shared memory, by where they were made; ``list_objects`` lists others, too.
+summarize_objects = _summarizes(
+    "objects",
+    '{"cluster": {"summary": {CALL_SITE: {"total_objects": COUNT, "total_size_mb": SIZE, '
+    '"total_num_workers": COUNT, "total_num_nodes": COUNT, "task_state_counts": {STATE: COUNT}, '
+    '"ref_type_counts": {TYPE: COUNT}}}, "total_objects": COUNT, "total_size_mb": SIZE, '
+    '"summary_by": "callsite"}}',
+)
 
 
 def datasets(source: RuntimeHead | CommandConnection, timeout: float) -> list[dict[str, Any]]:
     """Return a row for each operator of each dataset that is executed: its rows, what it waits for.
 
-    Every process is asked for it; ``timeout`` as of ``list_tasks``.
+    Every process is asked for it; ``timeout`` as of ``list_actors``.
     """
     return dataset_rows(source.ask_nodes("processes", ("calls", (0, False), None), timeout))
 
@@ -273,99 +320,6 @@ def summary(source: RuntimeHead | CommandConnection, thing: str, timeout: float)
     }
 
 
-def list_tasks(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[TaskState]:
-    """Return the tasks and calls of actors that have not ended: those that run first.
-
-    Every process is asked for it; nothing is recorded before. Calls that have ended are counted,
-    by function: see ``summarize_tasks``.
-
-    Args:
-        address: As for ``list_actors``.
-        filters: As for ``list_actors``. With filters, the 10,000 oldest calls of each process are
-            looked at.
-        limit: The most records that are returned.
-        timeout: Seconds that a process may take to tell; one that is later is left out.
-        detail: Without effect: records have all their fields.
-        raise_on_missing_output: Without effect: see ``timeout``.
-
-    Raises:
-        ValueError: a filter names no field, or is malformed; or the limit is not positive.
-        ConnectionError: there is no such cluster.
-    """
-    del detail, raise_on_missing_output
-    check_all(TaskState, filters, limit)
-    with _source(address) as source:
-        return listed(source, "tasks", filters, limit, timeout)
-
-
-def get_task(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> TaskState | None:
-    """Return the open call with this hex id, or None. ``address`` as for ``list_actors``."""
-    return next(iter(list_tasks(address, [("task_id", "=", id)], 1, timeout)), None)
-
-
-def summarize_tasks(
-    address: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    raise_on_missing_output: bool = True,
-) -> dict[str, Any]:
-    """Return how many tasks and calls of actors of each name wait, run, finished and failed.
-
-    Arguments as for ``list_tasks``. Those that have ended are counted by their callers, for as long
-    as these live.
-
-    Returns:
-        Ray's form: ``{"cluster": {"summary": {NAME: {"func_or_class_name": NAME, "type": TYPE,
-        "state_counts": {STATE: COUNT}}}, "total_tasks": COUNT, "total_actor_tasks": COUNT,
-        "total_actor_scheduled": COUNT, "summary_by": "func_name"}}``.
-    """
-    del raise_on_missing_output
-    with _source(address) as source:
-        return summary(source, "tasks", timeout)
-
-
-def list_objects(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-) -> list[ObjectState]:
-    """Return the objects, the largest first: whose they are, and why each is held.
-
-    Those in shared memory, small values, which their owners keep, values that are still to come,
-    and handles of actors. Values that were copied to other nodes are listed once for each, and so
-    are large arguments of calls. With filters, the 10,000 largest are looked at; more are never
-    listed, as in Ray.
-
-    Args:
-        address: As for ``list_actors``.
-        filters: As for ``list_actors``.
-        limit: The most records that are returned.
-        timeout: Seconds that a process may take to tell what it holds. What one that is too busy
-            owns is listed with what its node knows of it, and ``UNKNOWN_STATUS``.
-        detail: Without effect: records have all their fields.
-        raise_on_missing_output: Without effect: see ``timeout``.
-
-    Raises:
-        ValueError: a filter names no field, or is malformed; or the limit is not positive.
-        ConnectionError: there is no such cluster.
-    """
-    del detail, raise_on_missing_output
-    check_all(ObjectState, filters, limit)
-    with _source(address) as source:
-        return listed(source, "objects", filters, limit, timeout)
-
-
 def get_objects(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> list[ObjectState]:
@@ -384,7 +338,7 @@ def get_cluster_memory(
     Args:
         address: As for ``list_actors``.
         limit: The most objects that are listed; the numbers are of all.
-        timeout: As for ``list_objects``.
+        timeout: As for ``list_actors``.
         detail: List what is not in shared memory, too: small values, values that are still to come,
             and handles of actors.
 
@@ -397,26 +351,6 @@ def get_cluster_memory(
         reports = source.memory_report(operator.index(limit), bool(detail), float(timeout))
         nodes = source.listing("node_states")
     return cluster_memory(reports, nodes, limit, detail=detail)
-
-
-def summarize_objects(
-    address: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    raise_on_missing_output: bool = True,
-) -> dict[str, Any]:
-    """Return how many objects in shared memory were made where, and how large they are.
-
-    Arguments as for ``list_objects``. That one lists what is not in shared memory, too.
-
-    Returns:
-        Ray's form: ``{"cluster": {"summary": {CALL_SITE: {"total_objects": COUNT,
-        "total_size_mb": SIZE, "total_num_workers": COUNT, "total_num_nodes": COUNT,
-        "task_state_counts": {STATE: COUNT}, "ref_type_counts": {TYPE: COUNT}}},
-        "total_objects": COUNT, "total_size_mb": SIZE, "summary_by": "callsite"}}``.
-    """
-    del raise_on_missing_output
-    with _source(address) as source:
-        return summary(source, "objects", timeout)
 
 
 def _summary_of_objects(objects: list[ObjectState]) -> dict[str, Any]:

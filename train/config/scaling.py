@@ -199,11 +199,18 @@ class ScalingConfig:
 
     @property
     def min_workers(self) -> int:
-        return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
+        least, _ = self._range
+        return least
 
     @property
     def max_workers(self) -> int:
-        return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
+        _, most = self._range
+        return most
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        workers = self.num_workers
+        return workers if isinstance(workers, tuple) else (workers, workers)
 
     @property
     def workers_step(self) -> int:

@@ -17,7 +17,6 @@ from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import listed
 from miniray.train.base.reports import ReportBoard, ReportMismatchError
 from miniray.train.controller.rendezvous import NOTE_AFTER, GroupKeys, Rendezvous
-from miniray.train.worker.stacks import StackBoard, main_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -73,7 +72,6 @@ class Attempt:
         self.returned: set[int] = set()
         self.return_value = b""
         self.keys = GroupKeys()
-        self.stacks = StackBoard()
         self.over = asyncio.Event()
         self.all_ended = asyncio.Event()
         self.last_progress = time.monotonic()
@@ -209,14 +207,6 @@ class Attempt:
             call.cancel()
             self._awaiting_keys.discard(rank)
 
-    async def stacks_wanted(self, rank: int) -> bool:
-        """Wait until the rank is to show its stacks; False if it never is."""
-        del rank  # all are asked together
-        return await self.stacks.wanted()
-
-    async def show_stacks(self, rank: int, stacks: str) -> None:
-        self.stacks.answer(rank, stacks)
-
     # --- how ranks end ----------------------------------------------------------------------
 
     def finish(self, rank: int, return_value: bytes) -> None:
@@ -281,7 +271,6 @@ class Attempt:
         self._given_up.set()
         self._recording.set()
         self._uploads_ended.set()
-        self.stacks.close()
         if self._late is not None:
             self._late.cancel()
 
@@ -418,12 +407,22 @@ WRITE_TIMEOUT = 10.0
 
 
 async def watch_for_hang(
-    attempt: Attempt, limit: float, path: str, write: Callable[[str, str], None]
+    attempt: Attempt,
+    limit: float,
+    look: Callable[[Collection[int]], dict[int, str]],
+    path: str,
+    write: Callable[[str, str], None],
 ) -> None:
-    """Fail the ranks of an attempt when it makes no progress for ``limit`` seconds."""
+    """Fail the ranks of an attempt when it makes no progress for ``limit`` seconds.
+
+    Args:
+        look: Returns the stacks of ranks as text; blocks.
+        path: Of the run, in its storage.
+        write: Writes a file there; blocks.
+    """
     while (left := attempt.last_progress + limit - time.monotonic()) > 0:  # noqa: ASYNC110 - not an event
         await asyncio.sleep(left)
-    found = await attempt.stacks.collect(attempt.running)
+    found = await asyncio.to_thread(look, attempt.running)
     # A rank that ended meanwhile was not hung, and says itself how it ended.
     stacks = {rank: text for rank, text in sorted(found.items()) if rank in attempt.running}
     if not stacks:
@@ -435,7 +434,7 @@ async def watch_for_hang(
     )
     for number, (rank, text) in enumerate(stacks.items()):
         failure = WorkerFailure.of(WorkerHungError(message))
-        shown = main_stack(text) if number < MOST_STACKS else ""
+        shown = text.partition("\n\n")[0] if number < MOST_STACKS else ""  # the main thread's
         attempt.fail(rank, dataclasses.replace(failure, traceback=shown))
 
 

@@ -248,7 +248,6 @@ class TrainController:
             attempt=self._attempt.number,
             first_number=self._attempt.first_number,
             checkpoint=self._recorder.latest_checkpoint,
-            shows_stacks=self._spec.hang_timeout is not None,
         )
         self._attempt.begin()
         self._growth.begin(self._group)
@@ -276,7 +275,9 @@ class TrainController:
     async def _watch_for_hang(self, attempt: Attempt) -> None:
         limit, storage = self._spec.hang_timeout, self._spec.storage
         if limit is not None:
-            await watch_for_hang(attempt, limit, storage.path, storage.write_text)
+            assert self._group is not None
+            look = self._group.stacks
+            await watch_for_hang(attempt, limit, look, storage.path, storage.write_text)
         await attempt.over.wait()
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:

@@ -18,6 +18,7 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.ranks import listed
+from miniray.train.controller.waits import end
 from miniray.train.storage.storage import NOT_SHARED
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ async def place(
             raise PlacementTimeoutError(f"The workers were not placed in {limit:g} s. {why}")
         await placed
     finally:
-        placed.cancel()
-        await asyncio.gather(placed, return_exceptions=True)
+        await end(placed)
 
 
 async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Blocking) -> None:
@@ -78,8 +78,7 @@ async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Bl
                 raise GroupStartError(dict.fromkeys(lost, died))
         await starting
     finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        await end(starting)
 
 
 async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocking) -> None:

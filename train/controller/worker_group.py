@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray import api
+from miniray.common.runtime import current_runtime
 from miniray.decorator import remote
 from miniray.exceptions import ActorError, MinirayError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
@@ -29,7 +30,7 @@ from miniray.train.worker.worker import TrainWorker
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Collection, Mapping, Sequence
 
     from miniray.train.base.policies import ScalingDecision
     from miniray.train.base.ranks import WorkerInfo
@@ -48,6 +49,9 @@ EXIT_TIMEOUT = 5.0
 #: After a worker has failed to start, seconds that others get to say that they failed too. They
 #: are not waited for: a rank whose peer died waits for it until the timeout of its framework.
 START_GRACE = 0.5
+
+#: Seconds that ranks get to show their stacks, before they are looked at from outside.
+STACKS_TIMEOUT = 2.0
 
 #: Label of every node with its id.
 NODE_LABEL = "ray.io/node-id"
@@ -241,6 +245,25 @@ class WorkerGroup:
         self, loop: Any, setup: SessionSetup, carrier: Carrier
     ) -> list[Awaitable[WorkerOutcome]]:
         return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
+
+    def stacks(self, ranks: Collection[int]) -> dict[int, str]:
+        """Return what ranks do, as ``miniray stack`` shows it: main threads first; block for it."""
+        from miniray.profiling.stacks import as_text
+
+        infos = {rank: self.infos[rank] for rank in ranks}
+        nodes = [bytes.fromhex(id) for id in {info.node_id for info in infos.values()}]
+        pids = [info.pid for info in infos.values()]
+        try:
+            told = current_runtime().head.ask_nodes("stack", (pids,), STACKS_TIMEOUT, nodes)
+        except (MinirayError, OSError) as error:
+            return dict.fromkeys(ranks, f"Its node could not be asked for its stacks: {error}\n")
+        found = {each["worker_id"]: each for _, answer, _ in told for each in answer or ()}
+        texts = {}
+        for rank, info in infos.items():
+            each = found.get(info.worker_id)
+            lines = as_text(each["stacks"]) if each is not None else "Its node did not show them.\n"
+            texts[rank] = f"{each['note']}\n{lines}" if each is not None and each["note"] else lines
+        return texts
 
     async def end_rank(self, rank: int) -> None:
         """End the process of a rank whose train loop has returned, unless others may need it."""

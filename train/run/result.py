@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import logging
+import operator
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,12 @@ class Result:
             raise ValueError(f"The mode {mode!r} is not known. Use 'max' or 'min'.")
         if not self.best_checkpoints:
             raise RuntimeError(f"The run in {self.path} has no checkpoint.")
-        candidates = [pair for pair in self.best_checkpoints if lookup(pair[1], metric) is not None]
-        if not candidates:
+        scores = [
+            (score(metrics, metric, mode), checkpoint)
+            for checkpoint, metrics in self.best_checkpoints
+            if lookup(metrics, metric) is not None
+        ]
+        if not scores:
             known = sorted(
                 {key for _, metrics in self.best_checkpoints for key in flatten(metrics)}
             )
@@ -105,7 +110,8 @@ class Result:
                 f"No checkpoint in {self.path} has the metric {metric!r}. "
                 f"There are: {', '.join(known) or 'none'}."
             )
-        return max(candidates, key=lambda pair: score(pair[1], metric, mode))[0]
+        _, best = max(scores, key=operator.itemgetter(0))
+        return best
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:

@@ -176,8 +176,5 @@ def download(filesystem: Any, folder: str, target: Path) -> None:
     for parent in {path.parent for path in local}:
         parent.mkdir(parents=True, exist_ok=True)
     remote = [f"{folder.rstrip('/')}/{file}" for file in files]
-    if files and getattr(filesystem, "async_impl", False):
-        filesystem.get(remote, [str(path) for path in local])  # several at once
-        return
-    for source, path in zip(remote, local, strict=True):
-        filesystem.get_file(source, str(path))
+    if files:
+        filesystem.get(remote, [str(path) for path in local])

@@ -125,7 +125,7 @@ class Store:
         else:
             local = [os.path.join(source, file) for file in files]  # noqa: PTH118 - fsspec wants text
             remote = [f"{target}/{file}" for file in files]
-            self._with_parents(remote, lambda: self._put_all(local, remote))
+            self._with_parents(remote, lambda: self.filesystem.put(local, remote))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Size in bytes of each file of a folder and its folders, by its path there."""
@@ -146,13 +146,6 @@ class Store:
                 self.filesystem.rm(path, recursive=True)
         except FileNotFoundError:
             logger.debug("%s is gone already.", path)
-
-    def _put_all(self, local: list[str], remote: list[str]) -> None:
-        if getattr(self.filesystem, "async_impl", False):
-            self.filesystem.put(local, remote)  # several at once
-            return
-        for source, target in zip(local, remote, strict=True):
-            self.filesystem.put_file(source, target)
 
     def _with_parents(self, paths: Iterable[str], write: Callable[[], Any]) -> None:
         """Write; where the filesystem wants folders to be made first, make them and write again."""

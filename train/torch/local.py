@@ -137,7 +137,8 @@ def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServe
         else:  # the others reach this machine as they have reached it for the process group
             here = os.environ.get("MASTER_ADDR") or socket.gethostname()
             listener = _server_of_all_families()
-        where = [(here, listener.getsockname()[1], secrets.token_bytes(32))]
+        _, port, *_ = listener.getsockname()
+        where = [(here, port, secrets.token_bytes(32))]
     dist.broadcast_object_list(where, src=0)
     assert where[0] is not None
     host, port, secret = where[0]

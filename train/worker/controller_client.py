@@ -62,10 +62,6 @@ class RankCalls(Protocol):
 
     def use_keys(self, operation: str, *arguments: Any) -> Result[Any]: ...
 
-    def stacks_wanted(self) -> Result[bool]: ...
-
-    def show_stacks(self, stacks: str) -> Result[None]: ...
-
 
 def rank_calls(carrier: Carrier, attempt: int, rank: int) -> RankCalls:
     return cast("RankCalls", _RankCalls(carrier, attempt, rank))

@@ -51,7 +51,6 @@ class SessionSetup:
         token: Proves that the run is still that of this driver.
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
-        shows_stacks: Whether the controller may ask for the stacks of a rank.
     """
 
     storage: RunStorage
@@ -59,7 +58,6 @@ class SessionSetup:
     attempt: int
     first_number: int
     checkpoint: Checkpoint | None
-    shows_stacks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

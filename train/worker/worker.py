@@ -23,10 +23,8 @@ from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.data.shards import Datasets, Packed, Shards, set_shards
 from miniray.train.worker import context
-from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.rank_logs import output_of_this_process
 from miniray.train.worker.session import RankSession
-from miniray.train.worker.stacks import show_if_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,10 +131,11 @@ class TrainWorker:
         address = addresses[node_id]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family)
+        _, port, *_ = self._listener.getsockname()
         return WorkerInfo(
             node_id=node_id,
             address=address,
-            port=self._listener.getsockname()[1],
+            port=port,
             pid=os.getpid(),
             accelerator_ids={
                 name: list(ids) for name, ids in runtime.get_accelerator_ids().items() if ids
@@ -180,8 +179,6 @@ class TrainWorker:
             runtime.answer("train_rank", functools.partial(_about_rank, session, shards))
             runtime.answer("metrics of rank", functools.partial(_metrics, session, shards))
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
-        if setup.shows_stacks:
-            show_if_asked(rank_calls(carrier, setup.attempt, self._ranks.world_rank))
         try:
             value = loop()
             session.finish()

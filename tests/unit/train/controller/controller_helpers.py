@@ -74,6 +74,9 @@ class FakeGroup:
             return WorkerOutcome(failure=WorkerFailure.of(error))
         return WorkerOutcome(value=pickle.dumps(value))
 
+    def stacks(self, ranks):
+        return {rank: f"MainThread:\n  loop of rank {rank}\n" for rank in ranks}
+
     async def end_rank(self, rank):
         self.ended.append(rank)
 

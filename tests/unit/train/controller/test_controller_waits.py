@@ -78,7 +78,6 @@ def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, mon
         await asyncio.Event().wait()
 
     monkeypatch.setattr(RunStorage, "write_text", fail)
-    monkeypatch.setattr("miniray.train.worker.stacks.ANSWER_TIMEOUT", 0.05)
     outcome = run(start(hang_timeout=0.05), loop)
     assert outcome.state is RunState.ERRORED
     assert "could not be written" in outcome.message
