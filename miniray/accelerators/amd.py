@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 from miniray.accelerators import models
-from miniray.accelerators.base import Detected, Family, parse_ids
+from miniray.accelerators.base import Detected, Family, numbers, parse_ids
 from miniray.accelerators.host import DetectionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from miniray.accelerators.base import Use
     from miniray.accelerators.host import Host
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,9 @@ logger = logging.getLogger(__name__)
 _ROCR = "ROCR_VISIBLE_DEVICES"
 _HIP = "HIP_VISIBLE_DEVICES"
 _CUDA = "CUDA_VISIBLE_DEVICES"
+#: Ends of the sensor of its power, by how new the driver is.
+_POWER = ("average", "input")
+_ERRORS = re.compile(r"^(ue|ce): (\d+)", re.MULTILINE)
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 
 #: Models by PCI device id. The ids are those of the kernel's amdgpu driver.
@@ -97,15 +102,47 @@ class AmdGPU(Family):
 
     def detect(self, host: Host) -> Detected:
         """Count the topology's nodes that have compute units and that we may open."""
-        if not host.exists("/dev/kfd"):
-            return Detected()
-        devices = []
-        for node in host.numbered(_NODES, ""):
-            facts = _properties(host, node)
-            if facts is not None and _is_usable(host, facts):
-                devices.append(facts)
+        devices = _usable(host)
         model = TYPES.get(devices[0].get("device_id", 0)) if devices else None
         return Detected.numbered(len(devices), model)
+
+    def use(self, host: Host, timeout: float) -> dict[str, Use]:
+        """Read the files of the kernel's driver; ids of HIP within ROCm's other variable have none.
+
+        Source: the kernel's pages "amdgpu: GPU power and thermal controls" and "RAS support".
+        """
+        if self._below(host.environ) is not None:
+            return {}
+        minors = [facts.get("drm_render_minor", 0) for facts in _usable(host)]
+        return {str(id): _use(host, minor) for id, minor in enumerate(minors)}
+
+
+def _usable(host: Host) -> list[dict[str, int]]:
+    if not host.exists("/dev/kfd"):
+        return []
+    found = (_properties(host, node) for node in host.numbered(_NODES, ""))
+    return [facts for facts in found if facts is not None and _is_usable(host, facts)]
+
+
+def _use(host: Host, minor: int) -> Use:
+    folder = f"/sys/class/drm/renderD{minor}/device"
+    sensors = [f"{folder}/hwmon/{name}" for name in host.names(f"{folder}/hwmon")]
+    use: Use = {}
+    for (name, unit), files in {
+        ("utilization_ratio", 0.01): [f"{folder}/gpu_busy_percent"],
+        ("memory_used_bytes", 1): [f"{folder}/mem_info_vram_used"],
+        ("memory_size_bytes", 1): [f"{folder}/mem_info_vram_total"],
+        ("power_watts", 1e-6): [f"{each}/power1_{of}" for each in sensors for of in _POWER],
+        ("temperature_celsius", 1e-3): [f"{each}/temp1_input" for each in sensors],
+    }.items():
+        told = [host.read(file) for file in files if host.exists(file)]
+        use |= numbers([(name, "", unit)], told[:1]) if told else {}
+    for file in host.names(f"{folder}/ras"):
+        if file.endswith("_err_count"):  # lines such as "ue: 0" and "ce: 3"
+            for kind, count in _ERRORS.findall(host.read(f"{folder}/ras/{file}")):
+                key = ("errors_total", {"ue": "uncorrected", "ce": "corrected"}[kind])
+                use[key] = use.get(key, 0.0) + int(count)
+    return use
 
 
 def _properties(host: Host, node: int) -> dict[str, int] | None:

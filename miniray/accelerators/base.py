@@ -8,6 +8,7 @@ announces is decided in ``node_resources.py``.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.accelerators.host import Host
+
+#: What a device uses now: by (a metric's name without ``device_``, kind) a value; a kind only of
+#: errors.
+Use = dict[tuple[str, str], float]
 
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -78,6 +83,15 @@ class Family(abc.ABC):
     def describe(self, host: Host, detected: Detected) -> Description:
         """Return what a node with devices of this family says of itself."""
         return Description(type=detected.type)
+
+    def use(self, host: Host, timeout: float) -> dict[str, Use]:
+        """Return what this machine's devices use now, by id; nothing where no one tells.
+
+        Raises:
+            DetectionError: A tool is not there, or gives no answer within ``timeout`` seconds.
+            ValueError, OSError: What the driver or its tool tells cannot be read.
+        """
+        return {}
 
     def governing_variable(self, environ: Mapping[str, str]) -> str | None:
         """Return the variable that decides which devices are visible, given an environment."""
@@ -176,3 +190,20 @@ def parse_ids(variable: str, text: str) -> list[str]:
             )
         ids.append(id)
     return ids
+
+
+def numbers(names: Sequence[tuple[str, str, float]], told: Sequence[str]) -> Use:
+    """Return a device's use of what a tool has told: ``37``, ``37 %`` or ``[N/A]``.
+
+    Args:
+        names: Of each metric and kind, and its unit.
+        told: A text for each.
+
+    Raises:
+        ValueError: There are more texts or fewer.
+    """
+    use: Use = {}
+    for (name, kind, unit), text in zip(names, told, strict=True):
+        with contextlib.suppress(ValueError):  # it is not told of this device
+            use[name, kind] = float(text.partition(" ")[0]) * unit
+    return use

@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.accelerators import models
-from miniray.accelerators.base import Detected, Family
+from miniray.accelerators.base import Detected, Family, numbers
 from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError, ToolNotFoundError
 
 if TYPE_CHECKING:
+    from miniray.accelerators.base import Use
     from miniray.accelerators.host import Host
 
+#: Its field of hl-smi, and the metric, kind and unit of what stands there.
+_USE = {
+    "utilization.aip": ("utilization_ratio", "", 0.01),
+    "memory.used": ("memory_used_bytes", "", 1 << 20),
+    "memory.total": ("memory_size_bytes", "", 1 << 20),
+    "power.draw": ("power_watts", "", 1),
+    "temperature.aip": ("temperature_celsius", "", 1),
+}
 _VENDOR = "0x1da3"  # Habana Labs
 _COMMAND = ["hl-smi", "-Q", "module_id,name", "-f", "csv,noheader"]
 #: Names by the start of the product code.
@@ -41,6 +50,15 @@ class GaudiHPU(Family):
         except ToolNotFoundError:
             return Detected.numbered(count)
         return _parse(listing)
+
+    def use(self, host: Host, timeout: float) -> dict[str, Use]:
+        """Ask ``hl-smi``."""
+        found = {}
+        query = ["-Q", f"module_id,{','.join(_USE)}", "-f", "csv,noheader"]
+        for line in host.run(["hl-smi", *query], timeout).splitlines():
+            module, *told = (field.strip() for field in line.split(","))
+            found[module] = numbers([*_USE.values()], told)
+        return found
 
 
 def _count_nodes(host: Host) -> int:

@@ -5,18 +5,35 @@ Containers often have the library without the tool.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miniray.accelerators.base import Detected, Family
+from miniray.accelerators.base import Detected, Family, numbers
 from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError, ToolNotFoundError
 
 if TYPE_CHECKING:
+    from miniray.accelerators.base import Use
     from miniray.accelerators.host import Host
 
 #: By its path, and apart from the user's modules (-I): it needs nothing of the package.
 _ASK_LIBRARY = (sys.executable, "-I", str(Path(__file__).with_name("ascendcl.py")))
+
+
+#: Power and temperature of a chip; and in the row below its use, and bytes used and in all.
+_CHIP = re.compile(
+    r"^\| \d+ +\S+ +\| \S+ +\| (\S+) +(\S+) .*\n"
+    r"\| \d+ .*?\| \S+:\S+ +\| (\S+) .*?(\d+) */ *(\d+) *\|$",
+    re.MULTILINE,
+)
+_USE = (
+    ("power_watts", "", 1),
+    ("temperature_celsius", "", 1),
+    ("utilization_ratio", "", 0.01),
+    ("memory_used_bytes", "", 1 << 20),
+    ("memory_size_bytes", "", 1 << 20),
+)
 
 
 class AscendNPU(Family):
@@ -39,6 +56,11 @@ class AscendNPU(Family):
         except ToolNotFoundError:
             model = host.run(_ASK_LIBRARY, TOOL_TIMEOUT).strip()
         return Detected.numbered(count, model or None)
+
+    def use(self, host: Host, timeout: float) -> dict[str, Use]:
+        """Read the table of ``npu-smi``: two rows a chip, which the runtime numbers from 0."""
+        chips = _CHIP.findall(host.run(["npu-smi", "info"], timeout))
+        return {str(id): numbers(_USE, told) for id, told in enumerate(chips)}
 
 
 def _type(listing: str) -> str:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.accelerators.base import Detected, Family
+from miniray.accelerators.base import Detected, Family, numbers
 from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError, ToolNotFoundError
 
 if TYPE_CHECKING:
+    from miniray.accelerators.base import Use
     from miniray.accelerators.host import Host
 
 _PROC = "/proc/driver/nvidia/gpus"
 _ASK_NAMES = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-_ASK_USE = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,utilization.gpu,memory.used,memory.total",
-    "--format=csv,noheader,nounits",
-)
+#: Its field of nvidia-smi, and the metric, kind and unit of what stands there.
+_USE = {
+    "utilization.gpu": ("utilization_ratio", "", 0.01),
+    "memory.used": ("memory_used_bytes", "", 1 << 20),
+    "memory.total": ("memory_size_bytes", "", 1 << 20),
+    "power.draw": ("power_watts", "", 1),
+    "temperature.gpu": ("temperature_celsius", "", 1),
+    "ecc.errors.corrected.volatile.total": ("errors_total", "corrected", 1),
+    "ecc.errors.uncorrected.volatile.total": ("errors_total", "uncorrected", 1),
+}
 
 
 class NvidiaGPU(Family):
@@ -41,25 +47,15 @@ class NvidiaGPU(Family):
             models = [""] * len(nodes)
         return Detected.numbered(len(models), accelerator_type(models[0]) if models else None)
 
-
-def use_of_gpus(host: Host, timeout: float) -> dict[str, tuple[float | None, ...]]:
-    """Return of each GPU, by index and by UUID, its use: a ratio, and bytes used and in all.
-
-    None stands for what its driver does not tell.
-
-    Raises:
-        DetectionError: ``nvidia-smi`` is not there, or gives no answer.
-    """
-    found: dict[str, tuple[float | None, ...]] = {}
-    for line in host.run(_ASK_USE, timeout).splitlines():
-        index, uuid, *numbers = (field.strip() for field in line.split(","))
-        told = [float(each) if each.isdecimal() else None for each in numbers]
-        units = (0.01, 1 << 20, 1 << 20)
-        use = tuple(
-            None if value is None else value * unit for value, unit in zip(told, units, strict=True)
-        )
-        found[index] = found[uuid] = use
-    return found
+    def use(self, host: Host, timeout: float) -> dict[str, Use]:
+        """Ask ``nvidia-smi``; GPUs are found by index and by UUID."""
+        query = f"--query-gpu=index,uuid,{','.join(_USE)}"
+        found = {}
+        listing = host.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], timeout)
+        for line in listing.splitlines():
+            index, uuid, *told = (field.strip() for field in line.split(","))
+            found[index] = found[uuid] = numbers([*_USE.values()], told)
+        return found
 
 
 def _models_by_tool(host: Host) -> list[str]:

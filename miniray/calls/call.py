@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.common.object_ref import ObjectRef
+from miniray.common.series import how_many, no_values, took
 from miniray.common.task_error import MinirayError, text_only, wrap_pickled
 from miniray.messages.protocol import STREAM_AGAIN, VALUE_ERROR, VALUE_PICKLE
 from miniray.messages.value import NOTHING, is_shared, payload_of
@@ -38,7 +39,7 @@ class Channel:
     #: Whether ``force`` may end the process of a call that is cancelled.
     takes_force = True
     #: Where calls that have a result are counted, by name.
-    finished: dict[str, int] = {}  # noqa: RUF012 - of those that have none
+    finished: dict[str, list[float]] = {}  # noqa: RUF012 - of those that have none
 
     def submit(self, call: Call, ready: bool) -> None:
         """Send a new call, or keep it in its place.
@@ -188,35 +189,49 @@ _MAX_NAMES = 1000
 OTHERS = "(others)"
 
 
+#: By the name under which calls were made: how long they took (``no_values``, common/series.py).
+Times = dict[str, list[float]]
+
+
 class EndedCalls:
-    """How many calls have ended, by name, for whoever looks; a call pays one addition."""
+    """How many calls have ended, and how long they took, by name, for whoever looks."""
 
     def __init__(self) -> None:
-        #: By the name under which they were called: tasks; of actors ``Class.method``.
-        self.finished_tasks: dict[str, int] = {}
-        self.finished_methods: dict[str, int] = {}
-        self._failed_tasks: dict[str, int] = {}
-        self._failed_methods: dict[str, int] = {}
+        #: Tasks; of actors ``Class.method``.
+        self.finished_tasks: Times = {}
+        self.finished_methods: Times = {}
+        self._failed_tasks: Times = {}
+        self._failed_methods: Times = {}
 
     def failed(self, call: Call) -> None:
-        """Count a call that has an error."""
+        """Count a call that has an error; how long that took is not told."""
         is_task = isinstance(call.target, bytes)
         count(self._failed_tasks if is_task else self._failed_methods, call.name)
 
-    def told(self) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+    def by_kind(self) -> dict[str, tuple[Times, Times]]:
         """Return finished and failed ones by name, by Ray's word for their kind."""
         return {
             "NORMAL_TASK": (dict(self.finished_tasks), dict(self._failed_tasks)),
             "ACTOR_TASK": (dict(self.finished_methods), dict(self._failed_methods)),
         }
 
+    def told(self) -> dict[str, list[dict[str, int]]]:
+        """Return how many there were, as ``by_kind``."""
+        return {
+            kind: [{name: how_many(times) for name, times in each.items()} for each in ended]
+            for kind, ended in self.by_kind().items()
+        }
 
-def count(counts: dict[str, int], name: str) -> None:
+
+def count(counts: Times, name: str, seconds: float = 0.0) -> None:
     """Add one; when there are too many names, the oldest is folded into ``OTHERS``."""
-    if name not in counts and len(counts) >= _MAX_NAMES:
-        oldest = next(each for each in counts if each != OTHERS)
-        counts[OTHERS] = counts.get(OTHERS, 0) + counts.pop(oldest)
-    counts[name] = counts.get(name, 0) + 1
+    if name not in counts:
+        if len(counts) >= _MAX_NAMES:
+            oldest = counts.pop(next(each for each in counts if each != OTHERS))
+            others = counts.get(OTHERS) or no_values()
+            counts[OTHERS] = [one + more for one, more in zip(others, oldest, strict=True)]
+        counts[name] = no_values()
+    took(counts[name], seconds)
 
 
 # --- arguments -------------------------------------------------------------------------

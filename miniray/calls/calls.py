@@ -18,6 +18,7 @@ from miniray.calls.lineage import Lineage
 from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.common.object_ref import ObjectRef
+from miniray.common.series import took
 from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.messages.value import (
@@ -261,10 +262,11 @@ class CallTable:
         if failure is not None and self._retry_exception(call, failure):
             self._discard(peer, status, values, pin)
         elif status == p.STATUS_OK:
-            try:
-                call.channel.finished[call.name] += 1
-            except KeyError:
-                count(call.channel.finished, call.name)
+            times = call.channel.finished.get(call.name)
+            if times is not None:
+                took(times, seconds)
+            else:
+                count(call.channel.finished, call.name, seconds)
             self._set_results(call, values)
             if pin:  # the executor keeps the refs in the values until they are counted here
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
@@ -274,7 +276,7 @@ class CallTable:
         elif status == p.STATUS_LOST:
             self._arguments_lost(call, values)
         else:
-            count(call.channel.finished, call.name)
+            count(call.channel.finished, call.name, seconds)
             if call.stream is not None:
                 call.stream.end(None)
             self._end(call)

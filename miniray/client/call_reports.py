@@ -19,6 +19,7 @@ from miniray.calls.actor_client import ActorClient
 from miniray.calls.task_groups import TaskGroup
 from miniray.common.ids import call_id
 from miniray.common.names import short_name
+from miniray.common.series import COUNTED, SECONDS, Series, how_many
 from miniray.objects.waiting import Waits
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from miniray.calls.call import Call
     from miniray.calls.calls import CallTable
     from miniray.client.actor_clients import ActorClients
+    from miniray.common.series import Row, Tags
     from miniray.objects.objects import ObjectTable
 
 #: Frames of a stack, ids of a wait, and threads and coroutines that are told, at most.
@@ -65,19 +67,22 @@ class CallReports:
         threads = list(_threads()) if detail else []
         return lambda: self._report(open_calls, works, threads, limit)
 
-    def metrics(self) -> list[tuple[Any, ...]]:
-        """Return how many calls have ended, as series of metrics (``node/metrics.py``)."""
-        counts: collections.Counter[tuple[str, tuple[tuple[str, str], ...]]] = collections.Counter()
-        for kind, ended in self.calls.ended.told().items():
+    def metrics(self) -> list[Row]:
+        """Return how many calls have ended and how long they took, as rows (common/series.py).
+
+        What this process has counted beside is among them.
+        """
+        found = Series()
+        found.add(COUNTED.rows())
+        for kind, ended in self.calls.ended.by_kind().items():
             for outcome, by_name in zip(("finished", "failed"), ended, strict=True):
-                for name, count in by_name.items():
-                    metric, labels = _ended_metric(kind, short_name(name))
-                    counts[metric, (*labels, ("outcome", outcome))] += count
-        about = "Calls that have ended, counted where they were made."
-        return [
-            ("counter", metric, about, (), tags, [float(count)])
-            for (metric, tags), count in counts.items()
-        ]
+                for name, times in by_name.items():
+                    ends, lasts, tags = _ended_metrics(kind, short_name(name))
+                    how = (*tags, ("outcome", outcome))
+                    found.count(ends, how, how_many(times))
+                    if outcome == "finished":
+                        found.add([("histogram", lasts, "", SECONDS, tags, times)])
+        return found.rows()
 
     def _report(
         self,
@@ -133,12 +138,12 @@ def _datasets() -> list[dict[str, Any]]:
     return stats.running() if stats is not None else []
 
 
-def _ended_metric(kind: str, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the metric of calls of this name, and its labels."""
+def _ended_metrics(kind: str, name: str) -> tuple[str, str, Tags]:
+    """Return the metrics of how many calls of a name have ended and how long, and their tags."""
     if kind == "NORMAL_TASK":
-        return "tasks_finished", (("function", name),)
+        return "tasks_finished_total", "task_seconds", (("function", name),)
     of, _, method = name.rpartition(".")
-    return "actor_calls", (("class", of), ("method", method))
+    return "actor_calls_total", "actor_call_seconds", (("class", of), ("method", method))
 
 
 def _kind(call: Call) -> str:

@@ -146,6 +146,8 @@ class ClusterRuntime(Runtime):
         self.session = object()
         self.facts, self.link, self.loop = facts, link, loop
         self._process = process
+        self._record_waits(False)
+        SPANS.switches["waits"] = self._record_waits
         self._on_shutdown = on_shutdown
         self._closed = self._abandoned = False
         #: Messages of peers, by kind; a worker adds those that ask it to run something.
@@ -326,10 +328,17 @@ class ClusterRuntime(Runtime):
                 "This process was forked from the one that waits here for a value. What the parent "
                 "started can be waited for in the parent only."
             )
-        if SPANS.least > 0:  # nothing is recorded
-            return self._process.block(wait, timeout)
-        with SPANS.timed("wait", "get"):
-            return self._process.block(wait, timeout)
+        return self._wait(wait, timeout)
+
+    def _record_waits(self, recorded: bool) -> None:
+        """Note from now on how long each wait takes, or not."""
+        block = self._process.block
+
+        def timed(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+            with SPANS.timed("wait", "get"):
+                return block(wait, timeout)
+
+        self._wait = timed if recorded else block
 
     # --- objects.objects.Outside: what follows when an object goes -------------------------
     def free_shared(self, value: Value) -> None:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Kind, name, begin on the machine's clock (``time.perf_counter``), seconds, whether it went well,
 #: and of a call its caller's process and number.
@@ -76,6 +76,9 @@ class Spans:
         self._recorded: list[Span] | None = None
         self._left_out = 0
         self._lock = threading.Lock()
+        #: Called with whether all is recorded, when that changes, by name: so what would have to
+        #: ask each time costs nothing while nothing is recorded.
+        self.switches: dict[str, Callable[[bool], object]] = {}
 
     def call(self, name: str, started: float, seconds: float, ok: bool, of: Any) -> None:
         """Note a call that has ended; ``of`` is its caller's process and number."""
@@ -119,12 +122,18 @@ class Spans:
             if self._recorded is not None:
                 raise ValueError("it is being recorded already")
             self._recorded, self._left_out, self.least = [], 0, -1.0
+            self._switch(recorded=True)
 
     def end(self) -> tuple[list[Span], int]:
         """Return what was recorded, and how much was left out."""
         with self._lock:
             recorded, self._recorded, self.least = self._recorded or [], None, LONG
+            self._switch(recorded=False)
             return recorded, self._left_out
+
+    def _switch(self, *, recorded: bool) -> None:
+        for switch in self.switches.values():
+            switch(recorded)
 
 
 #: Those of this process.

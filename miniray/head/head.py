@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.common.names import format_bytes
+from miniray.common.series import COUNTED
 from miniray.exceptions import MinirayError
 from miniray.head.cluster import ClusterDirectories, HeadIdentity
 from miniray.head.directories.clients import AttachedProcess, ProcessExit
@@ -51,6 +52,10 @@ class Requests:
             name: Arguments(handler, name in by or name in later)
             for name, handler in self._handlers.items()
         }
+        self._counts = {
+            name: COUNTED.values(("counter", "head_requests_total", "", ()), (("method", name),))
+            for name in self._handlers
+        }
         self._failing = _on_refused_notice(cluster)
         self._failing_arguments = {name: Arguments(fail, 2) for name, fail in self._failing.items()}
 
@@ -61,6 +66,7 @@ class Requests:
         try:
             arguments = tuple(plain.loads(request.body))
             handler = self._handler(method)
+            self._counts[method][0] += 1
             arguments = self._arguments[method].check(arguments)
             if method in self._later:
                 handler((who, number), *arguments)

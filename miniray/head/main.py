@@ -18,6 +18,7 @@ from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.common.config import config
 from miniray.common.host_port import join_host_port
 from miniray.common.process_state import set_title
+from miniray.common.series import COUNTED
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.storage import Storage
@@ -138,8 +139,11 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
 
 async def watch_liveness(head: Head) -> None:
     """Check for silent nodes, forever."""
+    clock = asyncio.get_running_loop().time
     while True:
+        due = clock() + config().heartbeat_interval
         await asyncio.sleep(config().heartbeat_interval)
+        COUNTED.change(("gauge", "head_event_loop_lag_seconds", "", ()), (), clock() - due)
         head.check_liveness()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.amounts import from_units
 from miniray.common.config import config
+from miniray.common.series import COUNTED
 from miniray.common.state_types import (
     TRAIN_RUNS,
     ActorStatus,
@@ -255,13 +256,14 @@ class ClusterState:
         return runs
 
     def _list_head(self) -> list[dict[str, Any]]:
-        """Return one row: when this head was started, those before it, and the nodes it has."""
+        """Return one row: when this head was started, those before it, its nodes, its counts."""
         cluster = self._cluster
         return [
             {
                 "started": cluster.started,
                 "restarts": cluster.identity.epoch - 1,
                 "sessions": len(tuple(cluster.nodes)),
+                "counted": COUNTED.rows(),
             }
         ]
 

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
+from miniray.common.series import COUNTED
 from miniray.common.specs import ActorSpec, Allocation, CommandSpec, JobSpec, field_names
 from miniray.common.state_types import DEAD
 from miniray.head.directories.actor_table import Actor, DeadActor, remembered
@@ -407,9 +408,11 @@ class SqliteStorage(Storage):
                 rows["REPLACE INTO ended VALUES (?, ?, ?, ?)"].append((kind, key, ended, now))
                 # Daemons that come back later than this have stopped.
                 rows["DELETE FROM ended WHERE at < ?"] = [(now - 2 * config().head_grace,)]
+        began = time.perf_counter()
         with self._database as database:
             for statement, values in rows.items():
                 database.executemany(statement, values)
+        COUNTED.took("head_storage_write_seconds", time.perf_counter() - began)
         if _DELETE[_VALUE] in rows:  # it may have been the code of a job, which is large
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

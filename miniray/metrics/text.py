@@ -33,24 +33,42 @@ _HELP = {
     "resource_used": "What leases hold of a resource.",
     "device_granted_ratio": "How much of a device is granted.",
     "device_utilization_ratio": "How much of the time a device was at work lately.",
+    "device_power_watts": "What a device draws.",
+    "device_errors_total": "Errors that a device has counted, by kind.",
     "device_quarantined": "Whether a device is out of service as its process cannot be killed.",
     "pending_demands": "Tasks, actors and groups that wait for resources.",
     "pending_oldest_seconds": "How long the oldest of them has waited.",
     "process_cpu_seconds": "CPU time of the processes that live now.",
     "worker_forks_total": "Processes of workers that were started.",
     "worker_exits_total": "Workers that have ended, by why.",
+    "worker_fork_seconds": "How long it took to start processes of workers.",
+    "actor_calls_total": "Calls that have ended, counted where they were made.",
+    "actor_call_seconds": "How long calls ran that have finished, told to where they were made.",
+    "actor_starts_total": "How often an actor's constructor has ended.",
+    "actor_start_seconds": "Seconds until it was placed, had a process, and was constructed.",
+    "actor_restarts_total": "How often actors were started again.",
+    "actor_deaths_total": "Actors that have ended, by why.",
+    "tasks_finished_total": "Tasks that have ended, counted where they were called.",
+    "task_seconds": "How long tasks ran that have finished, told to where they were called.",
     "object_store_spilled_bytes": "Bytes of values that are on disk.",
     "object_spill_bytes_total": "Bytes of values that were written to disk for want of memory.",
     "object_restore_bytes_total": "Bytes of values that were read back from disk.",
     "object_transfer_bytes_total": "Bytes of values that came from other nodes.",
+    "object_transfer_seconds": "How long values took to come from other nodes.",
     "object_room_waiters": "Values that wait for room in the object store.",
     "head_restarts_total": "How often the head was lost and started again.",
     "head_sessions": "Nodes that the head has.",
+    "head_requests_total": "What processes have asked of the head or told it.",
+    "head_decision_seconds": "How long the scheduler took for a request for a lease.",
+    "head_storage_write_seconds": "How long it took to write the cluster's state to disk.",
+    "head_event_loop_lag_seconds": "How late the head's last timer was.",
     "train_run_info": "A training run; its value is always 1.",
     "train_workers": "Ranks of a run that runs.",
     "train_reports_total": "Reports that all ranks of a run have made.",
     "train_attempts_total": "Groups of workers that a run has had.",
     "train_checkpoints": "Checkpoints that a run keeps.",
+    "train_checkpoints_total": "Checkpoints that a run has made, or failed to make.",
+    "train_checkpoint_seconds": "Seconds from the first rank's upload to the checkpoint.",
     "train_metric": "The last reported number of each metric of a run.",
 }
 Sample = tuple[str, dict[str, Any], float]
@@ -67,6 +85,9 @@ def text(cluster: ClusterSource, *, openmetrics: bool = False) -> str:
     families = _Families()
     for name, labels, value in _of_head(cluster):
         families.add(name, labels, value)
+    for head in cluster.listing("head"):
+        for row in head["counted"]:
+            families.add_row({}, *row)
     answers = {node.hex(): answer for node, answer, why in told if not why}
     for node in cluster.listing("node_states"):
         id = node["node_id"]
@@ -75,7 +96,7 @@ def text(cluster: ClusterSource, *, openmetrics: bool = False) -> str:
         for name, labels, value in sample:
             families.add(name, {"node": id, **labels}, value)
         for row in rows:
-            families.add_own(id, *row)
+            families.add_row({"node": id}, *row)
     return families.text(openmetrics)
 
 
@@ -157,12 +178,11 @@ class _Families:
     def add(self, name: str, labels: dict[str, Any], value: float) -> None:
         """Add a metric of miniray's."""
         kind = "counter" if name.endswith("_total") else "gauge"
-        about = _HELP.get(name) or name.replace("_", " ").capitalize() + "."
-        self._add(_PREFIX + name, kind, about, labels, value)
+        self._add(_PREFIX + name, kind, _about(name), labels, value)
 
-    def add_own(
+    def add_row(
         self,
-        node: str,
+        labels: dict[str, str],
         kind: str,
         name: str,
         about: str,
@@ -170,9 +190,10 @@ class _Families:
         tags: Iterable[tuple[str, str]],
         value: list[float],
     ) -> None:
-        """Add a series of a user's metric."""
+        """Add a series as processes tell it (common/series.py)."""
+        about = about or _about(name)
         name = _PREFIX + name.replace(":", "_")
-        labels = {"node": node, **{_label(key): value for key, value in tags}}
+        labels = {**labels, **{_label(key): value for key, value in tags}}
         if kind == "counter":
             name = name if name.endswith("_total") else f"{name}_total"
         if kind != "histogram":
@@ -213,6 +234,10 @@ class _Families:
             lines += [f"{sample} {_number(value)}" for sample, value in samples.items()]
         text = "".join(f"{line}\n" for line in [*lines, *["# EOF"] * openmetrics])
         return text.encode(errors="replace").decode()  # names of files may be no Unicode
+
+
+def _about(name: str) -> str:
+    return _HELP.get(name) or name.replace("_", " ").capitalize() + "."
 
 
 def _label(key: str) -> str:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.accelerators.host import this_host
+from miniray.common.series import COUNTED
 from miniray.exceptions import describe_exit
 from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
 from miniray.node.log_search import LogSearch
 from miniray.node.membership import Membership
-from miniray.node.metrics import DeviceUse, NodeMetrics, Usage
+from miniray.node.metrics import DeviceUse, NodeMetrics
 from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
@@ -84,8 +85,7 @@ class NodeDaemon:
             node, control, template_pid, self._environments, self._clients, self._head, self
         )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
-        self._probes = Probes(self._clients, self._questions, self._names)
-        Usage(node, self._clients, self._questions)
+        self._probes = Probes(self._clients, self._questions, self._names, node.machine)
         self._memory_kills = MemoryKills()
         self._objects = SharedObjects(
             node,
@@ -103,7 +103,7 @@ class NodeDaemon:
             self._clients,
             self._questions,
             str(node.session_dir),
-            lambda: [("worker_forks_total", {}, self._pool.forks), *self._objects.figures()],
+            self._objects.figures,
             DeviceUse(node.accelerators, this_host()),
         )
         self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
@@ -209,6 +209,7 @@ class NodeDaemon:
         self._tell_unclaimed(worker.process_id, exit_code)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
+        event = "planned"
         if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
             how = describe_exit(exit_code, hint=False)
@@ -216,10 +217,8 @@ class NodeDaemon:
             memory = self._memory_kills.explain(exit_code)
             text = f"{what[0].upper()}{what[1:]} {how}. {memory}".rstrip()
             event = "killed_for_memory" if memory else "crashed"
-            self._metrics.worker_ended(event)
             self.tell_event("WORKER", event, text, "ERROR" if memory else "WARNING")
-        else:
-            self._metrics.worker_ended("planned")
+        COUNTED.count("worker_exits_total", (("cause", event),))
         ended = head_pb2.ProcessEnded(
             process_id=worker.process_id,
             pid=worker.pid,

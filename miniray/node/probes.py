@@ -23,10 +23,18 @@ _GRACE = 5.0
 _SOON = 1.0
 
 
+#: Round trips to a node of which the quickest tells its clock.
+_ROUND_TRIPS = 5
+
+
 class Probes:
     """Answers what commands ask of the processes of this node."""
 
-    def __init__(self, clients: ClientServer, questions: Questions, names: ProcessNames) -> None:
+    def __init__(
+        self, clients: ClientServer, questions: Questions, names: ProcessNames, machine: str
+    ) -> None:
+        """Register what it answers; ``machine`` tells this machine from others."""
+        self._machine = machine
         self._clients = clients
         self._questions = questions
         self._names = names
@@ -38,6 +46,8 @@ class Probes:
         questions.answers["stack"] = self._stacks
         questions.answers["profile"] = self._profiles
         questions.answers["timeline"] = self._timeline
+        questions.answers["clock"] = lambda _seconds: (machine, time.time())
+        questions.answers["clocks"] = self._clocks
 
     def _chosen(self, pids: Collection[int]) -> list[Client]:
         """Return the processes of these pids; without pids all that run user code."""
@@ -150,6 +160,30 @@ class Probes:
         ahead = time.time() - time.perf_counter()
         daemon = {"pid": os.getpid(), "worker_id": "", "name": "daemon", "ahead": ahead}
         return [nothing | daemon | {"spans": own, "left_out": left_out}, *found]
+
+    async def _clocks(self, _seconds: float, nodes: list[bytes]) -> dict[bytes, Any]:
+        """Return how many seconds nodes' clocks are ahead of this one's, and how exact that is."""
+        told = await asyncio.gather(*map(self._clock_of, nodes))
+        return dict(zip(nodes, told, strict=True))
+
+    async def _clock_of(self, node: bytes) -> tuple[float, float] | None:
+        """Compare clocks as NTP does: of some round trips, the quickest tells most.
+
+        Nodes of one machine have one clock; None of a node that does not answer.
+        """
+        found = None
+        for _ in range(_ROUND_TRIPS):
+            began = time.time()
+            [told] = await self._questions.ask_nodes("clock", (), _SOON, [node])
+            half = (time.time() - began) / 2
+            if told.missing:
+                break
+            machine, now = told.answer
+            if machine == self._machine:
+                return 0.0, 0.0
+            if found is None or half < found[1]:
+                found = now - began - half, half
+        return found
 
     def _about(self, client: Client) -> dict[str, Any]:
         name = "driver" if client.is_driver else self._names.work_of(client.process_id)

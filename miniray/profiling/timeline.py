@@ -52,11 +52,13 @@ def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
         raise ValueError(f"A timeline takes up to {LONGEST:g} seconds, not {seconds:g}.")
     told = cluster.ask_nodes("timeline", (float(seconds),), seconds + _PATIENCE)
     notes = [f"Node {node.hex()[:8]}: {why}." for node, _, why in told if why]
+    clocks = _clocks(cluster, [node for node, _, why in told if not why], notes)
     events: list[Event] = []
     processes = []
     for place, (node, answer, _) in enumerate(told, 1):
         events.append(_named("process_name", place, 0, f"node {node.hex()[:8]}"))
         for process in answer or ():
+            process["ahead"] -= clocks.get(node, 0.0)
             processes.append((place, process))
             name = f"{process['name'] or 'worker'} (pid {process['pid']})"
             if process["note"]:
@@ -64,6 +66,22 @@ def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
             if process["left_out"]:
                 notes.append(f"{name}: {process['left_out']:,} more did not fit.")
     return [*events, *_events(processes)], notes
+
+
+def _clocks(cluster: Asks, nodes: list[bytes], notes: list[str]) -> dict[bytes, float]:
+    """Return how many seconds nodes' clocks are ahead of that of the first; add to the notes."""
+    found = {}
+    for first, told, _ in cluster.ask_nodes("clocks", (nodes,), _PATIENCE, nodes[:1]):
+        for node, clock in (told or {}).items():
+            if clock is None:
+                notes.append(f"Node {node.hex()[:8]}: its clock is not known, and taken as it is.")
+            elif clock != (0.0, 0.0):
+                found[node], exact = clock
+                notes.append(
+                    f"The clock of node {node.hex()[:8]} is {found[node]:+.6f} s from that of node "
+                    f"{first.hex()[:8]}, within {exact:.6f} s: its times are moved by that."
+                )
+    return found
 
 
 def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
@@ -137,5 +155,5 @@ def _track(process: dict[str, Any], lane: int) -> int:
 
 
 def _time(process: dict[str, Any], when: float) -> float:
-    """Return a moment in microseconds since the epoch, by the clock of the process's machine."""
+    """Return a moment in microseconds since the epoch, by the clock of the first node."""
     return float(process["ahead"] + when) * _MICRO

@@ -8,7 +8,6 @@ seconds short.
 from __future__ import annotations
 
 import atexit
-import bisect
 import os
 import re
 import threading
@@ -16,55 +15,40 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.runtime import runtime_or_none
+from miniray.common.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from miniray.common.series import Metric as Family
+    from miniray.common.series import Tags
 
 __all__ = ["Counter", "Gauge", "Histogram"]
 
 #: Seconds between two messages to the node.
 _INTERVAL = 2.0
-#: Series of one metric in one process, at most; further ones are one with the tag ``overflow``.
-_MOST = 1000
-_OVERFLOW = (("overflow", "true"),)
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
-_Tags = tuple[tuple[str, str], ...]
 
 
 class _Values:
     """The values of this process, by metric and tags."""
 
     def __init__(self) -> None:
-        #: (kind, name, description, boundaries): tags: value, or counts of the buckets and the sum.
-        self._known: dict[tuple[Any, ...], dict[_Tags, list[float]]] = {}
-        self._changed: set[tuple[tuple[Any, ...], _Tags]] = set()
-        self._lock = threading.RLock()
+        self._series = Series()
+        self._changed: set[tuple[Family, Tags]] = set()
         self._timer: threading.Timer | None = None
         self._at_exit = False
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         """Count anew in a forked child, which has none of its parent's threads."""
-        self._known, self._changed = {}, set()
-        self._lock, self._timer = threading.RLock(), None
+        self._series.clear()
+        self._changed, self._timer = set(), None
 
-    def change(self, metric: tuple[Any, ...], tags: _Tags, value: float) -> None:
+    def change(self, metric: Family, tags: Tags, value: float) -> None:
         """Add to a counter, set a gauge, or count in a histogram."""
-        kind, _, _, boundaries = metric
-        with self._lock:
-            series = self._known.setdefault(metric, {})
-            if tags not in series and len(series) >= _MOST:
-                tags = _OVERFLOW
-            known = series.get(tags)
-            if known is None:
-                known = series[tags] = [0.0] * (len(boundaries) + 2 if boundaries else 1)
-            if kind == "histogram":
-                known[bisect.bisect_left(boundaries, value)] += 1
-                known[-1] += value
-            elif kind == "counter":
-                known[0] += value
-            else:
-                known[0] = value
+        with self._series.lock:
+            tags = self._series.change(metric, tags, value)
             self._changed.add((metric, tags))
             if self._timer is None:
                 self._begin()
@@ -81,16 +65,15 @@ class _Values:
 
     def tell(self) -> None:
         """Tell the node what has changed; without a cluster, keep it."""
-        with self._lock:
+        with self._series.lock:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             runtime = runtime_or_none()
             if runtime is None or not self._changed:
                 return
-            rows = [
-                (*metric, tags, list(self._known[metric][tags])) for metric, tags in self._changed
-            ]
+            known = self._series.known
+            rows = [(*metric, tags, list(known[metric][tags])) for metric, tags in self._changed]
             self._changed.clear()
         runtime.head.tell_node("metrics", rows)
 
@@ -98,8 +81,8 @@ class _Values:
         """Tell what has changed, and count anew in the next cluster."""
         if self._at_exit:
             self.tell()
-        with self._lock:
-            self._known.clear()
+        with self._series.lock:
+            self._series.known.clear()
             self._changed.clear()
 
 

@@ -150,7 +150,7 @@ class NodeUsage:
         for node, usage in now.items():
             before = self._before.get(node, usage)
             busy = usage["cpu_busy"] - before["cpu_busy"]
-            total = busy + usage["cpu_idle"] - before["cpu_idle"]
+            total = usage["cpu_all"] - before["cpu_all"]
             found[node] = {
                 "cpu_percent": round(100 * busy / total, 1) if total > 0 else None,
                 "load1": usage["load1"],

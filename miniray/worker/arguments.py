@@ -36,10 +36,7 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> Arguments:
             return deserialize(form, payload)  # type: ignore[no-any-return]
         except NOT_ERRORS as error:
             raise_as_error(error)
-    if SPANS.least > 0:
-        return _load_held(runtime, work)
-    with SPANS.timed("arguments", work.name):  # all is recorded
-        return _load_held(runtime, work)
+    return _load_these(runtime, work)
 
 
 def _load_held(runtime: ClusterRuntime, work: Work) -> Arguments:
@@ -57,6 +54,20 @@ def _load_held(runtime: ClusterRuntime, work: Work) -> Arguments:
         raise_as_error(error)
     finally:
         forget_arguments(runtime, work)
+
+
+def _load_timed(runtime: ClusterRuntime, work: Work) -> Arguments:
+    with SPANS.timed("arguments", work.name):
+        return _load_held(runtime, work)
+
+
+def _switch(recorded: bool) -> None:
+    global _load_these
+    _load_these = _load_timed if recorded else _load_held
+
+
+_load_these = _load_held
+SPANS.switches["arguments"] = _switch
 
 
 def load_for_constructor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -77,6 +78,26 @@ class Counts:
 def works(*, well: bool = True) -> None:
     if not well:
         raise ValueError("no")
+
+
+@miniray.remote
+class Slow:
+    def __init__(self, seconds: float = 0.0) -> None:
+        time.sleep(seconds)
+
+    def quick(self) -> None:
+        """Take no time."""
+
+    def sleeps(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@miniray.remote
+def sleeps(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 @miniray.remote
@@ -162,6 +183,61 @@ def test_calls_are_counted_where_they_are_made_and_stay_when_the_caller_ends(
         miniray.kill(caller)
     wait_until(lambda: not values(cluster, "miniray_actors", **{"class": "Caller"}, state="ALIVE"))
     assert values(cluster, tasks, **labels) == [2.0, 3.0]
+
+
+def test_how_long_calls_take_is_told_by_method_and_by_function(cluster: CommandConnection) -> None:
+    slow = Slow.remote()
+    miniray.get([slow.quick.remote() for _ in range(3)])
+    miniray.get([slow.sleeps.remote(0.02), sleeps.remote(0.02)])
+
+    def calls(method: str, le: str) -> float:
+        labels = {"class": "Slow", "method": method, "le": le}
+        return sum(values(cluster, "miniray_actor_call_seconds_bucket", **labels))
+
+    wait_until(lambda: calls("sleeps", "+Inf") == 1)
+    assert (calls("sleeps", "0.01"), calls("sleeps", "1.0")) == (0, 1)
+    assert calls("quick", "+Inf") == 3
+    method = {"class": "Slow", "method": "sleeps"}
+    assert sum(values(cluster, "miniray_actor_call_seconds_sum", **method)) >= 0.02
+    assert sum(values(cluster, "miniray_task_seconds_sum", function="sleeps")) >= 0.02
+
+
+def test_starts_restarts_and_ends_of_actors_are_counted_and_timed(
+    cluster: CommandConnection,
+) -> None:
+    actor = Slow.options(max_restarts=1, max_task_retries=1).remote(0.05)
+    pid = miniray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    miniray.get(actor.quick.remote())
+    miniray.kill(actor)
+    of_class = {"class": "Slow"}
+    wait_until(
+        lambda: values(cluster, "miniray_actor_deaths_total", **of_class, cause="killed") == [1]
+    )
+    assert values(cluster, "miniray_actor_restarts_total", **of_class) == [1]
+    starts = values(cluster, "miniray_actor_starts_total", **of_class)[0]
+    for phase in ("placed", "process", "constructor"):
+        labels = {**of_class, "phase": phase}
+        counted = values(cluster, "miniray_actor_start_seconds_count", **labels)
+        assert counted == [starts]
+    labels = {**of_class, "phase": "constructor"}
+    assert values(cluster, "miniray_actor_start_seconds_sum", **labels)[0] >= 0.1
+
+
+def test_what_the_head_is_asked_and_how_long_it_decides_and_writes_is_counted(
+    cluster: CommandConnection,
+) -> None:
+    asked = {"method": "kv_keys"}
+    before = values(cluster, "miniray_head_requests_total", **asked)[0]
+    for _ in range(3):
+        cluster.ask("kv_keys", "nothing", "")
+    assert values(cluster, "miniray_head_requests_total", **asked)[0] == before + 3
+    miniray.get([works.remote(), large.remote()])
+    assert values(cluster, "miniray_head_decision_seconds_count")[0] > 0
+    assert values(cluster, "miniray_head_storage_write_seconds_count")[0] > 0
+    assert values(cluster, "miniray_head_event_loop_lag_seconds")[0] >= 0
+    assert max(values(cluster, "miniray_worker_fork_seconds_count")) > 0
+    assert max(values(cluster, "miniray_object_transfer_seconds_count")) > 0
 
 
 def test_who_leaves_tells_what_it_has_counted(cluster: CommandConnection) -> None:

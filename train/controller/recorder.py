@@ -14,6 +14,7 @@ import operator
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.series import COUNTED
 from miniray.train.base.ranks import listed
 from miniray.train.storage.metrics_log import History, MetricsLog, flatten
 
@@ -125,6 +126,7 @@ class RunRecorder:
     def __post_init__(self) -> None:
         self._log = MetricsLog(self.storage)
         self._book = CheckpointBook(self.config)
+        self._tags = (("run", self.storage.name),)
         self._told_unscored = False
         self.next_number = 0
         #: Names of checkpoints that earlier attempts and runs have left.
@@ -195,6 +197,7 @@ class RunRecorder:
             number = first_number + step.index
             if step.failures:
                 notes.append(_left_out(number, step))
+                self._count("failed")
             checkpoint = self._commit(number, step) if step.uploads else None
             if checkpoint is not None:
                 notes += self._unscored(step)
@@ -217,6 +220,10 @@ class RunRecorder:
         if any(step.uploads for step in steps):
             self._log.sync()
         return notes
+
+    def _count(self, outcome: str) -> None:
+        """Count a checkpoint in the metrics of this process."""
+        COUNTED.count("train_checkpoints_total", (*self._tags, ("outcome", outcome)))
 
     def _unscored(self, step: Step) -> list[str]:
         """Return what to say of a checkpoint that has no score; nothing after the first of them."""
@@ -247,6 +254,8 @@ class RunRecorder:
         begun = self._begun.pop(name, None)
         seconds = 0.0 if begun is None else round(time.monotonic() - begun, 3)
         record = self.storage.commit(number, step.uploads, step.metrics, seconds)
+        self._count("complete")
+        COUNTED.took("train_checkpoint_seconds", seconds, self._tags)
         for surplus in self._book.add(record):
             try:
                 self.storage.delete(surplus.name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.common.ids import owner_of
+from miniray.common.series import COUNTED
 from miniray.common.specs import ActorSpec, BundleAffinity, GrantedLease, JobSpec
 from miniray.common.state_types import ALIVE, DEAD
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
@@ -207,7 +208,9 @@ class ActorRegistry:
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
         node = self.nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
-        token.node, token.since = node, time.time()
+        now = time.time()
+        self._took(token, "placed", now - token.since)
+        token.node, token.since = node, now
         self._changed(token)
         # The namespace is the job's, as in Ray: the actor's own is only where its name is.
         no_job = JobSpec(namespace=token.spec.namespace)
@@ -274,10 +277,25 @@ class ActorRegistry:
         elif report.error:
             self._die(actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True)
         else:
+            self._count_start(actor)
             actor.state, actor.since = ALIVE, time.time()
             self._changed(actor)
             self._tell_placed(actor)
             self._subscribers.tell_all(actor)
+
+    def _count_start(self, actor: Actor) -> None:
+        """Count a start, unless a node tells it again to the head after another one."""
+        process, now = self.clients.get(actor.process_id), time.time()
+        if actor.state != ALIVE and process is not None:
+            attached = max(process.since, actor.since)
+            self._took(actor, "process", attached - actor.since)
+            self._took(actor, "constructor", now - attached)
+            COUNTED.count("actor_starts_total", (("class", actor.class_name),))
+
+    @staticmethod
+    def _took(actor: Actor, phase: str, seconds: float) -> None:
+        tags = (("class", actor.class_name), ("phase", phase))
+        COUNTED.took("actor_start_seconds", seconds, tags)
 
     def _tell_placed(self, actor: Actor) -> None:
         name = f" {actor.spec.name!r}" if actor.spec.name else ""
@@ -337,6 +355,7 @@ class ActorRegistry:
             self._die(actor, cause, how=how, ended=True)
             return
         died = actor.describe_death(actor.end_of_process(how), how)
+        COUNTED.count("actor_restarts_total", (("class", actor.class_name),))
         self._tell("restarted", f"{died.error(actor.id)} It starts again.", "WARNING", actor)
         self._table.leave_place(actor)
         actor.begin_restart()
@@ -363,6 +382,8 @@ class ActorRegistry:
         ``creation`` is the pickled error of its creation. ``ended``: its process ends without being
         asked, or never was.
         """
+        tags = (("class", actor.class_name), ("cause", cause.name.lower()))
+        COUNTED.count("actor_deaths_total", tags)
         death = actor.describe_death(cause, how or ProcessExit(), creation)
         if cause in ORDINARY:  # there may be many, and no error is made for them
             self._tell("ended", f"{actor.class_name} has ended: {cause.value}.", "INFO", actor)

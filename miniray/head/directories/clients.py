@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import marshal
 import math
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import common_pb2
@@ -46,6 +47,8 @@ class AttachedProcess:
     pid: int
     is_driver: bool
     job_id: bytes
+    #: When it attached, in seconds since the epoch.
+    since: float = dataclasses.field(default_factory=time.time)
 
 
 class ClientDirectory:

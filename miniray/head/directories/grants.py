@@ -14,6 +14,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from miniray.common.series import COUNTED, SECONDS, took
 from miniray.head.scheduling.demands import LeaseRequest
 from miniray.head.scheduling.reasons import severity
 
@@ -143,6 +144,7 @@ class GrantTable:
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
+        self._took = COUNTED.values(("histogram", "head_decision_seconds", "", SECONDS), ())
 
     # --- leases --------------------------------------------------------------------
     def reserve_number(self) -> int:
@@ -167,7 +169,10 @@ class GrantTable:
         now = self.timers.time()
         request = Request(number, requester, token, demand, now, time.time())
         self._requests[number] = self.waiting[number] = request
-        self.apply(self.scheduler.submit(LeaseRequest(number, demand, near, fill), now))
+        began = time.perf_counter()
+        decided = self.scheduler.submit(LeaseRequest(number, demand, near, fill), now)
+        took(self._took, time.perf_counter() - began)
+        self.apply(decided)
         if number in self.waiting:
             self.timers.call_later(self._warn_after, lambda: self._warn_of_request(number))
             self._tell_contention()

@@ -12,10 +12,12 @@ import asyncio
 import collections
 import itertools
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from miniray.common.config import config
 from miniray.common.names import format_bytes
+from miniray.common.series import COUNTED
 from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
@@ -103,8 +105,10 @@ class Transfers:
             else:
                 segment = self._store.create(claim.size, 0, writer_of(key), self._node_id, room)
             arriving.segment = segment
+            began = time.perf_counter()
             with SPANS.timed("transfer", format_bytes(claim.size)):
                 await self._fill(segment, key, arriving)
+            COUNTED.took("object_transfer_seconds", time.perf_counter() - began)
             self.received += claim.size
         except BaseException:
             self.ended(key)

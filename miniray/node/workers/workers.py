@@ -13,12 +13,14 @@ import json
 import logging
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
 from miniray.common.ids import new_id
 from miniray.common.names import short_name
 from miniray.common.process_state import is_dying, require_room
+from miniray.common.series import COUNTED
 from miniray.exceptions import (
     ActorUnschedulableError,
     RuntimeEnvSetupError,
@@ -135,8 +137,6 @@ class WorkerPool:
         soft_limit = max(1, int(node.scalars.get("CPU", 1)))
         self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Processes that were started, in all.
-        self.forks = 0
         self._closed = False
 
     # --- leases ------------------------------------------------------------------
@@ -236,7 +236,9 @@ class WorkerPool:
                 self._release_environment(worker)
                 self._free(lease)
                 return
+            began = time.perf_counter()
             await self._fork(lease, worker)
+            COUNTED.took("worker_fork_seconds", time.perf_counter() - began)
         except DeviceKeptError as error:
             self._start_failed(lease, worker, error, _TRIES_KILLED)
             return
@@ -252,7 +254,7 @@ class WorkerPool:
             self._start_failed(lease, worker, error, 1)
             return
         self._by_pid[worker.pid] = worker
-        self.forks += 1
+        COUNTED.count("worker_forks_total")
         if self._is_over(lease):
             self._ends.kill(worker)
 

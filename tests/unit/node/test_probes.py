@@ -1,8 +1,9 @@
-"""Profiles of processes that py-spy may not look at, between doubles of clients and questions."""
+"""Profiles where py-spy may not look, and clocks, between doubles of clients and questions."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ class Questions:
 
 def profiled(questions: Questions) -> dict[str, Any]:
     clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
-    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"))  # type: ignore[arg-type]
+    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), "here")  # type: ignore[arg-type]
     [found] = asyncio.run(questions.answers["profile"](1.0, [7], "cpu", 1.0, False))
     return found  # type: ignore[no-any-return]
 
@@ -61,3 +62,37 @@ def test_a_process_that_nothing_sees_is_said_to_hold_the_lock(
     assert (found["way"], found["samples"]) == ("", [])
     assert "native code holds Python's lock" in found["note"]
     assert "Permission Denied" in found["note"]
+
+
+BESIDE, FAR, SILENT = b"beside", b"far", b"silent"
+#: Seconds that other clocks are ahead.
+AHEAD = 5.0
+
+
+class Nodes:
+    """Nodes whose clocks are ahead, over ways that take longer or shorter."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.delays = iter((0.2, 0.001, 0.2, 0.2, 0.2))
+
+    async def ask_nodes(self, _what: str, _: Any, _seconds: float, nodes: Any) -> list[Told]:
+        [node] = nodes
+        if node == SILENT:
+            return [Told(node, None, "it is gone")]
+        if node == BESIDE:
+            return [Told(node, ("this machine", time.time() + AHEAD), "")]
+        await asyncio.sleep(next(self.delays))  # all of it on the way there
+        return [Told(node, ("another machine", time.time() + AHEAD), "")]
+
+
+def test_of_some_round_trips_the_quickest_tells_the_clock_of_another_machine() -> None:
+    questions: Any = Nodes()
+    clients: Any = SimpleNamespace(clients={})
+    Probes(clients, questions, SimpleNamespace(), "this machine")  # type: ignore[arg-type]
+    told = asyncio.run(questions.answers["clocks"](1.0, [BESIDE, FAR, SILENT]))
+    assert told[BESIDE] == (0.0, 0.0)
+    assert told[SILENT] is None
+    ahead, within = told[FAR]
+    assert within < 0.1
+    assert ahead == pytest.approx(AHEAD, abs=within + 0.001)

@@ -15,6 +15,7 @@ import pytest
 
 import miniray
 from miniray import train
+from miniray.common.series import COUNTED
 from miniray.train import (
     Backend,
     Callback,
@@ -186,6 +187,13 @@ def test_a_loop_may_go_on_without_a_checkpoint_that_could_not_be_uploaded(fit, t
     assert [json.loads(row)["metrics"]["epoch"] for row in rows] == [0, 1, 2]
     told = "Report 1 has no checkpoint, as the upload of rank 0 has failed"
     assert told in capsys.readouterr().out
+    run = ("run", Path(result.path).name)
+    counts = {
+        dict(tags)["outcome"]: values
+        for _, name, _, _, tags, values in COUNTED.rows()
+        if name == "train_checkpoints_total" and run in tags
+    }
+    assert counts == {"complete": [2], "failed": [1]}
 
 
 def test_after_a_failure_the_loop_is_started_again(fit, tmp_path):

@@ -1,0 +1,121 @@
+"""What a process counts: counters, gauges and histograms by metric and tags, as its node gets them.
+
+A row is (kind, name, description, boundaries, tags, values). Values are one number, or of a
+histogram the counts of its buckets, the last of which has no boundary, and the sum.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: (kind, name, description, boundaries).
+Metric = tuple[str, str, str, tuple[float, ...]]
+Tags = tuple[tuple[str, str], ...]
+Row = tuple[str, str, str, tuple[float, ...], Tags, list[float]]
+
+#: Metrics, and series of one metric, at most; further series are one with the tag ``overflow``.
+MOST = 1000
+OVERFLOW: Tags = (("overflow", "true"),)
+#: Boundaries of how long things take, in seconds; what takes less than the first is quick.
+SECONDS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+def no_values(boundaries: tuple[float, ...] = SECONDS) -> list[float]:
+    """Return the values of a histogram that has counted nothing."""
+    return [0.0] * (len(boundaries) + 2)
+
+
+def took(values: list[float], seconds: float) -> None:
+    """Count how long something took, in the values of a histogram of ``SECONDS``."""
+    values[bisect_left(SECONDS, seconds)] += 1
+    values[-1] += seconds
+
+
+def how_many(values: list[float]) -> int:
+    """Return how many values a histogram has counted."""
+    return int(sum(values[:-1]))
+
+
+class Series:
+    """Values by metric and tags, a bounded number of them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.known: dict[Metric, dict[Tags, list[float]]] = {}
+        self.lock = threading.RLock()
+
+    def count(self, name: str, tags: Tags = (), by: float = 1.0) -> None:
+        """Add to a counter."""
+        self.change(("counter", name, "", ()), tags, by)
+
+    def took(self, name: str, seconds: float, tags: Tags = ()) -> None:
+        """Count how long something took."""
+        self.change(("histogram", name, "", SECONDS), tags, seconds)
+
+    def change(self, metric: Metric, tags: Tags, value: float) -> Tags:
+        """Add to a counter, set a gauge, or count in a histogram; return the tags of the series."""
+        kind, _, _, boundaries = metric
+        with self.lock:
+            tags, values = self._find(metric, tags)
+            if kind == "histogram":
+                values[bisect_left(boundaries, value)] += 1
+                values[-1] += value
+            elif kind == "counter":
+                values[0] += value
+            else:
+                values[0] = value
+        return tags
+
+    def values(self, metric: Metric, tags: Tags) -> list[float]:
+        """Return the values of a series, for one who counts often and changes them himself."""
+        with self.lock:
+            return self._find(metric, tags)[1]
+
+    def _find(self, metric: Metric, tags: Tags) -> tuple[Tags, list[float]]:
+        kind, _, _, boundaries = metric
+        series = self.known.setdefault(metric, {})
+        if tags not in series and len(series) - (OVERFLOW in series) >= MOST:
+            tags = OVERFLOW
+        if tags not in series:
+            series[tags] = no_values(boundaries) if kind == "histogram" else [0.0]
+        return tags, series[tags]
+
+    def put(self, kind: str, name: str, about: str, boundaries: Any, tags: Any, value: Any) -> None:
+        """Enter a row in the place of the same one as it was before."""
+        metric = (kind, name, about, tuple(boundaries))
+        with self.lock:
+            if metric in self.known or len(self.known) < MOST:  # names may be made of values
+                self.known.setdefault(metric, {})[tuple(map(tuple, tags))] = value
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add what others have counted; of gauges, the last value counts."""
+        with self.lock:
+            for *metric, tags, more in rows:
+                key: Metric = tuple(metric)  # type: ignore[assignment]
+                if key in self.known or len(self.known) < MOST:
+                    _, values = self._find(key, tags)
+                    is_gauge = key[0] == "gauge"
+                    values[:] = more if is_gauge else map(sum, zip(values, more, strict=True))
+
+    def rows(self) -> list[Row]:
+        """Return all series."""
+        with self.lock:
+            return [
+                (*metric, tags, list(values))
+                for metric, series in self.known.items()
+                for tags, values in series.items()
+            ]
+
+    def clear(self) -> None:
+        """Count anew, in a process that was forked too."""
+        self.known, self.lock = {}, threading.RLock()
+
+
+#: What this process has counted by itself.
+COUNTED = Series()
+os.register_at_fork(after_in_child=COUNTED.clear)
