@@ -294,8 +294,12 @@ def test_the_head_and_the_starts_of_workers_are_there(cluster: CommandConnection
 def test_prometheus_reads_it_as_openmetrics_too(cluster: CommandConnection) -> None:
     miniray.get(Counts.remote().count.remote(1))
     wait_until(lambda: values(cluster, "miniray_sizes_sum"))
-    found = openmetrics.text_string_to_metric_families(text(cluster, openmetrics=True))
-    assert {each.name for each in found} == families(cluster).keys()
+
+    def names() -> set[str]:
+        told = text(cluster, openmetrics=True)
+        return {each.name for each in openmetrics.text_string_to_metric_families(told)}
+
+    wait_until(lambda: names() == families(cluster).keys())  # more may be counted in between
 
 
 @pytest.mark.parametrize("end", ["miniray.shutdown()", ""])
