@@ -110,7 +110,7 @@ class NodeDaemon:
         WorkerNotices(self._clients, self._pool, self._head)
         LogSearch(node, self._questions)
         self._outputs = OutputRouter(
-            self.node_id, self._clients, self._relay, self._pool.read_output
+            self.node_id, self._clients, self._relay, self._questions, self._pool.read_output
         )
         self.membership = Membership(
             node, self._head, self._clients, self._pool, self._relay, self._objects.adopted, self

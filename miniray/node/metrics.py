@@ -300,6 +300,6 @@ def _network() -> tuple[float, float]:
     for line in _read("/proc/net/dev").splitlines()[2:]:
         name, _, counts = line.partition(":")
         if name.strip() != "lo":
-            fields = counts.split()
-            received, sent = received + int(fields[0]), sent + int(fields[8])
+            got, put = counts.split()[:9:8]
+            received, sent = received + int(got), sent + int(put)
     return received, sent

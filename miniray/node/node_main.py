@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import logging
 import os
 import platform
@@ -357,7 +359,7 @@ class NodeStart:
             dashboard_url=self._dashboard_url,
         )
         with contextlib.suppress(BrokenPipeError), answer:
-            answer.write(result.to_json())
+            answer.write(json.dumps(dataclasses.asdict(result)))
 
     async def _stay(self, daemon: NodeDaemon) -> None:
         """Wait until the node is told to stop, or its head is gone for good."""

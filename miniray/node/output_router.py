@@ -13,7 +13,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.node.base.tasks import Question
 from miniray.node.relay.relayed import Relayed
 
 if TYPE_CHECKING:
@@ -21,17 +20,14 @@ if TYPE_CHECKING:
 
     from miniray.common.log_lines import LogLine
     from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.relay.questions import Questions
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.worker import Worker
 
-_FLUSH = "flush output"  # (job, number)
-_FLUSHED = "output flushed"  # (number,)
 #: (topic, body): lines of workers for the driver ``to``, or counts of those left out.
 _OUTPUT = "output"
 #: Jobs, and log files of each, with counts of lines that were left out.
 _JOBS, _FILES = 1000, 1000
-#: Seconds that other nodes have to send the output of their workers.
-_FLUSH_TIMEOUT = 1.0
 
 
 class OutputRouter:
@@ -45,21 +41,19 @@ class OutputRouter:
         node_id: bytes,
         clients: ClientServer,
         relay: RelayHub,
+        questions: Questions,
         read_output: Callable[[bytes], object],
     ) -> None:
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
+        self._questions = questions
         self._read_output = read_output
         #: Lines that were left out and not reported yet: job → (node, log file) → count.
         self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
         clients.requests["flush_output"] = self.flush
         relay.notices[_OUTPUT] = lambda _, message: self._pass_on(message.to, b"", *message.items)
-        relay.notices[_FLUSH] = self._flush_for
-        relay.notices[_FLUSHED] = self._flushed
-        self._numbers = 0
-        #: Flushes in progress.
-        self._flushes: dict[int, Question] = {}
+        questions.answers["output"] = self._flush_for
 
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
         """Send lines that a worker printed to the driver of its job, if that still runs."""
@@ -113,28 +107,13 @@ class OutputRouter:
 
     async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver once all output of its workers up to now is on its way to it."""
-        self._read_output(client.job_id)
-        self._tell_left_out(client.job_id, self._node_id)
-        self._numbers += 1
-        number = self._numbers
-        flush = Relayed(notice=_FLUSH, items=(client.job_id, number))
-        asked = {node for node in self._relay.connected() if self._relay.send(node, flush)}
-        question = self._flushes[number] = Question(asked)
-        try:
-            # A node that does not answer is ending or overloaded; its log files have all lines.
-            await question.wait(_FLUSH_TIMEOUT)
-        finally:
-            del self._flushes[number]
+        self._flush_for(0, client.job_id, self._node_id)
+        # A node that does not answer is ending or overloaded; its log files have all lines.
+        question = (client.job_id, self._node_id)
+        await self._questions.ask_nodes("output", question, 0, self._relay.connected())
         return None, -1
 
-    def _flush_for(self, node: bytes, message: Relayed) -> None:
-        """Send the output of workers here to a driver on another node, and answer its daemon."""
-        job_id, number = message.items
+    def _flush_for(self, _seconds: float, job_id: bytes, node: bytes) -> None:
+        """Send the output of workers here to the driver of their job, on whichever node."""
         self._read_output(job_id)
         self._tell_left_out(job_id, node)
-        self._relay.send(node, Relayed(notice=_FLUSHED, items=(number,)))
-
-    def _flushed(self, node: bytes, message: Relayed) -> None:
-        (number,) = message.items
-        if number in self._flushes:
-            self._flushes[number].answered(node, None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from miniray.node.objects.adopted_service import AdoptedService
 from miniray.node.objects.memory_service import MemoryService, describe_holders
-from miniray.node.objects.objects import FetchRequests, NodeObjects, StoreRequests
+from miniray.node.objects.objects import NodeObjects, StoreRequests
 from miniray.node.store.adopted import AdoptedObjects
 from miniray.node.store.segments import Copies, SegmentStore
 from miniray.node.store.spill_files import SpillFiles
@@ -69,13 +69,22 @@ class SharedObjects:
         self._objects = NodeObjects(
             node_id, self.spilling, relay, self._transfers, directory, copies
         )
+        adopted = AdoptedObjects(node_id)
         self.adopted = AdoptedService(
-            node_id, clients, relay, directory, AdoptedObjects(node_id), runs, await_death
+            node_id, clients, relay, directory, adopted, runs, await_death
         )
-        StoreRequests(node_id, self._objects, clients, self.spilling, runs)
-        FetchRequests(self._objects, clients, runs)
-        tables = (self._objects, self._transfers, self._serving)
-        MemoryService(node_id, self._objects, self.adopted, clients, questions, names, tables)
+        StoreRequests(self._objects, clients, runs)
+        MemoryService(self._objects, adopted, clients, questions, names, self._table_sizes)
+
+    def _table_sizes(self) -> dict[str, int]:
+        objects = self._objects
+        own = {
+            "copies": len(objects.copies),
+            "directory": len(objects.directory),
+            "pulls": len(objects.pulls),
+            "fetches ahead": objects.pulls.ahead,
+        }
+        return own | self._transfers.table_sizes() | self._serving.table_sizes()
 
     def figures(self) -> list[tuple[str, dict[str, str], float]]:
         """Return what is a metric of values on this node: (name, labels, value)."""

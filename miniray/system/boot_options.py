@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -167,15 +166,6 @@ class BootOptions:
             )
         parse_token(self.token)
 
-    def to_json(self) -> str:
-        """Return the options as JSON. It contains the token: pass it by a pipe or a 0600 file."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> BootOptions:
-        """Undo `to_json`, with the same checks as the constructor."""
-        return cls(**json.loads(text))
-
 
 @dataclasses.dataclass(frozen=True)
 class BootResult:
@@ -197,15 +187,6 @@ class BootResult:
     warning: str = ""
     #: Where its page is; empty if nothing listens for that.
     dashboard_url: str = ""
-
-    def to_json(self) -> str:
-        """Return the result as JSON. It contains the token."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> BootResult:
-        """Undo `to_json`."""
-        return cls(**json.loads(text))
 
 
 def bind_host(options: BootOptions) -> str:

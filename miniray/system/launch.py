@@ -7,6 +7,7 @@ answers through a pipe when the node is ready, or with the reason why not.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -105,7 +106,7 @@ def _spawn(
     log = session.logs / "node.log"
     request = json.dumps(
         {
-            "options": json.loads(options.to_json()),
+            "options": dataclasses.asdict(options),
             "session": [session.id, str(session.folder), str(session.socket_dir)],
             "answer": write,
         }

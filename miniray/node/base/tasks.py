@@ -1,17 +1,15 @@
-"""Tasks of one gRPC stream, which end together; cancellable waits; questions to several."""
+"""Tasks of one gRPC stream, which end together; waits that can be cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-
-_Result = TypeVar("_Result")
+    from collections.abc import Coroutine
 
 #: Errors that end a stream.
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
@@ -31,23 +29,6 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def within(work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
-    """Run a coroutine; it has ended, maybe by cancellation, when this returns or raises.
-
-    Raises TimeoutError after ``seconds``. ``asyncio.wait_for`` before Python 3.12 loses a
-    cancellation that comes as the coroutine ends.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
-            raise asyncio.TimeoutError
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> None:
@@ -74,35 +55,3 @@ async def ended(work: asyncio.Future[Any]) -> None:
         work.exception()  # its result may not be read
     if cancelled:
         raise asyncio.CancelledError
-
-
-class Question:
-    """A question to several; it is over when each has answered or is gone."""
-
-    def __init__(self, whom: Iterable[bytes]) -> None:
-        self._missing = set(whom)
-        self._over = asyncio.Event()
-        self.answers: dict[bytes, Any] = {}
-        #: Those that ended before they answered.
-        self.gone: set[bytes] = set()
-        self._check()
-
-    def answered(self, who: bytes, answer: Any) -> None:
-        if who in self._missing:
-            self.answers[who] = answer
-            self._missing.discard(who)
-            self._check()
-
-    def ended(self, who: bytes) -> None:
-        """Expect no answer from one that is gone."""
-        if who in self._missing:
-            self.gone.add(who)
-            self._missing.discard(who)
-            self._check()
-
-    async def wait(self, seconds: float | None = None) -> None:
-        await set_within(self._over, seconds)
-
-    def _check(self) -> None:
-        if not self._missing:
-            self._over.set()

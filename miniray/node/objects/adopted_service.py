@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
@@ -24,63 +24,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class AdoptedService:
     """Answers for the objects of ``AdoptedObjects``."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        clients: ClientServer,
-        relay: RelayHub,
-        directory: Directory,
-        adopted: AdoptedObjects,
-        runs: Callable[[bytes], bool],
-        await_death: Callable[[bytes], None],
-    ) -> None:
-        """Register what it answers.
+    node_id: bytes
+    clients: ClientServer
+    relay: RelayHub
+    #: Knows where those in shared memory are, and frees them.
+    directory: Directory
+    adopted: AdoptedObjects
+    #: Whether a process of this node has not ended.
+    runs: Callable[[bytes], bool]
+    #: Has the head tell when an actor is dead for good.
+    await_death: Callable[[bytes], None]
 
-        Args:
-            node_id: Of this node.
-            clients: The processes of this node that are connected.
-            relay: The way to other daemons.
-            directory: Knows where those in shared memory are, and frees them.
-            adopted: What it answers for.
-            runs: Whether a process of this node has not ended.
-            await_death: Has the head tell when an actor is dead for good.
-        """
-        self._runs = runs
-        self._await_death = await_death
-        self._node_id = node_id
-        self._clients = clients
-        self._relay = relay
-        self._directory = directory
-        self._adopted = adopted
-        #: By owner that is gone: bytes that each process has sent to it, and was not told of.
-        self._taken: dict[bytes, dict[bytes, int]] = {}
+    def __post_init__(self) -> None:
+        #: Whether objects of an owner are here.
+        self.speaks_for = self.adopted.speaks_for
         #: The nodes of borrowers that are not of this one.
         self._elsewhere: dict[bytes, bytes] = {}
         #: Detached actors whose arguments are kept here.
         self.actors: set[bytes] = set()
-        clients.requests["adopt"] = self._adopt
-        clients.notices["keep_arguments"] = self._keep_arguments
-        clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
+        self.clients.requests["adopt"] = self._adopt
+        self.clients.notices["keep_arguments"] = self._keep_arguments
+        self.clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
             node, sender, client.process_id, body
         )
 
-    def speaks_for(self, owner: bytes) -> bool:
-        """Return whether objects of this owner are here."""
-        return self._adopted.speaks_for(owner)
-
-    def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
-        """Return of each object: id, value, borrowers, and how many others here contain it."""
-        return self._adopted.held()
-
     def process_died(self, process_id: bytes) -> None:
         """Free what only a process that is gone, of any node, held."""
-        for taken in self._taken.values():
-            taken.pop(process_id, None)
         self._elsewhere.pop(process_id, None)
-        self._free(self._adopted.process_died(process_id))
+        self._free(self.adopted.process_died(process_id))
 
     def node_died(self, node_id: bytes) -> None:
         """Free what only processes of a node that is gone held, its daemon included."""
@@ -94,9 +69,9 @@ class AdoptedService:
         """
         for _id, value, _borrowers, _contained in legacy:
             self._adopt_value(value)
-        driver = f"the driver (pid {client.pid}) on node {self._node_id.hex()[:8]}"
+        driver = f"the driver (pid {client.pid}) on node {self.node_id.hex()[:8]}"
         partly = driver if client.is_driver else ""
-        self._free(self._adopted.add(client.process_id, legacy, partly))
+        self._free(self.adopted.add(client.process_id, legacy, partly))
         for _id, _value, borrowers, _contained in legacy:
             for process, node, _count in borrowers:
                 self._watch(process, node)
@@ -113,34 +88,35 @@ class AdoptedService:
             inside: Refs that they contain; this daemon is counted as their borrower already.
         """
         self._adopt_value(value)
-        held = ((actor_id, self._node_id, 1),)
-        self._adopted.add(self._node_id, [(self._node_id + actor_id, value, held, inside)])
+        held = ((actor_id, self.node_id, 1),)
+        self.adopted.add(self.node_id, [(self.node_id + actor_id, value, held, inside)])
         self.actors.add(actor_id)
-        self._await_death(actor_id)
+        self.await_death(actor_id)
 
     def _adopt_value(self, value: Value) -> None:
         if is_shared(value):
-            self._directory.adopt(key_of(value))
+            self.directory.adopt(key_of(value))
 
     def actor_died(self, actor_id: bytes) -> None:
         """Free the arguments of an actor that will not start again."""
         self.actors.discard(actor_id)
-        self._free(self._adopted.process_died(actor_id))
+        self._free(self.adopted.process_died(actor_id))
 
     def _watch(self, process_id: bytes, node: bytes) -> None:
         """Watch a borrower, which may have ended before it was counted."""
-        if node != self._node_id:
+        if node != self.node_id:
             self._elsewhere[process_id] = node
             if process_id != node:  # a daemon ends with its node
-                self._relay.send(node, Relayed(to=process_id, sender=self._node_id, notice=WATCH))
-        elif process_id != self._node_id and not self._runs(process_id):
+                self.relay.send(node, Relayed(to=process_id, sender=self.node_id, notice=WATCH))
+        elif process_id != self.node_id and not self.runs(process_id):
             self.process_died(process_id)
 
     def answer(self, node: bytes, sender: bytes, owner: bytes, bodies: Sequence[bytes]) -> None:
         """Handle messages of a process to an owner that is gone."""
         for body in bodies:
             self._handle(node, sender, owner, body)
-        self._credit(node, sender, owner, sum(map(len, bodies)))
+        if sender != node:  # a process, which stops sending when too much is in flight
+            self._send_as(owner, node, sender, (p.PEER_CREDIT, sum(map(len, bodies))))
 
     def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
         """Handle one message; an error is logged, and harms no other message."""
@@ -156,7 +132,7 @@ class AdoptedService:
     def _handle_message(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
         if message[0] == p.PEER_CREDIT:
             return  # what is sent here is not counted
-        answers, freed = self._adopted.handle(sender, message)
+        answers, freed = self.adopted.handle(sender, message)
         for reply in answers:
             self._send_as(owner, node, sender, reply)
         self._free(freed)
@@ -166,30 +142,19 @@ class AdoptedService:
             for _id, process, its_node in borrowers:
                 self._watch(process, its_node)
 
-    def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:
-        """Return credit to a sender now and then: it stops when too much is in flight."""
-        taken = self._taken.setdefault(owner, {})
-        taken[sender] = taken.get(sender, 0) + size
-        if taken[sender] >= config().relay_window // 8:
-            self._send_as(owner, node, sender, (p.PEER_CREDIT, taken.pop(sender)))
-        if not taken or not self.speaks_for(owner):
-            del self._taken[owner]
-
     def _send_as(self, sender: bytes, node: bytes, to: bytes, message: tuple[Any, ...]) -> None:
         """Send a message to any process, in the name of one of this node."""
         body = plain.dumps(message)
-        if node == self._node_id:
-            client = self._clients.clients.get(to)
+        if node == self.node_id:
+            client = self.clients.clients.get(to)
             if client is not None:
-                client.conn.send((p.NODE_RELAYED, self._node_id, sender, [body]))
+                client.conn.send((p.NODE_RELAYED, self.node_id, sender, [body]))
         else:
-            self._relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
+            self.relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
 
     def _free(self, freed: list[Freed]) -> None:
         for item in freed:
-            if not self.speaks_for(item.owner):
-                self._taken.pop(item.owner, None)
             if is_shared(item.value):
-                self._directory.free(key_of(item.value))
+                self.directory.free(key_of(item.value))
             for id, node in item.borrowed:
-                self._send_as(self._node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))
+                self._send_as(self.node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))

@@ -7,9 +7,10 @@ is ``node/relay/questions.py``'s business.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import heapq
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from miniray.common.ids import owner_of, short_id
 from miniray.common.names import format_bytes
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     )
     from miniray.messages.value import Value
     from miniray.node.base.clients import Client, ClientServer
-    from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.objects.objects import NodeObjects
     from miniray.node.relay.questions import Questions
+    from miniray.node.store.adopted import AdoptedObjects
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.workers.process_names import ProcessNames
 
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
 _ROWS = 10
 #: Holders that a sentence names; the others are summed up.
 _NAMED = 3
-
-
-def is_spilled(segment: Segment) -> bool:
-    return not segment.in_memory
 
 
 def state_of(segment: Segment) -> SegmentState:
@@ -64,7 +61,7 @@ def store_totals(store: SegmentStore, segments: Iterable[Segment]) -> StoreTotal
     freed_by: dict[bytes, int] = {}
     for segment in segments:
         state = state_of(segment)
-        if is_spilled(segment):
+        if not segment.in_memory:
             spilled += segment.size
         elif state == "FREED":
             freed += segment.capacity
@@ -109,7 +106,7 @@ def _row(segment: Segment, source_of: SourceOf) -> SegmentRow:
         "mappers": list(segment.mappers),
         "source_node": source_node,
         "source": source,
-        "spilled": is_spilled(segment),
+        "spilled": not segment.in_memory,
     }
 
 
@@ -207,7 +204,7 @@ def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str
     for segment in segments:
         if segment.place is not None:
             on_disk[segment.owner] = on_disk.get(segment.owner, 0) + segment.size
-        if is_spilled(segment):
+        if not segment.in_memory:
             continue
         size = segment.capacity
         mappers = freed if state_of(segment) == "FREED" else mapped
@@ -237,47 +234,24 @@ def _sums(sizes: Mapping[bytes, int], name_of: Callable[[bytes], str]) -> str:
     return ", ".join(texts)
 
 
-class HasTables(Protocol):
-    """A part of the daemon that keeps something for objects."""
-
-    def table_sizes(self) -> dict[str, int]:
-        """How many entries each table has; all are empty when no value is in use."""
-
-
+@dataclasses.dataclass(eq=False)
 class MemoryService:
     """Asks, and answers other daemons."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        objects: NodeObjects,
-        adopted: AdoptedService,
-        clients: ClientServer,
-        questions: Questions,
-        names: ProcessNames,
-        tables: Iterable[HasTables],
-    ) -> None:
-        """Register what it answers.
+    objects: NodeObjects
+    #: What owners that ended left to this daemon.
+    adopted: AdoptedObjects
+    clients: ClientServer
+    questions: Questions
+    names: ProcessNames
+    #: Returns how many entries each table for objects has; all are empty when no value is in use.
+    table_sizes: Callable[[], dict[str, int]]
 
-        Args:
-            node_id: Of this node.
-            objects: Its store.
-            adopted: What owners that ended left to this daemon.
-            clients: The processes of this node.
-            questions: Asks the nodes and the processes.
-            names: What processes are called.
-            tables: The parts of this daemon that keep something for objects.
-        """
-        self._node_id = node_id
-        self._objects = objects
-        self._adopted = adopted
-        self._clients = clients
-        self._questions = questions
-        self._names = names
-        self._tables = tuple(tables)
-        clients.requests["memory_report"] = self._cluster
-        clients.requests["own_memory"] = lambda _client: (self.own(), -1)
-        questions.answers["memory"] = self.report
+    def __post_init__(self) -> None:
+        self._node_id = self.objects.node_id
+        self.clients.requests["memory_report"] = self._cluster
+        self.clients.requests["own_memory"] = lambda _client: (self.own(), -1)
+        self.questions.answers["memory"] = self.report
 
     # --- all nodes ---------------------------------------------------------------
     async def _cluster(
@@ -285,16 +259,16 @@ class MemoryService:
     ) -> tuple[list[NodeMemory], int]:
         """What every node tells; processes have so many seconds to answer."""
         question = (min(limit, MAX_OBJECTS), detail)
-        told = await self._questions.ask_nodes("memory", question, seconds)
+        told = await self.questions.ask_nodes("memory", question, seconds)
         return [silent(node, why) if why else report for node, report, why in told], -1
 
     # --- this node ---------------------------------------------------------------
     async def report(self, seconds: float, limit: int, detail: bool) -> NodeMemory:
         """What this node has, and what its processes know of it."""
-        clients = [each for each in self._clients.clients.values() if not each.is_command]
-        told = await self._questions.ask_processes(clients, "objects", (limit, detail), seconds)
+        clients = [each for each in self.clients.clients.values() if not each.is_command]
+        told = await self.questions.ask_processes(clients, "objects", (limit, detail), seconds)
         held = {process: answer for process, answer, why in told if not why}
-        store, source_of = self._objects.store, self._objects.source_of
+        store, source_of = self.objects.store, self.objects.copies.source_of
         segments = list(store)
 
         def look() -> tuple[StoreTotals, list[SegmentRow]]:
@@ -315,21 +289,19 @@ class MemoryService:
 
     def own(self) -> OwnMemory:
         """What this daemon keeps, without what processes know of it."""
-        tables: dict[str, int] = {}
-        for part in self._tables:
-            tables.update(part.table_sizes())
+        objects = self.objects
         return {
             "pid": os.getpid(),
             "segments": segment_rows(
-                self._node_id, self._objects.store, MAX_OBJECTS, self._objects.source_of
+                self._node_id, objects.store, MAX_OBJECTS, objects.copies.source_of
             ),
             "adopted": self._own_objects(MAX_OBJECTS, detail=True)["objects"],
-            "tables": tables,
+            "tables": self.table_sizes(),
         }
 
     def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
         """What this daemon holds in place of others."""
-        return adopted_report(self._node_id, self._adopted.held(), limit, detail=detail)
+        return adopted_report(self._node_id, self.adopted.held(), limit, detail=detail)
 
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
@@ -337,9 +309,9 @@ class MemoryService:
         """This process, and those that were asked and live."""
         rows = [_process(self._node_id, os.getpid(), "NODE", "", own)]
         for client in asked:
-            if client.process_id in self._clients.clients:
+            if client.process_id in self.clients.clients:
                 kind: ProcessType = "DRIVER" if client.is_driver else "WORKER"
-                name = self._names.work_of(client.process_id)
+                name = self.names.work_of(client.process_id)
                 answer = held.get(client.process_id)
                 rows.append(_process(client.process_id, client.pid, kind, name, answer))
         return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
 
 from miniray.common.process_state import OUT_OF_DESCRIPTORS, is_lack_of_memory
@@ -11,7 +12,6 @@ from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import segment_of, writer_of
-from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.pulls import Pulls
 from miniray.objects.warm_memory import ON_DISK
 
@@ -22,67 +22,46 @@ if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Copies, Key, Segment
+    from miniray.node.store.spill_files import DiskPlace
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
     from miniray.node.transfer.pulls import Copying
 
 
+@dataclasses.dataclass(eq=False)
 class NodeObjects:
     """The store of this node and its traffic with others."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        spilling: Spilling,
-        relay: RelayHub,
-        transfers: Copying,
-        directory: Directory,
-        copies: Copies,
-    ) -> None:
-        self.node_id = node_id
-        self.store = copies.store
-        #: Where the values are that processes of this node own.
-        self.directory = directory
-        self._spilling = spilling
-        self._relay = relay
-        self._copies = copies
-        #: Copies on their way.
-        self.pulls = Pulls(transfers, copies)
-        relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
+    node_id: bytes
+    spilling: Spilling
+    relay: RelayHub
+    transfers: dataclasses.InitVar[Copying]
+    #: Where the values are that processes of this node own.
+    directory: Directory
+    copies: Copies
 
-    def table_sizes(self) -> dict[str, int]:
-        """Return the size of each table; all are empty when no value is in use."""
-        return {
-            "copies": len(self._copies),
-            "directory": len(self.directory),
-            "pulls": len(self.pulls),
-            "fetches ahead": self.pulls.ahead,
-        }
+    def __post_init__(self, transfers: Copying) -> None:
+        self.store = self.copies.store
+        #: Copies on their way.
+        self.pulls = Pulls(transfers, self.copies)
+        self.relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
 
     # --- writing -----------------------------------------------------------------
     def create(
         self,
+        room: Memory | DiskPlace | None,
         size: int,
         form: int,
         owner: bytes,
         owner_node: bytes,
         creator: bytes,
-        memory: Memory | None = None,
     ) -> Segment:
         """Create a segment for a value that a process of any node owns.
 
         Raises:
-            ObjectStoreFullError: there is no room.
+            ObjectStoreFullError: There is no ``room`` yet, and no memory.
         """
-        segment = self.store.create(size, form, owner, creator, memory)
-        segment.home = b"" if owner_node == self.node_id else owner_node
-        return segment
-
-    def create_on_disk(
-        self, place: DiskPlace, form: int, owner: bytes, owner_node: bytes, creator: bytes
-    ) -> Segment:
-        """Create a segment on disk for a value that a process of any node owns."""
-        segment = self.store.create_on_disk(place, form, owner, creator)
+        segment = self.store.create(size, form, owner, creator, room)
         segment.home = b"" if owner_node == self.node_id else owner_node
         return segment
 
@@ -94,7 +73,7 @@ class NodeObjects:
         segment = self.store.get(number)
         if segment.home and not segment.freed:
             wrote = Relayed(notice=r.WROTE, items=(number, segment.owner))
-            if not self._relay.send(segment.home, wrote):
+            if not self.relay.send(segment.home, wrote):
                 self.store.free(number)  # nobody will: its owner went with its node
 
     def discard(self, number: int) -> None:
@@ -108,17 +87,17 @@ class NodeObjects:
         It may have given up this one, or what it freed may have been in a lost message: it answers
         what can be freed. What is here of a node that is gone is freed.
         """
-        if not self._relay.knows(node_id):
+        if not self.relay.knows(node_id):
             self.node_died(node_id)
             return
-        keys = self._copies.owned_on(node_id)
+        keys = self.copies.owned_on(node_id)
         keys += [
             (self.node_id, each.number, node_id)
             for each in self.store
             if each.home == node_id and each.sealed and not each.freed
         ]
         if keys:
-            self._relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(keys)))
+            self.relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(keys)))
 
     # --- reading -----------------------------------------------------------------
     def is_here(self, key: Key) -> bool:
@@ -137,7 +116,7 @@ class NodeObjects:
         return self.store.map(local, mapper)
 
     def _local(self, key: Key) -> int | None:
-        return segment_of(key) if writer_of(key) == self.node_id else self._copies.find(key)
+        return segment_of(key) if writer_of(key) == self.node_id else self.copies.find(key)
 
     async def map(self, key: Key, size: int, mapper: bytes, request: int) -> Segment:
         """Map a value for a process; copy or restore it first if it is not here.
@@ -162,23 +141,19 @@ class NodeObjects:
 
     async def _restore(self, segment: Segment, mapper: bytes) -> None:
         try:
-            await self._spilling.restore(segment, mapper)
+            await self.spilling.restore(segment, mapper)
         except BaseException as error:
             if is_lack_of_memory(error) and self.store.has(segment):
                 return
             self.store.unmap([segment.number], mapper)
             raise
 
-    def source_of(self, number: int) -> tuple[bytes, int] | None:
-        """Return of which node and segment there a segment here is a copy; None if it is none."""
-        return self._copies.source_of(number)
-
     # --- freeing -----------------------------------------------------------------
     def free_here(self, key: Key) -> None:
         """Free what there is on this node of a value that its owner has freed."""
         local = self._local(key)
         if local is not None:
-            self._copies.drop(local)
+            self.copies.drop(local)
         else:
             self.pulls.lose(key, "its owner has freed it")
 
@@ -188,7 +163,7 @@ class NodeObjects:
         Values that were written on that node for owners elsewhere stay, if there are copies.
         """
         self.pulls.node_died(node_id)
-        for key in self._copies.owned_on(node_id):
+        for key in self.copies.owned_on(node_id):
             self.free_here(key)
         for segment in self.store:
             if segment.home == node_id:
@@ -203,7 +178,7 @@ class NodeObjects:
 
     def asks_no_more(self, process_id: bytes) -> None:
         """Drop the requests of a process that is ending; what it has mapped stays."""
-        self._spilling.queue.process_died(process_id)
+        self.spilling.queue.process_died(process_id)
         self.pulls.process_died(process_id)
 
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> None:
@@ -224,41 +199,34 @@ _Mapped = tuple[tuple[int, int, int], int]
 #: (segment, memory or ON_DISK), and the descriptor to write to or -1.
 _Created = tuple[tuple[int, int], int]
 
+#: What a process asks room for: size, form, owner and the owner's node.
+_Value = tuple[int, int, bytes, bytes]
+
 #: The answer that a value is here.
 _HERE: tuple[None, int] = (None, -1)
 
 
+@dataclasses.dataclass(eq=False)
 class StoreRequests:
-    """Answers them."""
+    """Answers what the processes of this node ask of its store."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        objects: NodeObjects,
-        clients: ClientServer,
-        spilling: Spilling,
-        runs: Callable[[bytes], bool],
-    ) -> None:
-        """Register what it answers.
+    objects: NodeObjects
+    clients: ClientServer
+    #: Whether a process of this node has not ended.
+    runs: Callable[[bytes], bool]
 
-        Args:
-            node_id: Of this node.
-            objects: The store.
-            clients: Where requests come from.
-            spilling: What makes room in it.
-            runs: Whether a process of this node has not ended.
-        """
-        self._spilling = spilling
-        self._node_id = node_id
-        self._objects = objects
+    def __post_init__(self) -> None:
+        objects, clients = self.objects, self.clients
         self._store = store = objects.store
-        self._runs = runs
         memories = store.memories
         clients.requests.update(
             {
                 "create_segment": self._create,
                 "memory": lambda _client, number: (None, memories.descriptor(number)),
                 "map_segment": self._map,
+                "are_here": self._are_here,
+                "lost_values": self._lost,
+                "fetch_segment": self._fetch,
             }
         )
         clients.notices.update(
@@ -272,134 +240,90 @@ class StoreRequests:
                 "unmapped_memory": lambda client, numbers: memories.unmapped(
                     numbers, client.process_id
                 ),
+                "prefetch": self._prefetch,
+                "withdraw": self._withdraw,
             }
         )
 
+    # --- writing -----------------------------------------------------------------
     def _create(
-        self,
-        client: Client,
-        size: int,
-        form: int,
-        owner: bytes,
-        owner_node: bytes,
+        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
     ) -> _Created | Awaitable[_Created]:
         """Make a segment; no descriptor goes along if the writer has its memory mapped."""
-        if not self._spilling.queue:
+        spilling, value = self.objects.spilling, (size, form, owner, owner_node)
+        if not spilling.queue:
             try:
-                return self._room_for(client, size, form, owner, owner_node)
+                return self._made(client.process_id, None, value)
             except ObjectStoreFullError:
                 pass
             except OSError as error:
                 if error.errno not in OUT_OF_DESCRIPTORS:  # else values have to leave memory
                     raise
             finally:
-                self._spilling.spill_ahead()
-        return self._create_later(client, size, form, owner, owner_node)
+                spilling.spill_ahead()
+        return self._create_later(client.process_id, value)
 
-    async def _create_later(
-        self,
-        client: Client,
-        size: int,
-        form: int,
-        owner: bytes,
-        owner_node: bytes,
-    ) -> _Created:
+    async def _create_later(self, process: bytes, value: _Value) -> _Created:
         """Wait for memory; the value goes to disk if only what processes look at is in the way."""
-        process = client.process_id
+        spilling, (size, *_) = self.objects.spilling, value
         claim = Claim(size, process)
         if size > self._store.capacity:
-            await self._spilling.queue.get(claim)  # it says so; only copies may be as large
-        room = await self._spilling.room_for(claim)
-        if not self._runs(process):
-            self._spilling.give_back(room)
-            raise ConnectionError("the process that asked has ended")
-        if not isinstance(room, DiskPlace):
-            return self._room_for(client, size, form, owner, owner_node, room)
-        segment = self._objects.create_on_disk(room, form, owner, owner_node, process)
-        self._free_if_unowned(segment, owner, owner_node)
-        return (segment.number, ON_DISK), room.fd
+            await spilling.queue.get(claim)  # it says so; only copies may be as large
+        room = await spilling.room_for(claim)
+        if not self.runs(process):
+            spilling.give_back(room)
+            raise _ended()
+        return self._made(process, room, value)
 
-    def _room_for(
-        self,
-        client: Client,
-        size: int,
-        form: int,
-        owner: bytes,
-        owner_node: bytes,
-        memory: Memory | None = None,
-    ) -> _Created:
-        segment = self._objects.create(size, form, owner, owner_node, client.process_id, memory)
-        self._free_if_unowned(segment, owner, owner_node)
-        memory = segment.memory
-        assert memory is not None
-        fd = -1 if client.process_id in memory.writers else memory.fd
-        return (segment.number, memory.number), fd
-
-    def _free_if_unowned(self, segment: Segment, owner: bytes, owner_node: bytes) -> None:
-        if owner_node == self._node_id and not self._runs(owner):
+    def _made(self, process: bytes, room: Memory | DiskPlace | None, value: _Value) -> _Created:
+        size, form, owner, owner_node = value
+        segment = self.objects.create(room, size, form, owner, owner_node, process)
+        if owner_node == self.objects.node_id and not self.runs(owner):
             self._store.free(segment.number)  # nobody will: its owner has ended
+        memory = segment.memory
+        if memory is None:
+            return (segment.number, ON_DISK), segment.fd
+        return (segment.number, memory.number), -1 if process in memory.writers else memory.fd
 
+    # --- reading -----------------------------------------------------------------
     def _map(
         self, client: Client, node_id: bytes, number: int, home: bytes, size: int, request: int
     ) -> _Mapped | Awaitable[_Mapped]:
         key = (node_id, number, home)
-        segment = self._objects.map_here(key, client.process_id)
+        segment = self.objects.map_here(key, client.process_id)
         if segment is None:
-            return self._fetch_and_map(client, key, size, request)
+            return self._fetch_and_map(client.process_id, key, size, request)
         return _shown(segment)
 
-    async def _fetch_and_map(self, client: Client, key: Key, size: int, request: int) -> _Mapped:
-        process = client.process_id
-        segment = await self._objects.map(key, size, process, request)
-        if not self._runs(process):  # it ended while it waited
+    async def _fetch_and_map(self, process: bytes, key: Key, size: int, request: int) -> _Mapped:
+        segment = await self.objects.map(key, size, process, request)
+        if not self.runs(process):  # it ended while it waited
             self._store.unmap([segment.number], process)
-            raise ConnectionError("the process that asked has ended")
+            raise _ended()
         return _shown(segment)
-
-
-class FetchRequests:
-    """Answers them."""
-
-    def __init__(
-        self, objects: NodeObjects, clients: ClientServer, runs: Callable[[bytes], bool]
-    ) -> None:
-        """Register what it answers.
-
-        Args:
-            objects: The store, and what is on its way there.
-            clients: Where requests come from.
-            runs: Whether a process of this node has not ended.
-        """
-        self._objects = objects
-        self._runs = runs
-        clients.requests["are_here"] = self._are_here
-        clients.requests["lost_values"] = self._lost
-        clients.requests["fetch_segment"] = self._fetch
-        clients.notices["prefetch"] = self._prefetch
-        clients.notices["withdraw"] = self._withdraw
 
     def _are_here(
         self, _client: Client, keys: Iterable[tuple[bytes, int, bytes]]
     ) -> tuple[list[bool], int]:
-        return [self._objects.is_here(key) for key in keys], -1
+        return [self.objects.is_here(key) for key in keys], -1
 
     def _lost(self, client: Client, node_id: bytes) -> tuple[list[int], int]:
         """Name the segments of a node with values of a process that no node has any more."""
-        return self._objects.directory.lost(client.process_id, node_id), -1
+        return self.objects.directory.lost(client.process_id, node_id), -1
 
     def _fetch(
         self, client: Client, node_id: bytes, number: int, home: bytes, size: int, request: int
     ) -> Answer | Awaitable[Answer]:
         """Answer when a value is here."""
         key = (node_id, number, home)
-        if self._objects.is_here(key):
+        if self.objects.is_here(key):
             return _HERE
-        return self._fetch_later(client, key, size, request)
+        return self._fetch_later(client.process_id, key, size, request)
 
-    async def _fetch_later(self, client: Client, key: Key, size: int, request: int) -> Answer:
-        if not self._runs(client.process_id):
-            raise ConnectionError("the process that asked has ended")
-        await self._objects.pulls.fetch(client.process_id, request, key, size)
+    async def _fetch_later(self, process: bytes, key: Key, size: int, request: int) -> Answer:
+        if not self.runs(process):
+            raise _ended()
+        await self.objects.pulls.fetch(process, request, key, size)
         return _HERE
 
     def _prefetch(
@@ -407,20 +331,20 @@ class FetchRequests:
     ) -> None:
         """Fetch values that a call which has arrived will read."""
         for node_id, number, home, size, request in wanted:
-            key = (node_id, number, home)
-            self._objects.pulls.prefetch(client.process_id, request, key, size)
+            self.objects.pulls.prefetch(client.process_id, request, (node_id, number, home), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
         """Withdraw requests whose answers nobody waits for."""
         # A request that was read just before is a task that has not begun to wait yet.
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._withdraw_now, client.process_id, requests)
-
-    def _withdraw_now(self, process_id: bytes, requests: Iterable[int]) -> None:
         for request in requests:
-            self._objects.pulls.withdraw(process_id, request)
+            loop.call_soon(self.objects.pulls.withdraw, client.process_id, request)
 
 
 def _shown(segment: Segment) -> _Mapped:
     """Return what a process needs to map a segment, in memory or on disk."""
     return (segment.number, segment.form, segment.offset), segment.fd
+
+
+def _ended() -> ConnectionError:
+    return ConnectionError("the process that asked has ended")

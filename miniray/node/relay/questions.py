@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.messages.plain import Arguments
-from miniray.node.base.tasks import Question
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 
@@ -52,7 +51,8 @@ class Questions:
         #: that get the seconds that its processes may take, and the question's arguments.
         self.answers: dict[str, Callable[..., Any]] = {"processes": self._processes}
         self._numbers = itertools.count(1).__next__
-        self._open: dict[int, Question] = {}
+        #: The answers that are awaited, by question and by who is asked.
+        self._open: dict[int, dict[bytes, asyncio.Future[tuple[Any, str]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         clients.requests["ask_nodes"] = self._for_client
         clients.notices["answer"] = lambda client, number, told: self._answered(
@@ -64,14 +64,14 @@ class Questions:
         )
 
     def _answered(self, number: int, who: bytes, told: Any) -> None:
-        question = self._open.get(number)
-        if question is not None:  # else it came too late
-            question.answered(who, told)
+        answer = self._open.get(number, {}).get(who)
+        if answer is not None and not answer.done():  # else it came too late
+            answer.set_result(told)
 
     def ended(self, who: bytes) -> None:
         """Expect no answer from a process of this node, or another node, that is gone."""
-        for question in self._open.values():
-            question.ended(who)
+        for number in self._open:
+            self._answered(number, who, (None, _GONE))
 
     # --- asking --------------------------------------------------------------------
     async def ask_processes(
@@ -79,12 +79,12 @@ class Questions:
     ) -> list[Told]:
         """Ask processes of this node; each answers in its I/O thread (``Answers``)."""
         ids = [client.process_id for client in clients]
-        number, question = self._begin(ids)
+        number = self._begin(ids)
         body = (number, what, tuple(arguments), time.monotonic() + seconds)
         for id in ids:
             if not self._clients.push(id, "asked", body):
-                question.ended(id)
-        return await self._end(number, question, ids, seconds)
+                self._answered(number, id, (None, _GONE))
+        return await self._end(number, seconds)
 
     async def ask_nodes(
         self,
@@ -96,33 +96,33 @@ class Questions:
         """Ask nodes, this one first, or only some; their processes have ``seconds`` to answer."""
         wanted = [self._node_id, *self._relay.nodes()] if nodes is None else list(nodes)
         others = [node for node in wanted if node != self._node_id]
-        number, question = self._begin(others)
+        number = self._begin(others)
         asked = Relayed(notice=r.ASKED, items=(number, what, tuple(arguments), seconds))
-        unreachable = {node for node in others if not self._relay.send(node, asked)}
-        for node in unreachable:
-            question.ended(node)
+        for node in others:
+            if not self._relay.send(node, asked):
+                self._answered(number, node, (None, _NO_WAY))
         own = []
         if self._node_id in wanted:
             own = [Told(self._node_id, *await self._answer(what, arguments, seconds))]
-        told = await self._end(number, question, others, _ON_THE_WAY + seconds)
-        return own + [
-            each._replace(missing=_NO_WAY) if each.who in unreachable else each for each in told
-        ]
+        return own + await self._end(number, _ON_THE_WAY + seconds)
 
-    def _begin(self, whom: Sequence[bytes]) -> tuple[int, Question]:
+    def _begin(self, whom: Iterable[bytes]) -> int:
         number = self._numbers()
-        question = self._open[number] = Question(whom)
-        return number, question
+        loop = asyncio.get_running_loop()
+        self._open[number] = {who: loop.create_future() for who in whom}
+        return number
 
-    async def _end(
-        self, number: int, question: Question, whom: Sequence[bytes], seconds: float
-    ) -> list[Told]:
+    async def _end(self, number: int, seconds: float) -> list[Told]:
+        answers = self._open[number]
         try:
-            await question.wait(seconds)
+            if answers:
+                await asyncio.wait(answers.values(), timeout=seconds)
         finally:
             del self._open[number]
-        late = {who: _GONE if who in question.gone else _LATE for who in whom}
-        return [Told(who, *question.answers.get(who, (None, late[who]))) for who in whom]
+        return [
+            Told(who, *(answer.result() if answer.done() else (None, _LATE)))
+            for who, answer in answers.items()
+        ]
 
     # --- answering -----------------------------------------------------------------
     async def _processes(

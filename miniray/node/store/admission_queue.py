@@ -52,40 +52,35 @@ class Evictions(Protocol):
         """Say why the last value could not be written to disk."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Claim:
-    """A claim to memory for processes of this node.
+    """A claim to memory for processes of this node."""
 
-    Args:
-        size: Bytes.
-        asker: A process that needs it; more may join. None: none yet.
-        waits: Whether it waits for memory that processes hold; else it has an alternative on disk.
-        on_full: Called with the error when the claim could only wait for other processes, before
-            it takes its alternative: askers that do not want that one leave.
-    """
+    #: Bytes.
+    size: int
+    #: A process that needs it, whose warm memory is preferred; more may join. Empty: none yet.
+    writer: bytes = b""
+    _: dataclasses.KW_ONLY
+    #: Whether it waits for memory that processes hold; else it has an alternative on disk.
+    waits: bool = True
+    #: Called with the error when the claim could only wait for other processes, before it takes its
+    #: alternative: processes that do not want that one leave.
+    on_full: Callable[[ObjectStoreFullError], object] | None = None
+    #: How many requests of each process need it.
+    askers: collections.Counter[bytes] = dataclasses.field(default_factory=collections.Counter)
+    #: The memory, once it is granted.
+    turn: asyncio.Future[Memory] = dataclasses.field(init=False)
+    #: How often the disk had failed before it was first queued.
+    failures: int | None = None
 
-    __slots__ = ("askers", "failures", "on_full", "size", "turn", "waits", "writer")
+    def __post_init__(self) -> None:
+        if self.writer:
+            self.join(self.writer)
 
-    def __init__(
-        self,
-        size: int,
-        asker: bytes | None = None,
-        *,
-        waits: bool = True,
-        on_full: Callable[[ObjectStoreFullError], object] | None = None,
-    ) -> None:
-        self.size = size
-        self.on_full = on_full
-        self.waits = waits
-        #: The process whose warm memory is preferred.
-        self.writer = asker or b""
-        #: How many requests of each process need it.
-        self.askers: collections.Counter[bytes] = collections.Counter()
-        #: The memory, once it is granted.
-        self.turn: asyncio.Future[Memory]
-        #: How often the disk had failed before it was first queued.
-        self.failures: int | None = None
-        if asker is not None:
-            self.join(asker)
+    def begin(self, failures: int) -> None:
+        """Note how often the disk has failed up to now, when it is queued for the first time."""
+        if self.failures is None:
+            self.failures = failures
 
     def join(self, process: bytes) -> None:
         self.askers[process] += 1
@@ -127,20 +122,13 @@ class AdmissionQueue:
             OSError: There is no descriptor, and none will come free.
             ConnectionError: All processes that asked have ended.
         """
-        if claim.failures is None:
-            claim.failures = self.evictions.failures
+        claim.begin(self.evictions.failures)
         if claim.size > self.store.capacity:
             raise self._full(claim)
-        if not self._queue:
-            try:
-                return self.store.take(claim.size, claim.writer)
-            except ObjectStoreFullError:
-                pass
-            except OSError as error:
-                if error.errno not in OUT_OF_DESCRIPTORS:
-                    raise
         loop = asyncio.get_running_loop()
         claim.turn = loop.create_future()
+        if not self._queue and self._grant(claim):
+            return claim.turn.result()
         self._queue[claim] = None
         self._wanted += claim.size
         waiting = loop.create_task(self._expire(claim)) if claim.waits else None
@@ -150,8 +138,9 @@ class AdmissionQueue:
         try:
             return await claim.turn
         except asyncio.CancelledError:
-            if _has_memory(claim):
-                self.store.put_back(claim.turn.result())  # it was granted too late
+            turn = claim.turn
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.store.put_back(turn.result())  # it was granted too late
             raise
         finally:
             if waiting is not None:
@@ -264,8 +253,3 @@ class AdmissionQueue:
             details=" ".join(notes),
             node_id=self.node_id.hex(),
         )
-
-
-def _has_memory(claim: Claim) -> bool:
-    turn = claim.turn
-    return turn.done() and not turn.cancelled() and turn.exception() is None

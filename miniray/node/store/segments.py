@@ -144,23 +144,23 @@ class SegmentStore:
 
     # --- writing -----------------------------------------------------------------
     def create(
-        self, size: int, form: int, owner: bytes, writer: bytes, memory: Memory | None = None
+        self,
+        size: int,
+        form: int,
+        owner: bytes,
+        writer: bytes,
+        room: Memory | DiskPlace | None = None,
     ) -> Segment:
-        """Make a segment, in memory taken already or now, and hand its descriptor to the writer.
+        """Make a segment where its writer has room already, or in memory that is taken now.
 
         Raises ObjectStoreFullError if there is no memory for it.
         """
-        if memory is None:
-            memory = self.take(size, writer)
-        return self._add(Segment(self._next, memory, size, form, owner, writer))
-
-    def create_on_disk(self, place: DiskPlace, form: int, owner: bytes, writer: bytes) -> Segment:
-        """Make a segment on disk, because there is no memory for it."""
-        return self._add(Segment(self._next, None, place.size, form, owner, writer, place))
-
-    def _add(self, segment: Segment) -> Segment:
-        number, owner, writer = segment.number, segment.owner, segment.writer
+        if room is None:
+            room = self.take(size, writer)
+        memory, place = (room, None) if isinstance(room, Memory) else (None, room)
+        number = self._next
         self._next += 1
+        segment = Segment(number, memory, size, form, owner, writer, place)
         if owner != writer:
             self._by_writer.setdefault(writer, set()).add(number)
         self._segments[number] = segment
@@ -191,6 +191,10 @@ class SegmentStore:
             self._drop(self._unsealed, segment.writer, number)
             segment.sealed = True
             self._look_at(segment)  # its owner may have ended meanwhile
+
+    def take_form(self, segment: Segment, form: int) -> None:
+        """Note the form of a value that another node has begun to send."""
+        segment.form = form
 
     def change_owner(self, number: int, owner: bytes) -> None:
         """Have another process, or a daemon, own a segment from now on."""

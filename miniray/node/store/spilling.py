@@ -25,7 +25,7 @@ from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Copies, Segment
@@ -126,7 +126,9 @@ class Spilling:
             else:
                 self._leaving += segment.capacity
                 self._store.begin_move(segment)
-                self._run(self._spill(segment))
+                task = asyncio.ensure_future(self._spill(segment))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     async def _spill(self, segment: Segment) -> None:
         try:
@@ -296,12 +298,6 @@ class Spilling:
     async def read(self, segment: Segment, offset: int, length: int) -> bytes:
         assert segment.place is not None
         return await self._files.read_piece(segment.place, offset, length)
-
-    # -----------------------------------------------------------------------------------------
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Stop reading and writing, then give the disk back."""

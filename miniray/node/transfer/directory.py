@@ -170,34 +170,24 @@ class _Entry:
     waiting: dict[bytes, SourceRequest] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(eq=False)
 class Directory:
-    """The entries of the values that processes of this node own.
+    """The entries of the values that processes of this node own."""
 
-    Args:
-        node_id: Of this node.
-        store: Has those that were written here.
-        relay: The way to other daemons.
-        runs: Whether a process of this node has not ended.
-        free_here: Frees what there is of a value on this node.
-    """
+    node_id: bytes
+    #: Has those that were written here.
+    store: SegmentStore
+    relay: RelayHub
+    #: Whether a process of this node has not ended.
+    runs: Callable[[bytes], bool]
+    #: Frees what there is of a value on this node.
+    free_here: Callable[[Key], None]
 
-    def __init__(
-        self,
-        node_id: bytes,
-        store: SegmentStore,
-        relay: RelayHub,
-        runs: Callable[[bytes], bool],
-        free_here: Callable[[Key], None],
-    ) -> None:
-        self._node_id = node_id
-        self._store = store
-        self._relay = relay
-        self._runs = runs
-        self._free_here = free_here
+    def __post_init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         #: The values of each owner that were written on other nodes.
         self._elsewhere: dict[bytes, set[Key]] = {}
-        relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
+        self.relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -205,12 +195,12 @@ class Directory:
     # --- who has a value ---------------------------------------------------------------
     def _wrote(self, node_id: bytes, number: int, owner: bytes) -> None:
         """Enter a value that was written on another node for a process of this one."""
-        key = (node_id, number, self._node_id)
-        if self._runs(owner) and self._relay.knows(node_id):
+        key = (node_id, number, self.node_id)
+        if self.runs(owner) and self.relay.knows(node_id):
             self._entries[key] = _Entry(owner, SpreadTree(node_id))
             self._elsewhere.setdefault(owner, set()).add(key)
         else:
-            self._relay.send(node_id, Relayed(notice=r.FREED, items=key))
+            self.relay.send(node_id, Relayed(notice=r.FREED, items=key))
 
     def copied(self, node_id: bytes, keys: Iterable[Key]) -> None:
         """Enter a node that has values now, or is back with them; it drops those that are freed."""
@@ -239,9 +229,9 @@ class Directory:
     def _enter(self, key: Key) -> _Entry | None:
         """Make the entry of a value that was written here; None if it is freed."""
         node_id, number, _home = key
-        if node_id != self._node_id or not self._store.has_number(number):
+        if node_id != self.node_id or not self.store.has_number(number):
             return None
-        segment = self._store.get(number)
+        segment = self.store.get(number)
         if segment.freed or segment.home:
             return None
         entry = self._entries[key] = _Entry(segment.owner, SpreadTree(node_id))
@@ -266,13 +256,13 @@ class Directory:
     def _source(self, tree: SpreadTree, node_id: bytes, wanted: SourceRequest) -> bytes | None:
         if not wanted.small:
             return tree.place(node_id, wanted.tried, serves=self._can_serve(node_id))
-        source = tree.holder(node_id, wanted.tried, first=self._node_id)
+        source = tree.holder(node_id, wanted.tried, first=self.node_id)
         if source is None:
             raise LookupError
         return source
 
     def _can_serve(self, node_id: bytes) -> bool:
-        return node_id == self._node_id or self._relay.can_dial(node_id)
+        return node_id == self.node_id or self.relay.can_dial(node_id)
 
     def ended(self, key: Key, node_id: bytes) -> None:
         """Take a node's place in a tree away: it copies the value no more."""
@@ -303,18 +293,19 @@ class Directory:
     def adopt(self, key: Key) -> None:
         """Have this daemon own a value of a process of this node."""
         node_id, number, _home = key
-        if node_id == self._node_id:
-            self._store.change_owner(number, node_id)
+        if node_id == self.node_id:
+            self.store.change_owner(number, node_id)
         elif key in self._entries:
-            self._forget_owner(key, self._entries[key])
-            self._entries[key].owner = self._node_id
-            self._elsewhere.setdefault(self._node_id, set()).add(key)
+            entry = self._entries[key]
+            self._forget_owner(key, entry)
+            self._entries[key] = dataclasses.replace(entry, owner=self.node_id)
+            self._elsewhere.setdefault(self.node_id, set()).add(key)
 
     def free(self, key: Key) -> None:
         """Free a value of this node's, wherever it is."""
         entry = self._entries.pop(key, None)
         if entry is None:
-            self._free_here(key)
+            self.free_here(key)
             return
         self._forget_owner(key, entry)
         for wanted in entry.waiting.values():
@@ -330,10 +321,10 @@ class Directory:
                 del self._elsewhere[entry.owner]
 
     def _tell_freed(self, node_id: bytes, key: Key) -> None:
-        if node_id == self._node_id:
-            self._free_here(key)
+        if node_id == self.node_id:
+            self.free_here(key)
         else:
-            self._relay.send(node_id, Relayed(notice=r.FREED, items=key))
+            self.relay.send(node_id, Relayed(notice=r.FREED, items=key))
 
     def process_died(self, process_id: bytes) -> None:
         """Free what a process owned that is written on other nodes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 import marshal
@@ -55,29 +56,28 @@ class Offer(NamedTuple):
     ticket: bytes
 
 
+@dataclasses.dataclass(eq=False)
 class Move:
     """A transfer to this node."""
 
-    def __init__(
-        self,
-        number: int,
-        offset: int,
-        came: Callable[[int], object],
-        send: Callable[[str, int], object],
-    ) -> None:
-        #: The mover's number for it.
-        self.number = number
+    #: The mover's number for it.
+    number: int
+    #: Bytes that are here.
+    offset: int
+    #: Called with the number of bytes that have come since the last call.
+    on_bytes: Callable[[int], object]
+    #: Sends the mover a message that it has to answer.
+    send: Callable[[str, int], object]
+
+    def __post_init__(self) -> None:
         #: Done when it is whole; with a MoveError if not all of it came.
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offset = offset
-        self._came = came
-        self._send = send
 
     def came(self, offset: int) -> None:
         """Record up to which offset the value is here."""
-        count, self._offset = offset - self._offset, offset
+        count, self.offset = offset - self.offset, offset
         if count:
-            self._came(count)
+            self.on_bytes(count)
 
     def end(self, error: MoveError | None) -> None:
         """Finish: nothing more is written."""
@@ -90,7 +90,7 @@ class Move:
     async def stop(self) -> None:
         """End the transfer; returns when nothing more is written, even if it is cancelled."""
         if not self.ended.done():
-            self._send("stop", self.number)
+            self.send("stop", self.number)
         await ended(self.ended)
 
 

@@ -7,6 +7,7 @@ from the movers of other nodes. Both work in threads, and report to their daemon
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import ssl
@@ -118,22 +119,22 @@ _KEPT = 4
 _TELL_EVERY = 0.1
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Offer:
     """A value that another node may come for."""
 
-    def __init__(self, fd: int, size: int, filling: Filling | None) -> None:
-        self.fd = fd
-        self.size = size
-        #: Its transfer to this node, if it is still on its way here.
-        self.filling = filling
-        #: The connection that it goes over, once the other node has come.
-        self.sock: socket.socket | None = None
-        #: Whether nothing more will be written to it.
-        self.sent = False
-        self.withdrawn = False
-        #: Cuts a connection whose other end does not stop.
-        self.timer: threading.Timer | None = None
-        self.was_cut = False
+    fd: int
+    size: int
+    #: Its transfer to this node, if it is still on its way here.
+    filling: Filling | None
+    #: The connection that it goes over, once the other node has come.
+    sock: socket.socket | None = None
+    #: Whether nothing more will be written to it.
+    sent: bool = False
+    withdrawn: bool = False
+    #: Cuts a connection whose other end does not stop.
+    timer: threading.Timer | None = None
+    was_cut: bool = False
 
 
 class Sends:
@@ -184,13 +185,7 @@ class Sends:
                 lose_patience()
 
     def _release(self, ticket: bytes, offer: _Offer, *, clean: bool) -> None:
-        """Close an offer, and tell the daemon.
-
-        Args:
-            ticket: What was offered.
-            offer: The same; it is in no table any more.
-            clean: Whether nobody reads that memory any more either.
-        """
+        """Close an offer that is in no table any more; ``clean``: nobody reads its memory."""
         os.close(offer.fd)
         self._tell("released", ticket, clean)
 
@@ -231,17 +226,17 @@ class Sends:
         return read == READ and not offer.withdrawn
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Job:
     """A value that comes from another node."""
 
-    def __init__(self, number: int, fd: int, offset: int, size: int) -> None:
-        self.number = number
-        self.fd = fd
-        self.size = size
-        self.filling = Filling(offset)
-        #: What it comes over.
-        self.sock: socket.socket | None = None
-        self.stopped = False
+    number: int
+    fd: int
+    size: int
+    filling: Filling
+    #: What it comes over.
+    sock: socket.socket | None = None
+    stopped: bool = False
 
 
 class Receives:
@@ -260,7 +255,7 @@ class Receives:
         self, number: int, fd: int, target: str, ticket: bytes, offset: int, size: int
     ) -> None:
         """Fill memory from an offset to its end; tell the daemon of progress and the end."""
-        job = _Job(number, fd, offset, size)
+        job = _Job(number, fd, size, Filling(offset))
         with self._lock:
             self._jobs[number] = job
         run = threading.Thread(target=self._run, args=(job, target, ticket), daemon=True)
@@ -306,26 +301,17 @@ class Receives:
 
     def _receive(self, job: _Job, target: str, ticket: bytes) -> None:
         hello = HELLO.pack(ticket, job.filling.offset)
+        begun = job.filling.offset
         kept = self._kept(target)
         if kept is not None:
-            begun = job.filling.offset
             try:
-                self._receive_over(kept, job, hello)
+                self._receive_over(kept, job, hello, target)
+                return
             except (OSError, CutOffError):
-                kept.close()
                 # The other end may have hung up while nothing was asked of it.
                 if job.filling.offset != begun or job.stopped:
                     raise
-            else:
-                self._keep(job, target, kept)
-                return
-        sock = self._connect(job, target)
-        try:
-            self._receive_over(sock, job, hello)
-        except BaseException:
-            sock.close()
-            raise
-        self._keep(job, target, sock)
+        self._receive_over(self._connect(job, target), job, hello, target)
 
     def _connect(self, job: _Job, target: str) -> socket.socket:
         family, address = address_of(target)
@@ -350,9 +336,8 @@ class Receives:
             sock.close()
             raise
 
-    def _receive_over(self, sock: socket.socket, job: _Job, hello: bytes) -> None:
-        self._uses(job, sock)
-        sock.settimeout(None)
+    def _receive_over(self, sock: socket.socket, job: _Job, hello: bytes, target: str) -> None:
+        """Receive a value over a connection, which is closed or kept for the next one."""
         told = 0.0
 
         def came(count: int) -> None:
@@ -364,12 +349,17 @@ class Receives:
                 self._tell("came", job.number, job.filling.offset)
 
         try:
+            self._uses(job, sock)
+            sock.settimeout(None)
             sock.sendall(hello)
             moving.receive(sock, job.fd, job.filling.offset, job.size, came)
             sock.sendall(READ)
-        finally:
-            # Before it is another's, or closed.
+        except BaseException:
             self._uses_no_more(job)
+            sock.close()
+            raise
+        self._uses_no_more(job)  # before it is another's
+        self._keep(job, target, sock)
 
     def _uses(self, job: _Job, sock: socket.socket) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.exceptions import ObjectLostError
@@ -15,8 +16,6 @@ from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import home_of, segment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.exceptions import ObjectStoreFullError
     from miniray.node.store.segments import Copies, Key, Segment
 
@@ -47,21 +46,18 @@ class Waiter:
     pull: _Pull | None = None
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Lane:
-    """What is fetched ahead, of one kind: first in, first out.
+    """What is fetched ahead, of one kind: first in, first out."""
 
-    Args:
-        for_calls: Whether it is for calls that have not begun. These values count until the call
-            has them, and none is fetched into a full store: it is fetched when it is needed.
-    """
-
-    def __init__(self, *, for_calls: bool) -> None:
-        self.for_calls = for_calls
-        self.queue: dict[_Name, Waiter] = {}
-        #: How many requests for each value have begun; it counts once.
-        self.begun: dict[Key, int] = {}
-        #: Bytes of these values.
-        self.bytes = 0
+    #: Whether it is for calls that have not begun. These values count until the call has them, and
+    #: none is fetched into a full store: it is fetched when it is needed.
+    for_calls: bool
+    queue: dict[_Name, Waiter] = dataclasses.field(default_factory=dict)
+    #: How many requests for each value have begun; it counts once.
+    begun: dict[Key, int] = dataclasses.field(default_factory=dict)
+    #: Bytes of these values.
+    bytes: int = 0
 
     def next(self, limit: int) -> Waiter | None:
         """Return the first that waits, if there is room for it: one at least may begin."""
@@ -88,26 +84,15 @@ class _Lane:
             self.bytes -= waiter.size
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Pull:
-    """One transfer, and who waits for it.
+    """One transfer, and who waits for it."""
 
-    Args:
-        key: The segment.
-        size: Its bytes.
-        give_up: Called with each who wants memory only when there is none, and why.
-    """
-
-    def __init__(self, key: Key, size: int, give_up: Callable[[Waiter, Exception], object]) -> None:
-        self.key = key
-        self._give_up_one = give_up
-        #: The room that it needs first.
-        self.claim = Claim(size, on_full=self._give_up)
-        self.task: asyncio.Task[None]
-        self.waiters: set[Waiter] = set()
-
-    def _give_up(self, error: ObjectStoreFullError) -> None:
-        for waiter in [waiter for waiter in self.waiters if not waiter.or_disk]:
-            self._give_up_one(waiter, error)
+    key: Key
+    #: The room that it needs first.
+    claim: Claim
+    task: asyncio.Task[None] = dataclasses.field(init=False)
+    waiters: set[Waiter] = dataclasses.field(default_factory=set)
 
 
 class Copying(Protocol):
@@ -215,13 +200,20 @@ class Pulls:
         assert self._copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = _Pull(key, waiter.size, self._fail)
+            claim = Claim(waiter.size, on_full=functools.partial(self._refuse, key))
+            pull = self._pulls[key] = _Pull(key, claim)
             pull.task = asyncio.get_running_loop().create_task(self._run(pull))
             self._tasks.add(pull.task)
             pull.task.add_done_callback(self._tasks.discard)
         waiter.pull = pull
         pull.waiters.add(waiter)
         pull.claim.join(waiter.name[0])
+
+    def _refuse(self, key: Key, error: ObjectStoreFullError) -> None:
+        """Fail the requests for a value in memory: only a place on disk is left for it."""
+        for waiter in list(self._pulls[key].waiters):
+            if not waiter.or_disk:
+                self._fail(waiter, error)
 
     # --- who does not, any more ----------------------------------------------------------
     def withdraw(self, process_id: bytes, request: int) -> None:

@@ -46,50 +46,37 @@ class _Request:
     size: int
 
 
+@dataclasses.dataclass(eq=False)
 class Serving:
     """The sending end of all transfers from this node."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        spilling: Spilling,
-        relay: RelayHub,
-        mover: MoverClient,
-        directory: Directory,
-        *,
-        copies: Copies,
-        arriving: Mapping[Key, Arriving],
-    ) -> None:
-        """Register what it answers.
+    node_id: bytes
+    #: Reads values that are on disk.
+    spilling: Spilling
+    relay: RelayHub
+    #: What large values go through.
+    mover: MoverClient
+    #: Knows who has the values that processes of this node own.
+    directory: Directory
+    _: dataclasses.KW_ONLY
+    #: Of other nodes' values, and the store that they are in.
+    copies: Copies
+    #: Those that are on their way here.
+    arriving: Mapping[Key, Arriving]
 
-        Args:
-            node_id: Of this node.
-            spilling: What reads those that are on disk.
-            relay: The way to other daemons.
-            mover: What large values go through.
-            directory: Knows who has the values that processes of this node own.
-            copies: Of other nodes' values, and the store that they are in.
-            arriving: Those that are on their way here.
-        """
-        self._node_id = node_id
-        self._store = copies.store
-        self._spilling = spilling
-        self._relay = relay
-        self._mover = mover
-        self._directory = directory
-        self._copies = copies
-        self._arriving = arriving
+    def __post_init__(self) -> None:
+        self._store = self.copies.store
         #: What is offered to other nodes by the mover, or about to be: node and value.
         self._offers: dict[tuple[bytes, Key], asyncio.Task[None]] = {}
         #: Reads that wait for the disk, or for what is still on its way here.
         self._reads: set[asyncio.Task[None]] = set()
-        relay.notices[r.FETCH] = self._fetch
-        relay.notices[r.READ] = self._read
-        relay.notices[r.FETCH_ENDED] = self._fetch_ended
-        relay.notices[r.COPIED] = self._copied
+        self.relay.notices[r.FETCH] = self._fetch
+        self.relay.notices[r.READ] = self._read
+        self.relay.notices[r.FETCH_ENDED] = self._fetch_ended
+        self.relay.notices[r.COPIED] = self._copied
 
     def table_sizes(self) -> dict[str, int]:
-        """How many entries each table has; all are empty when no value is in use."""
+        """Return the size of each table; all are empty when no value is in use."""
         return {"offers": len(self._offers), "reads": len(self._reads)}
 
     # --- who is served -----------------------------------------------------------
@@ -97,7 +84,7 @@ class Serving:
         """Another node wants a value, which this one has, or of whose owner it is the node."""
         number, *key, tried, by_mover, size = message.items
         request = _Request(node_id, number, _key(*key), tuple(tried), bool(by_mover), size)
-        if home_of(request.key) == self._node_id:
+        if home_of(request.key) == self.node_id:
             self._find(request, request.tried)
         else:
             try:
@@ -111,7 +98,7 @@ class Serving:
         def answer(source: bytes, why: str) -> None:
             if why:
                 self._refuse(request.node, request.number, why)
-            elif source != self._node_id:
+            elif source != self.node_id:
                 self._answer(request.node, request.number, ValueAnswer(ask=source))
             else:
                 try:
@@ -120,7 +107,7 @@ class Serving:
                     self._find(request, (*tried, source))
 
         wanted = SourceRequest(tried, request.size > 0, answer)
-        self._directory.ask(request.key, request.node, wanted)
+        self.directory.ask(request.key, request.node, wanted)
 
     def _serve(self, request: _Request) -> None:
         """Give a value that is here, or as much of it as is."""
@@ -133,15 +120,15 @@ class Serving:
             else:
                 self._answer(request.node, request.number, _head(segment))
             return
-        arriving = self._arriving.get(request.key)
+        arriving = self.arriving.get(request.key)
         if arriving is None:
             raise _not_here(request.key)
         self._offer_later(request, self._pass_on(request, arriving))
 
     def _here(self, key: Key) -> Segment | None:
         """Return the segment that has a whole value; None if there is none, or it is freed."""
-        own = writer_of(key) == self._node_id
-        number = segment_of(key) if own else self._copies.find(key)
+        own = writer_of(key) == self.node_id
+        number = segment_of(key) if own else self.copies.find(key)
         if number is None or not self._store.has_number(number):
             return None
         segment = self._store.get(number)
@@ -159,14 +146,14 @@ class Serving:
     def _fetch_ended(self, node_id: bytes, message: Relayed) -> None:
         key = _key(*message.items)
         self._end_offer(node_id, key)
-        if home_of(key) == self._node_id:
-            self._directory.ended(key, node_id)
+        if home_of(key) == self.node_id:
+            self.directory.ended(key, node_id)
 
     def _copied(self, node_id: bytes, message: Relayed) -> None:
         """Another node has values now; it may be one that came back."""
         for key in message.items:
             self._end_offer(node_id, _key(*key))
-        self._directory.copied(node_id, message.items)
+        self.directory.copied(node_id, message.items)
 
     def node_unreachable(self, node_id: bytes) -> None:
         """End what a node fetches here: messages to or from it were lost, and it asks again."""
@@ -221,7 +208,7 @@ class Serving:
         head = _head(segment)
         offer: Offer | None = None
         if segment.in_memory:
-            offer = await self._mover.offer(segment.fd, segment.size, job, released)
+            offer = await self.mover.offer(segment.fd, segment.size, job, released)
         else:  # it went to disk before it was mapped
             released(clean=True)
         if offer is None:
@@ -232,7 +219,7 @@ class Serving:
             self._answer(request.node, request.number, head)
             await over
         finally:
-            self._mover.withdraw(offer.ticket)
+            self.mover.withdraw(offer.ticket)
 
     # --- in pieces -----------------------------------------------------------------
     def _read(self, node_id: bytes, message: Relayed) -> None:
@@ -241,7 +228,7 @@ class Serving:
         key = _key(*key_items)
         segment, arriving = self._here(key), None
         if segment is None:
-            arriving = self._arriving.get(key)
+            arriving = self.arriving.get(key)
             segment = None if arriving is None else arriving.segment
         if not 0 < length <= IN_FLIGHT:
             self._refuse(node_id, number, f"{length} bytes cannot be had at once")
@@ -294,7 +281,7 @@ class Serving:
             if segment.in_memory:
                 piece = os.pread(segment.fd, length, offset)
             else:
-                piece = await self._spilling.read(segment, offset, length)
+                piece = await self.spilling.read(segment, offset, length)
             self._answer(node_id, number, _head(segment), piece)
         except ObjectLostError as error:
             self._refuse(node_id, number, error.reason)
@@ -307,7 +294,7 @@ class Serving:
     # --- answers -------------------------------------------------------------------
     def _answer(self, node_id: bytes, number: int, answer: ValueAnswer, piece: bytes = b"") -> None:
         bodies = [piece] if piece else []
-        self._relay.send(node_id, Relayed(notice=r.ANSWER, items=(number, *answer), bodies=bodies))
+        self.relay.send(node_id, Relayed(notice=r.ANSWER, items=(number, *answer), bodies=bodies))
 
     def _refuse(self, node_id: bytes, number: int, why: str) -> None:
         self._answer(node_id, number, ValueAnswer(lost=why))

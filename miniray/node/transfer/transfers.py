@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import itertools
 import sys
 import time
@@ -23,7 +24,6 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.segments import home_of, segment_of, writer_of
-from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError
 from miniray.node.transfer.moving import write_all
@@ -53,34 +53,28 @@ _WITHOUT_MOVER = 60.0
 _AHEAD = 2
 
 
+@dataclasses.dataclass(eq=False)
 class Transfers:
     """The receiving end of all transfers to this node."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        store: SegmentStore,
-        spilling: Spilling,
-        relay: RelayHub,
-        mover: MoverClient,
-        directory: Directory,
-    ) -> None:
-        self._node_id = node_id
-        self._directory = directory
-        self._store = store
-        self._spilling = spilling
-        self._relay = relay
-        self._mover = mover
+    node_id: bytes
+    store: SegmentStore
+    spilling: Spilling
+    relay: RelayHub
+    mover: MoverClient
+    directory: Directory
+
+    def __post_init__(self) -> None:
         #: Addresses of movers that were out of reach a moment ago.
         self._unreached: set[str] = set()
         #: Bytes of values that came from other nodes, in all.
         self.received = 0
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
-        self._requests = ValueRequests(relay)
+        self._requests = ValueRequests(self.relay)
 
     def table_sizes(self) -> dict[str, int]:
-        """How many entries each table has; all are empty when nothing moves."""
+        """Return the size of each table; all are empty when nothing moves."""
         return {"arriving": len(self.arriving), "fetches": len(self._requests)}
 
     def node_unreachable(self, node_id: bytes) -> None:
@@ -99,11 +93,8 @@ class Transfers:
         arriving = self.arriving[key] = Arriving()
         try:
             # Before anything is asked: who waits for room must not take others' turn over there.
-            room = await self._spilling.room_for(claim)
-            if isinstance(room, DiskPlace):
-                segment = self._store.create_on_disk(room, 0, writer_of(key), self._node_id)
-            else:
-                segment = self._store.create(claim.size, 0, writer_of(key), self._node_id, room)
+            room = await self.spilling.room_for(claim)
+            segment = self.store.create(claim.size, 0, writer_of(key), self.node_id, room)
             arriving.segment = segment
             began = time.perf_counter()
             with SPANS.timed("transfer", format_bytes(claim.size)):
@@ -113,8 +104,8 @@ class Transfers:
         except BaseException:
             self.ended(key)
             if arriving.segment is not None:
-                self._store.seal(arriving.segment.number)
-                self._store.free(arriving.segment.number)
+                self.store.seal(arriving.segment.number)
+                self.store.free(arriving.segment.number)
             raise
         finally:
             del self.arriving[key]
@@ -128,18 +119,18 @@ class Transfers:
         one knows already who may have it, and is the only one to name.
         """
         home = home_of(key)
-        if home == self._node_id:
-            self._directory.copied(home, [key])
+        if home == self.node_id:
+            self.directory.copied(home, [key])
         elif size > piece_size() or writer_of(key) != home:
-            self._relay.send(home, Relayed(notice=r.COPIED, items=(key,)))
+            self.relay.send(home, Relayed(notice=r.COPIED, items=(key,)))
 
     def ended(self, key: Key) -> None:
         """Tell the node of a value's owner that it is fetched no more."""
         home = home_of(key)
-        if home == self._node_id:
-            self._directory.ended(key, home)
+        if home == self.node_id:
+            self.directory.ended(key, home)
         else:
-            self._relay.send(home, Relayed(notice=r.FETCH_ENDED, items=key))
+            self.relay.send(home, Relayed(notice=r.FETCH_ENDED, items=key))
 
     async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
         origin, _, home = key
@@ -161,12 +152,12 @@ class Transfers:
                     raise
                 tried.append(source)  # it has evicted its copy
             except BrokenTransferError as error:
-                if source != home and (source != origin or not self._relay.knows(source)):
+                if source != home and (source != origin or not self.relay.knows(source)):
                     tried.append(source)
                     continue
                 # While the head has not given the node up, only the connection broke.
                 resumes = resumes + 1 if arriving.offset == before else 0
-                gone = source == home != self._node_id and not self._relay.knows(home)
+                gone = source == home != self.node_id and not self.relay.knows(home)
                 if gone or resumes > _RESUMES:
                     failed = f"its transfer from node {source.hex()} failed: {error}"
                     reason = f"node {home.hex()} is gone" if gone else failed
@@ -176,10 +167,10 @@ class Transfers:
         """Ask the node of a value's owner for it, or for a node to copy it from."""
         origin, _, home = key
         size = size if size <= piece_size() else 0
-        if size and origin not in tried and self._relay.knows(origin):
+        if size and origin not in tried and self.relay.knows(origin):
             return ValueAnswer(ask=origin), b""  # it gives a small value to everybody at once
-        if home != self._node_id:
-            by_mover = self._relay.can_dial(home)
+        if home != self.node_id:
+            by_mover = self.relay.can_dial(home)
             return await self._requests.fetch(home, key, size, tried, by_mover=by_mover)
         named: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -191,7 +182,7 @@ class Transfers:
             else:
                 named.set_result(source)
 
-        self._directory.ask(key, home, SourceRequest(tuple(tried), size > 0, answer))
+        self.directory.ask(key, home, SourceRequest(tuple(tried), size > 0, answer))
         return ValueAnswer(ask=await named), b""
 
     async def _from_holder(
@@ -205,12 +196,12 @@ class Transfers:
         size = segment.size if segment.size <= piece_size() else 0
         try:
             answer, beginning = await self._requests.fetch(
-                holder, key, size, by_mover=self._relay.can_dial(holder), limit=limit
+                holder, key, size, by_mover=self.relay.can_dial(holder), limit=limit
             )
             await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
         finally:
             if not size:
-                self._relay.send(holder, Relayed(notice=r.FETCH_ENDED, items=key))
+                self.relay.send(holder, Relayed(notice=r.FETCH_ENDED, items=key))
 
     async def _take(
         self,
@@ -227,7 +218,7 @@ class Transfers:
         size = segment.size
         if answer.size != size:
             raise BrokenTransferError(f"it has {answer.size} bytes there, and not {size}")
-        segment.form = answer.form
+        self.store.take_form(segment, answer.form)
         if answer.mover and answer.mover not in self._unreached:
             await self._take_from_mover(answer, segment, arriving)
         if not arriving.offset:
@@ -272,7 +263,7 @@ class Transfers:
         before = arriving.offset
         move: Move | None = None
         try:
-            move = self._mover.fetch(
+            move = self.mover.fetch(
                 answer.mover, answer.ticket, segment.fd, before, segment.size, arriving.came
             )
             arriving.begin(move.number)  # who waits for that may pass on what comes

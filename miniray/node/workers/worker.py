@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from miniray.node.base.head_client import HeadClient
     from miniray.node.base.template_client import TemplateClient
     from miniray.runtime_env.install import WorkerEnvironment
+    from miniray.worker.stdio import NamePage
 
 _READ_SIZE = 64 * 1024
 #: Seconds of silence after which an unfinished line is shown.
@@ -317,6 +319,18 @@ class Worker:
     gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     #: Set when it was put into quarantine.
     given_up: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    def open_outputs(
+        self, names: NamePage, on_lines: Callable[[Worker, bool, list[LogLine]], None]
+    ) -> tuple[OutputPipe, OutputPipe]:
+        """Make the pipes that it prints to; the page of names also has its last long calls."""
+        self.calls = names.calls
+        for is_stderr in (False, True):
+            running = functools.partial(names.read, is_stderr)
+            on_own = functools.partial(on_lines, self, is_stderr)
+            self.outputs.append(OutputPipe(running, on_own))
+        out, err = self.outputs
+        return out, err
 
     @property
     def asked_to_end(self) -> bool:

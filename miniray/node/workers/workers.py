@@ -32,7 +32,6 @@ from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers.templates import IdleWorkers, Templates, surplus
 from miniray.node.workers.worker import (
     CommandOutput,
-    OutputPipe,
     Worker,
     interpreter,
     pool_key,
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import NodeLease
     from miniray.runtime_env.install import EnvironmentManager
-    from miniray.worker.stdio import NamePage
 
 logger = logging.getLogger(__name__)
 
@@ -266,10 +264,7 @@ class WorkerPool:
         if lease.command is not None:
             await self._fork_command(lease, worker, file)
             return
-        names = stdio.NamePage(file)
-        worker.calls = names.calls
-        stdout = self._pipe(worker, names, is_stderr=False)
-        stderr = self._pipe(worker, names, is_stderr=True)
+        stdout, stderr = worker.open_outputs(stdio.NamePage(file), self._events.output)
         self.workers[worker.process_id] = worker
         lease.worker = worker
         template = worker.template = self._templates.get(*preload(lease, python))
@@ -309,14 +304,6 @@ class WorkerPool:
     def _is_over(lease: NodeLease) -> bool:
         """Return whether a lease has ended, maybe during an await."""
         return lease.ending
-
-    def _pipe(self, worker: Worker, names: NamePage, *, is_stderr: bool) -> OutputPipe:
-        pipe = OutputPipe(
-            lambda: names.read(is_stderr),
-            lambda lines: self._events.output(worker, is_stderr, lines),
-        )
-        worker.outputs.append(pipe)
-        return pipe
 
     def read_output(self, job_id: bytes) -> None:
         for worker in list(self.workers.values()):

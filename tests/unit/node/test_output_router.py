@@ -50,7 +50,9 @@ def _relay() -> Relay:
 @pytest.fixture(name="prints")
 def _prints(relay: Relay) -> Any:
     clients: Any = Clients()
-    router = OutputRouter(NODE, clients, relay, read_output=None)  # type: ignore[arg-type]
+    questions: Any = SimpleNamespace(answers={})
+    read: Any = None
+    router = OutputRouter(NODE, clients, relay, questions, read)
     worker: Any = SimpleNamespace(
         pid=7, lease=None, job_id=JOB, driver_node=FAR, log_path=lambda _: "/logs/f"
     )

@@ -14,6 +14,7 @@ from miniray.node.objects.memory_service import MemoryService
 from miniray.node.relay import relayed as r
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import Copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,10 +73,9 @@ class Relay:
 
 class Objects:
     def __init__(self) -> None:
+        self.node_id = NODE
         self.store = new_store(1 << 20)
-
-    def source_of(self, _number: int) -> None:
-        """Nothing here is a copy."""
+        self.copies = Copies(self.store, lambda _: True)
 
 
 class Adopted:
@@ -97,13 +97,12 @@ class Parts:
         self.names = Names()
         self.questions = Questions(NODE, self.clients, self.relay)  # type: ignore[arg-type]
         self.service = MemoryService(
-            NODE,
             self.objects,  # type: ignore[arg-type]
             Adopted(),  # type: ignore[arg-type]
             self.clients,  # type: ignore[arg-type]
             self.questions,
             self.names,  # type: ignore[arg-type]
-            (),
+            dict,
         )
 
     async def cluster(self, seconds: float) -> dict[bytes, NodeMemory]:

@@ -102,7 +102,7 @@ class Node:
         return segment.number
 
     def written(self, home: bytes) -> Segment:
-        segment = self.objects.create(SIZE, 0, OWNER, home, WRITER)
+        segment = self.objects.create(None, SIZE, 0, OWNER, home, WRITER)
         self.objects.seal(segment.number, "")
         return segment
 
@@ -165,12 +165,12 @@ def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> No
 
 def test_a_value_for_an_owner_elsewhere_is_entered_there_once_it_is_written() -> None:
     async def test(node: Node) -> None:
-        segment = node.objects.create(SIZE, 0, OWNER, FAR, WRITER)
+        segment = node.objects.create(None, SIZE, 0, OWNER, FAR, WRITER)
         assert not node.relay.sent
         node.objects.seal(segment.number, "")
         wrote = Relayed(notice=r.WROTE, items=(segment.number, OWNER))
         assert node.relay.sent == [(FAR, wrote)]
-        node.objects.discard(node.objects.create(SIZE, 0, OWNER, FAR, WRITER).number)
+        node.objects.discard(node.objects.create(None, SIZE, 0, OWNER, FAR, WRITER).number)
         node.written(HERE)
         assert len(node.relay.sent) == 1
         node.relay.living.discard(FAR)
@@ -185,7 +185,7 @@ def test_a_node_whose_word_was_lost_hears_what_is_here_of_its_owners(alive: bool
         node.has_copy()
         written = node.written(FAR)
         node.has_copy((ORIGIN, 8, ORIGIN))
-        node.objects.create(SIZE, 0, OWNER, FAR, WRITER)  # of which it need not know yet
+        node.objects.create(None, SIZE, 0, OWNER, FAR, WRITER)  # of which it need not know yet
         node.relay.sent.clear()
         if not alive:
             node.relay.living.discard(FAR)
@@ -200,7 +200,7 @@ def test_a_node_whose_word_was_lost_hears_what_is_here_of_its_owners(alive: bool
 def test_what_a_killed_process_wrote_is_told_with_the_nodes_of_its_owners() -> None:
     async def test(node: Node) -> None:
         far = node.written(FAR).number
-        here = node.objects.create(SIZE, 0, READER, HERE, WRITER).number
+        here = node.objects.create(None, SIZE, 0, READER, HERE, WRITER).number
         node.objects.seal(here, "")
         node.objects.process_died(WRITER)
         found = node.objects.unclaimed(WRITER)

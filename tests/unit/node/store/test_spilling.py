@@ -241,7 +241,7 @@ async def copies_on_disk(node: Node, count: int) -> list[Segment]:
     for _ in range(count):
         place = await node.spilling.room_for(Claim(PAGE, WRITER))
         assert isinstance(place, DiskPlace)
-        copies.append(node.store.create_on_disk(place, 0, OWNER, WRITER))
+        copies.append(node.store.create(place.size, 0, OWNER, WRITER, place))
         node.store.seal(copies[-1].number)
     node.store.process_died(b"holder00")
     for copy in copies:

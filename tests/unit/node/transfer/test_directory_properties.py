@@ -99,7 +99,7 @@ class Node:
         self.objects.free_here(key)
 
     def write(self, owner: Node) -> None:
-        segment = self.objects.create(SIZE, 0, owner.process, owner.id, self.process)
+        segment = self.objects.create(None, SIZE, 0, owner.process, owner.id, self.process)
         self.objects.seal(segment.number, "")
         key = (self.id, segment.number, owner.id)
         if owner is self:

@@ -149,7 +149,7 @@ def test_a_value_that_cannot_be_read_is_refused(
 
     async def test(a: End, b: End) -> None:
         place = a.store.files.reserve(SIZE)
-        number = a.store.create_on_disk(place, 0, OWNER, OWNER).number
+        number = a.store.create(SIZE, 0, OWNER, OWNER, place).number
         a.store.seal(number)
         monkeypatch.setattr(a.spilling, "read", fail)
         with pytest.raises(ObjectLostError, match="on fire"):
