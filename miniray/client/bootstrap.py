@@ -255,6 +255,11 @@ def _find(options: InitOptions) -> LocalNode | None:
             "There is no running cluster of this user on this machine. Start one with "
             "`miniray start --head`, or leave address out to start an embedded one."
         )
+    if options.address.startswith("unix:"):
+        raise ConnectionError(
+            f"The cluster at {options.address}, which MINIRAY_ADDRESS names, has ended or could "
+            "not be started."
+        )
     if take_token():
         refuse_node_arguments(options, options.address)
         return None

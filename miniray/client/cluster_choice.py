@@ -18,15 +18,18 @@ from miniray.common.config import config
 from miniray.common.host_port import full_address, same_address
 from miniray.common.names import printable
 from miniray.common.process_state import command_of
-from miniray.system.session import find_clusters
+from miniray.system.session import await_start, find_clusters
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
 
     from miniray.system.boot_options import BootOptions
+    from miniray.system.launch import StartedNode
     from miniray.system.session import ClusterRecord
 
+#: How the address of a cluster begins that has no network.
+_UNIX = "unix:"
 #: So much of a program's command line is shown.
 _LONGEST_COMMAND = 60
 
@@ -49,9 +52,13 @@ def latest_cluster(address: str | None = None) -> ClusterRecord | None:
     """Return the running cluster that a program attaches to; None if there is none.
 
     Of several, the one whose head was started last on this machine, else the one that
-    this machine joined last. Embedded ones belong to their drivers and are left out.
+    this machine joined last. Embedded ones belong to their drivers, and are left out but for
+    one that is named: that of `miniray run`. If that is being started, it is waited for.
     """
-    started = [record for record in find_clusters() if not record.embedded]
+    named = address is not None and address.startswith(_UNIX)
+    if named and address is not None:
+        await_start(address, config().start_timeout)
+    started = [record for record in find_clusters() if named or not record.embedded]
     candidates = at_address(started, address)
     heads = [record for record in candidates if record.is_head]
     return next(iter(heads or candidates), None)
@@ -67,7 +74,7 @@ def wanted_address(address: str | None) -> str | None:
         address = os.environ.get(ADDRESS_VARIABLE)
     if address in (None, "", "auto", "local"):  # the last two: what programs attach to, or start
         return None
-    return address if address.startswith("unix:") else full_address(address)
+    return address if address.startswith(_UNIX) else full_address(address)
 
 
 def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | None:
@@ -198,10 +205,15 @@ def start_node(options: BootOptions) -> LocalNode:
         MinirayError: The head refused it.
         OSError: Its folders could not be made, or there is no head at the address.
     """
-    from miniray.security.token import parse_token
     from miniray.system.launch import launch
 
-    started = launch(options)
+    return node_of(launch(options))
+
+
+def node_of(started: StartedNode) -> LocalNode:
+    """Return a node that this process has started."""
+    from miniray.security.token import parse_token
+
     result = started.result
     return LocalNode(
         result.socket_path,

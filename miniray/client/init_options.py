@@ -130,7 +130,7 @@ def check_init(
     }
     values = {name: checks[name](name, value) for name, value in given.items() if value is not None}
     from_variable = os.environ.get(ADDRESS_VARIABLE)
-    if "address" not in values and from_variable:
+    if values.get("address", "auto") == "auto" and from_variable:
         values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
     values["engine"] = engine_of(values.get("engine"), values.get("address"))
     configured = _configured(job_config)
@@ -224,6 +224,8 @@ def _check_address(name: str, given: Any) -> str:
     if value in ("local", "auto") or value.startswith("ray://"):
         return value
     if value.startswith("unix:"):
+        if name == ADDRESS_VARIABLE:  # `miniray run` sets it for its program
+            return value
         raise ValueError(
             f"{name}={value!r} is the address of a cluster that an init() has started: it ends "
             f"with its driver and no other can attach. Start one with `miniray start --head`."

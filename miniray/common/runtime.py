@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -372,7 +373,8 @@ def _tell_own_cluster(runtime: Runtime) -> None:
     """Warn in a child of multiprocessing, which may be meant to use its parent's cluster."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     child = multiprocessing is not None and multiprocessing.parent_process() is not None
-    if child and runtime.context().address.startswith("unix:"):
+    own = runtime.context().address.startswith("unix:") and not os.environ.get("MINIRAY_ADDRESS")
+    if child and own:
         warnings.warn(
             "This process was started by multiprocessing and has started a cluster of its own: "
             "that of its parent belongs to the parent alone. Use tasks and actors in place of "

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Reads the group that it guards, then until this process ends, and kills the group. As a program
-#: of its own, since nothing else outlives this process when it is killed.
-_GUARD = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
+#: Reads whom it guards, a process or a group, then until this process ends, and kills that. As a
+#: program of its own, since nothing else outlives this process when it is killed.
+_GUARD = 'read -r guarded && { read -r _; kill -s KILL -- "$guarded"; }'
 #: What shells answer for a program that is not there.
 _NOT_FOUND = 127
 
@@ -30,6 +30,7 @@ class Program:
 
     It has a process group of its own, so that a signal reaches its children too, unless it has
     a terminal: that would take it for a program in the background, and let it read nothing.
+    If this process is killed, a guard kills the group; at a terminal the program's first process.
 
     Args:
         command: The program and its arguments.
@@ -40,17 +41,16 @@ class Program:
     def __init__(
         self, command: Sequence[str], variables: Mapping[str, str], *, stdin: bool = True
     ) -> None:
-        self._guard: subprocess.Popen[bytes] | None = None
-        if not (stdin and sys.stdin is not None and sys.stdin.isatty()):
-            self._guard = _start_guard()
+        self._has_group = not (stdin and sys.stdin is not None and sys.stdin.isatty())
+        self._guard = _start_guard()
         try:
             self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **variables},
                 stdin=None if stdin else subprocess.DEVNULL,
-                start_new_session=self._guard is not None,
+                start_new_session=self._has_group,
                 # It names itself before it is the program, which so never runs without a guard.
-                preexec_fn=self._name_group if self._guard is not None else None,  # noqa: PLW1509
+                preexec_fn=self._name_guarded,  # noqa: PLW1509
             )
         except OSError as error:
             self._end_guard()
@@ -64,38 +64,39 @@ class Program:
     def send(self, number: int) -> None:
         """Send a signal to the program and its children."""
         with contextlib.suppress(ProcessLookupError):
-            if self._guard is not None:
+            if self._has_group:
                 os.killpg(self.pid, number)
             else:
                 os.kill(self.pid, number)
 
     def pass_on(self, number: int) -> None:
         """Send a signal that this process got, unless a terminal has sent it to both."""
-        if self._guard is not None or number != signal.SIGINT:
+        if self._has_group or number != signal.SIGINT:
             self.send(number)
 
     def finish(self) -> int:
         """Wait for its end, kill what it has left in its group, and return the exit code."""
-        code = self._process.wait()
-        if self._guard is not None:
+        # It is reaped last: until then nothing else can have its number, which the guard knows.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if self._has_group:
             self.send(signal.SIGKILL)
-            self._end_guard()
+        self._end_guard()
+        code = self._process.wait()
         return code if code >= 0 else 128 - code
 
-    def _name_group(self) -> None:
-        """Tell the guard which group it guards, in the process that becomes the program.
+    def _name_guarded(self) -> None:
+        """Tell the guard whom it guards, in the process that becomes the program.
 
         Other threads of this process may hold locks that nobody releases there: nothing but a
         system call is safe.
         """
-        assert self._guard is not None
         assert self._guard.stdin is not None
-        os.write(self._guard.stdin.fileno(), b"%d\n" % os.getpid())
+        pid = os.getpid()
+        os.write(self._guard.stdin.fileno(), b"%d\n" % (-pid if self._has_group else pid))
 
     def _end_guard(self) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
+        self._guard.kill()
+        self._guard.communicate()
 
 
 def _start_guard() -> subprocess.Popen[bytes]:

@@ -91,6 +91,10 @@ class SharedFolder(MeetingPlace):
     def __init__(self, base: Path, run_id: str, rank: int) -> None:
         folder = self._folder = base / (run_id or "run")
         self._join, self._end = folder / "join", folder / "end"
+        #: When this host wrote for the first time, by the clock of the folder. What tells of an end
+        #: and is older is of an earlier run, if no id tells the runs apart.
+        self._since: float | None = None
+        self._has_id = bool(run_id)
         base.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         _require_private(folder)
@@ -106,7 +110,7 @@ class SharedFolder(MeetingPlace):
     def find(self) -> HeadOffer | None:
         """Read it."""
         end = _text_of(self._end)
-        if end is not None:
+        if end is not None and not self._is_old(self._end):
             raise RunEndedError(f"The first host has ended the run: {end}")
         text = _text_of(self._join)
         return None if text is None else HeadOffer.parse(json.loads(self._open(text)))
@@ -122,9 +126,14 @@ class SharedFolder(MeetingPlace):
         self._write(f"n{rank}", json.dumps(dataclasses.asdict(state)))
 
     def reports(self) -> dict[int, HostState]:
-        """Read the files of the other hosts."""
-        found = {int(path.name[1:]): _text_of(path) for path in self._folder.glob("n[0-9]*")}
-        return {rank: HostState.parse(json.loads(text)) for rank, text in found.items() if text}
+        """Read the files of the other hosts. What hosts fail at comes after the head is known."""
+        found = {}
+        for path in self._folder.glob("n[0-9]*"):
+            text = _text_of(path)
+            state = HostState.parse(json.loads(text)) if text else None
+            if state is not None and not (state.failure and self._is_old(path)):
+                found[int(path.name[1:])] = state
+        return found
 
     def all_joined(self) -> None:
         """Remove the folder, so that nothing of it stays however the run ends."""
@@ -142,7 +151,15 @@ class SharedFolder(MeetingPlace):
             self._folder.rmdir()
 
     def _write(self, name: str, text: str) -> None:
-        write_private(self._folder / name, text.encode())
+        path = self._folder / name
+        write_private(path, text.encode())
+        if self._since is None and not self._has_id:
+            self._since = path.stat().st_mtime
+
+    def _is_old(self, path: Path) -> bool:
+        with contextlib.suppress(OSError):  # it is gone
+            return self._since is not None and path.stat().st_mtime < self._since
+        return False
 
 
 class SealedFolder(SharedFolder):

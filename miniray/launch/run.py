@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.client.cluster_choice import start_node
+from miniray.client.cluster_choice import node_of, start_node
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.common.host_port import join_host_port, parse_address
 from miniray.exceptions import MinirayError
@@ -25,6 +25,7 @@ from miniray.launch.reach import HeadOffer, reach_head
 from miniray.launch.rendezvous import HostState, MeetingPlace, RunEndedError, meeting_place
 from miniray.security.token import read_token_file, take_token
 from miniray.system.boot_options import BootError, BootOptions
+from miniray.system.launch import StartingNode
 from miniray.system.machine import (
     address_for_others,
     address_towards,
@@ -135,6 +136,12 @@ class _Host:
         self._events = seen
         self._tell = tell
 
+    def _of_node(self, **further: Any) -> dict[str, Any]:
+        """Return the arguments of ``BootOptions`` for the node of this host."""
+        given = self._options.node
+        labels = {**given.get("labels", {}), RANK_LABEL: str(self._rank)}
+        return {**given, **further, "labels": labels, "parent_pid": os.getpid()}
+
     def _meeting_place(self) -> MeetingPlace:
         if self._options.piped:
             return pipe.Pipe(self._events)
@@ -150,47 +157,75 @@ class FirstHost(_Host):
 
     def run(self) -> int:
         """Return the program's exit code."""
-        if self._size == 1 and not self._options.piped:
-            return self._with_cluster(None)
-        place = self._meeting_place()
+        networked = self._size > 1 or self._options.piped
+        if not networked and self._options.node.get("host") is None:
+            return self._alone()
+        place = self._meeting_place() if networked else MeetingPlace()
         try:
             return self._with_cluster(place)
-        except StoppedError:
-            place.give_up("it was stopped before all hosts had joined.")
+        finally:
+            place.leave(0)
+
+    def _require_program(self) -> None:
+        if shutil.which(self._options.command[0]) is None:
+            raise ProgramError(f"There is no program {self._options.command[0]!r}.")
+
+    def _alone(self) -> int:
+        """Start the program beside its cluster, which needs no network: ``init()`` waits for it."""
+        self._require_program()
+        starting = StartingNode(BootOptions(**self._of_node(embedded=True)))
+        node: LocalNode | None = None
+        try:
+            self._events.collect()
+            program = self._start_program(starting.address)
+
+            def answered() -> None:
+                nonlocal node
+                self._events.forget(starting.answers)
+                try:
+                    node = node_of(starting.ready())
+                except (BootError, MinirayError, OSError) as error:
+                    self._give_up(program, str(error))
+                else:
+                    self._watch(program, node)
+
+            self._events.when_readable(starting.answers, answered)
+            return self._until_end(program)
+        finally:
+            if node is not None:
+                node.end()
+            else:
+                starting.give_up()
+
+    def _with_cluster(self, place: MeetingPlace) -> int:
+        node: LocalNode | None = None
+        try:
+            self._require_program()
+            node = start_node(self._boot_options(place))
+            place.publish(self._door(node))
+            self._await_hosts(node, place)
+            place.all_joined()
+            self._events.collect()
+            program = self._start_program(node.address)
+            self._watch(program, node)
+            return self._until_end(program, node)
+        # Before the node ends: who is about to join it reads why there is nothing to join.
+        except StoppedError as error:
+            place.give_up(f"it was {error} before all hosts had joined.")
             raise
         except (BootError, MinirayError, OSError, ValueError) as error:
             place.give_up(str(error))
             raise
         finally:
-            place.leave(0)
+            if node is not None:
+                node.end()
 
-    def _with_cluster(self, place: MeetingPlace | None) -> int:
-        if shutil.which(self._options.command[0]) is None:
-            raise ProgramError(f"There is no program {self._options.command[0]!r}.")
-        node = start_node(self._boot_options(place))
-        try:
-            if place is not None:
-                place.publish(self._door(node))
-                self._await_hosts(node, place)
-                place.all_joined()
-            self._events.collect()
-            return self._run_program(node)
-        finally:
-            node.end()
-
-    def _boot_options(self, place: MeetingPlace | None) -> BootOptions:
-        given = dict(self._options.node)
-        if place is not None:
-            given["host"] = given.get("host") or _EVERYWHERE
-            if given["host"] == _EVERYWHERE and given.get("node_ip_address") is None:
-                given["node_ip_address"] = self._own_address(place)
-        return BootOptions(
-            head=True,
-            port=place.port if place is not None else 0,
-            authority=place.authority if place is not None else None,
-            parent_pid=os.getpid(),
-            **_labelled(given, 0),
-        )
+    def _boot_options(self, place: MeetingPlace) -> BootOptions:
+        given = self._of_node(port=place.port, authority=place.authority)
+        given["host"] = given.get("host") or _EVERYWHERE
+        if given["host"] == _EVERYWHERE and given.get("node_ip_address") is None:
+            given["node_ip_address"] = self._own_address(place)
+        return BootOptions(**given)
 
     def _own_address(self, place: MeetingPlace) -> str:
         """Return the address to tell the nodes, where the head listens on all of this host's.
@@ -232,19 +267,22 @@ class FirstHost(_Host):
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
 
     # --- the program ---------------------------------------------------------------
-    def _run_program(self, node: LocalNode) -> int:
-        program = Program(
-            self._options.command,
-            {ADDRESS_VARIABLE: node.address},
-            stdin=not self._options.piped,
-        )
-        ended: list[bool] = []
-        self._events.when_ended(program.pid, lambda: ended.append(True))
+    def _start_program(self, address: str) -> Program:
+        stdin = not self._options.piped
+        return Program(self._options.command, {ADDRESS_VARIABLE: address}, stdin=stdin)
+
+    def _watch(self, program: Program, node: LocalNode) -> None:
+        """End the program if its node ends."""
         assert node.process is not None
         self._events.when_ended(
             node.process.pid,
             lambda: self._give_up(program, f"The node of this host has ended. {_logs(node)}"),
         )
+
+    def _until_end(self, program: Program, node: LocalNode | None = None) -> int:
+        """Wait for the program's end, of which ``node`` tells whether all hosts are still there."""
+        ended: list[bool] = []
+        self._events.when_ended(program.pid, lambda: ended.append(True))
         while not ended:
             for number in self._events.wait(self._next_look()):
                 program.pass_on(number)
@@ -252,7 +290,7 @@ class FirstHost(_Host):
                     self._limit()
             if self._until is not None and time.monotonic() >= self._until:
                 program.send(signal.SIGKILL)
-            elif self._options.strict and not self._failed and not ended:
+            elif self._options.strict and not self._failed and not ended and node is not None:
                 self._require_all(program, node)
         return program.finish() or int(self._failed)
 
@@ -308,15 +346,13 @@ class OtherHost(_Host):
         )
         # The program may run from the moment when the head knows this node.
         self._events.collect()
-        return start_node(
-            BootOptions(
-                head=False,
-                address=address,
-                token=str(token),
-                parent_pid=os.getpid(),
-                **_labelled(self._options.node, self._rank),
+        try:
+            return start_node(
+                BootOptions(**self._of_node(head=False, address=address, token=str(token)))
             )
-        )
+        except (BootError, MinirayError, OSError):
+            place.find()  # which raises if the first host has ended the run meanwhile
+            raise
 
     def _stay(self, node: LocalNode) -> int:
         """Hold through SIGTERM, which all hosts get: the program may save what it has."""
@@ -360,10 +396,6 @@ def _living_ranks(node: LocalNode) -> set[int]:
     nodes = CommandConnection(node).listing("nodes")
     labels = [each["Labels"] for each in nodes if each["Alive"]]
     return {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}
-
-
-def _labelled(given: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    return {**given, "labels": {**given.get("labels", {}), RANK_LABEL: str(rank)}}
 
 
 def own_addresses_v4() -> list[str]:

@@ -87,7 +87,7 @@ class NodeStart:
         self._node_id = new_id()
         self._token = _token(options, session)
         self._socket_path = str(session.socket_dir / "node.sock")
-        self._head_path = str(session.socket_dir / "head.sock")
+        self._head_path = str(session.head_socket)
         #: The certificate of this node; None in a cluster without a network.
         self._credentials: Credentials | None = None
         self._node_path = str(session.socket_dir / "peer.sock")

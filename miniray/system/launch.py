@@ -37,6 +37,68 @@ class _UnexplainedError(BootError):
     """The node did not say why it could not start; its log may."""
 
 
+class StartingNode:
+    """A node that this process is starting.
+
+    Args:
+        options: What the node is to be.
+        env_vars: Variables of the node and its workers, beside those of this process.
+
+    Raises:
+        OSError: Its folders could not be made.
+    """
+
+    def __init__(self, options: BootOptions, env_vars: Mapping[str, str] | None = None) -> None:
+        from miniray.system.session import StartingSign, create_session
+
+        self._session = create_session(options.temp_dir)
+        self._sign = StartingSign(self._session)
+        #: Of its head, if it has one that listens on a socket of this machine alone.
+        self.address = f"unix:{self._session.head_socket}"
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process, self.answers = _spawn(options, self._session, env_vars or {})
+        except BaseException:
+            self.give_up()
+            raise
+
+    def ready(self) -> StartedNode:
+        """Wait until it is ready. ``answers`` is readable when that takes no time any more.
+
+        Raises:
+            BootError: It could not be started; the text is one line for the user.
+            MinirayError: The head refused it.
+        """
+        assert self._process is not None
+        try:
+            # Longer than the node itself waits for its head: it knows better what is wrong.
+            limit = config().start_timeout + _UNTIL_STARTED
+            answer = _read_answer(self.answers, limit, self._process)
+            if "error" in answer:
+                self._process.wait()
+                raise pickle.loads(bytes.fromhex(answer["error"]))
+        except BaseException as error:
+            last_line = self.give_up()
+            if isinstance(error, _UnexplainedError):
+                why = f" The last line of its log: {last_line}" if last_line else ""
+                raise BootError(f"{error}{why}") from None
+            raise
+        self._sign.end()
+        return StartedNode(self._process, BootResult(**answer))
+
+    def give_up(self) -> str:
+        """Kill it, and remove what it leaves; return the last line of its log."""
+        from miniray.system.session import remove_session
+
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        last_line = _last_line(self._session)
+        self._sign.end()
+        remove_session(self._session, keep_logs=False)
+        return last_line
+
+
 class StartedNode:
     """A node that this process has started."""
 
@@ -63,28 +125,7 @@ def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> S
         options: What the node is to be.
         env_vars: Variables of the node and its workers, beside those of this process.
     """
-    from miniray.system.session import create_session, remove_session
-
-    session = create_session(options.temp_dir)
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        process, answers = _spawn(options, session, env_vars or {})
-        # Longer than the node itself waits for its head: it knows better what is wrong.
-        answer = _read_answer(answers, config().start_timeout + _UNTIL_STARTED, process)
-        if "error" in answer:
-            process.wait()
-            raise pickle.loads(bytes.fromhex(answer["error"]))
-    except BaseException as error:
-        if process is not None:
-            process.kill()
-            process.wait()
-        last_line = _last_line(session)
-        remove_session(session, keep_logs=False)
-        if isinstance(error, _UnexplainedError):
-            why = f" The last line of its log: {last_line}" if last_line else ""
-            raise BootError(f"{error}{why}") from None
-        raise
-    return StartedNode(process, BootResult(**answer))
+    return StartingNode(options, env_vars).ready()
 
 
 def _last_line(session: Session) -> str:

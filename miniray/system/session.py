@@ -7,12 +7,14 @@ uid that nobody else may enter. What processes do with these files is not decide
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import logging
 import os
 import shutil
+import socket
 import stat
 import time
 from pathlib import Path
@@ -41,6 +43,8 @@ _RUNTIME_DIRS = Path("/run/user")
 #: A socket's path may have 107 bytes; this much of it may be its folder.
 _MAX_SOCKET_DIR = 60
 _SOCKET_PREFIX = "mr-"
+#: In the folder of the sockets while the node starts.
+_STARTING = "starting"
 _SESSION_PREFIX = "session_"
 #: Logs of this many ended sessions are kept.
 _KEPT_SESSIONS = 10
@@ -90,6 +94,11 @@ class Session:
     def logs(self) -> Path:
         """The folder of the log files; it outlives the session."""
         return self.folder / "logs"
+
+    @property
+    def head_socket(self) -> Path:
+        """Where the head listens, if it is on this node."""
+        return self.socket_dir / "head.sock"
 
     @property
     def token_file(self) -> Path:
@@ -204,6 +213,39 @@ def write_record(record: ClusterRecord) -> Path:
     path = folder / f"{record.session.id}.json"
     write_private(path, _to_json(record).encode())
     return path
+
+
+class StartingSign:
+    """Shows other processes of this user, from now until ``end``, that a node is being started.
+
+    It is a socket that listens: the kernel tells everybody who waits for it when it is closed, also
+    if this process is killed.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._path = session.socket_dir / _STARTING
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self._path))
+        self._socket.listen(socket.SOMAXCONN)
+
+    def end(self) -> None:
+        """Let those go on who wait: the node is ready, or will never be."""
+        self._path.unlink(missing_ok=True)
+        self._socket.close()
+
+
+def await_start(address: str, seconds: float) -> None:
+    """Wait until the cluster at a ``unix:`` address is not being started any more.
+
+    Args:
+        address: Of its head, known before it runs.
+        seconds: The longest wait.
+    """
+    path = Path(address.removeprefix("unix:")).with_name(_STARTING)
+    with socket.socket(socket.AF_UNIX) as waiting, contextlib.suppress(OSError):
+        waiting.settimeout(seconds)
+        waiting.connect(str(path))  # fails if nobody is starting it
+        waiting.recv(1)
 
 
 def find_clusters() -> list[ClusterRecord]:

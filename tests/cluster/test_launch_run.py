@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from cluster_helpers import wait_for_file
+from cluster_helpers import wait_for_file, wait_for_text, wait_until
 from command_helpers import CommandLine, one_line
 from launch_helpers import SAVES_AT_SIGTERM, SHOW_RANKS, hosts, hydra, open_mpi, slurm
 from needed_tools import missing
@@ -82,6 +82,23 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(command: CommandLine) -> 
     command.leaves_nothing()
 
 
+def test_a_program_at_a_terminal_ends_when_its_run_is_killed(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        script = f"trap '' HUP; echo $$ > {tmp_path / 'pid'}; exec sleep 600"
+        os.execvpe("miniray", ("miniray", "run", "--", "sh", "-c", script), command.environment)
+    try:
+        program = int(wait_for_text(tmp_path / "pid"))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        wait_until(lambda: not psutil.pid_exists(program))
+    finally:
+        os.close(terminal)
+    command.leaves_nothing()
+
+
 def test_a_program_that_does_not_exist_ends_the_run_on_all_hosts(
     command: CommandLine, tmp_path: Path
 ) -> None:
@@ -112,7 +129,7 @@ def test_a_run_that_is_stopped_while_it_waits_leaves_nothing(
         run.start(1, "true")
         code, output = run.end_of(1)
         assert code == 1
-        assert "ended the run: it was stopped before all hosts had joined." in output
+        assert "ended the run: it was stopped by SIGTERM before all hosts had joined." in output
     command.leaves_nothing()
 
 
@@ -254,4 +271,50 @@ def test_the_first_process_of_a_container_reaps_orphans_and_passes_signals_on(
     first.send_signal(signal.SIGTERM)
     output, _ = run.communicate(timeout=60)
     assert (run.returncode, output) == (4, "")
+    command.leaves_nothing()
+
+
+#: Finds the actor of another program of the run, in this process and in a child.
+SHARES = """
+import multiprocessing, miniray
+def find():
+    miniray.init(namespace="n")
+    print(miniray.get(miniray.get_actor("kept").name.remote()), flush=True)
+if __name__ == "__main__":
+    find()
+    process = multiprocessing.get_context("spawn").Process(target=find)
+    process.start()
+    process.join()
+"""
+LEAVES = """
+import miniray
+miniray.init(address="auto", namespace="n")
+@miniray.remote(num_cpus=0)
+class Kept:
+    def name(self):
+        return "found"
+kept = Kept.options(name="kept", lifetime="detached").remote()
+print(miniray.get(kept.name.remote()), flush=True)
+"""
+
+
+def test_all_programs_and_commands_of_a_run_on_a_laptop_share_its_cluster(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    shares, nodes = tmp_path / "shares.py", tmp_path / "nodes"
+    shares.write_text(SHARES)
+    line = 'miniray list nodes > "$0"; "$1" -c "$2"; "$1" "$3"'
+    done = command.run("run", "--", "sh", "-c", line, str(nodes), PYTHON, LEAVES, str(shares))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "found\n" * 3, "")
+    assert nodes.read_text().startswith("1 node\n")
+    command.leaves_nothing()
+
+
+def test_a_program_runs_while_its_cluster_starts_and_is_ended_if_that_fails(
+    command: CommandLine,
+) -> None:
+    program = ("sh", "-c", "trap 'echo ended; exit 5' TERM; echo runs; while :; do sleep .1; done")
+    done = command.run("run", "--", *program, MINIRAY_START_TIMEOUT="0.001")
+    assert (done.returncode, done.stdout) == (5, "runs\nended\n")
+    assert done.stderr.startswith("miniray: ")
     command.leaves_nothing()

@@ -212,6 +212,20 @@ def test_hosts_hold_through_scancel_until_the_program_has_saved(steps: Steps) ->
     steps.leave_nothing()
 
 
+def test_hosts_hold_where_slurm_signals_all_processes_that_a_step_has_started(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    """It finds them by names without spaces, and the names of miniray's have one."""
+    with slurm_cluster("linuxproc") as cluster:
+        steps = Steps(cluster, command, tmp_path)
+        step = steps.srun(*RUN, "--", PYTHON, "-c", SAVES_AT_SIGTERM, ".", hosts=2)
+        wait_for_file(tmp_path / "running")
+        cluster.ask("scancel", steps.running())
+        assert "n1: task 0: Exited with exit code 5" in end_of(step)[1]
+        assert (tmp_path / "checkpoint").read_text() == "saved on the other host"
+        steps.leave_nothing()
+
+
 def test_scancel_with_sigkill_leaves_nothing(steps: Steps) -> None:
     step = steps.srun(*RUN, "--", "sh", "-c", "sleep 600 & echo $! > pid; wait")
     sleeper = int(wait_for_text(steps.home / "pid"))

@@ -114,8 +114,8 @@ class SubmittedJobs:
             )
         if self._keeper.job_logs is None:
             raise JobError(
-                "This cluster was started by init() of a program and ends with it, so it takes no "
-                "jobs. Start one with `miniray start --head`."
+                "This cluster belongs to a program, whose init() or `miniray run` has started it, "
+                "and ends with it, so it takes no jobs. Start one with `miniray start --head`."
             )
         known = self._by_name.get(spec.name)
         if known is not None and known.spec != spec:

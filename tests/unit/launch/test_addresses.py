@@ -9,9 +9,11 @@ import pytest
 
 from miniray.launch import run
 from miniray.launch.allocation import HostAllocation
-from miniray.launch.rendezvous import HostState
-from miniray.launch.run import FirstHost, RunOptions, describe_missing, leading_to
+from miniray.launch.reach import HeadOffer
+from miniray.launch.rendezvous import HostState, RunEndedError, SharedFolder
+from miniray.launch.run import FirstHost, OtherHost, RunOptions, describe_missing, leading_to
 from miniray.security.certificates import make_authority
+from miniray.security.token import JoinToken
 from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
@@ -46,6 +48,24 @@ def test_where_the_others_tell_nothing_the_first_host_does_not_wait_for_their_ad
     with pytest.raises(BootError, match="no node in this test"):
         FirstHost(options, allocation, nothing, print).run()
     assert [each.node_ip_address for each in started] == ["10.0.0.1"]
+
+
+def test_a_host_that_cannot_join_as_the_run_has_ended_says_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = SharedFolder(tmp_path, "r1", 0)
+    first.publish(HeadOffer(("10.0.0.1:7",), JoinToken(b"f" * 32, b"s" * 32)))
+
+    def start(_options: Any) -> Any:
+        first.give_up("it was stopped by SIGTERM before all hosts had joined.")
+        raise ConnectionError("Nothing listens there.")
+
+    monkeypatch.setattr(run, "meeting_place", lambda *_: SharedFolder(tmp_path, "r1", 1))
+    monkeypatch.setattr(run, "reach_head", lambda find, *_: ("10.0.0.1:7", find().token))
+    monkeypatch.setattr(run, "start_node", start)
+    seen: Any = SimpleNamespace(collect=lambda: None)
+    with pytest.raises(RunEndedError, match="stopped by SIGTERM before all hosts had joined"):
+        OtherHost(RunOptions(("true",)), HostAllocation("Slurm", 1, 2), seen, print).run()
 
 
 def test_each_missing_host_is_named_with_what_is_known_of_it() -> None:

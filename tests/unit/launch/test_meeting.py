@@ -64,6 +64,40 @@ def test_a_host_that_comes_too_late_reads_why(tmp_path: Path) -> None:
         SharedFolder(tmp_path, "r1", 1).find()
 
 
+def age(*paths: Path) -> None:
+    for path in paths:
+        os.utime(path, (1, 1))
+
+
+def test_in_a_folder_that_is_used_again_the_end_of_an_earlier_run_counts_no_more(
+    tmp_path: Path,
+) -> None:
+    SharedFolder(tmp_path, "", 1).report(1, HostState("n1", "its disk is full"))
+    SharedFolder(tmp_path, "", 0).give_up("host 1 cannot join.")
+    age(tmp_path / "run/end", tmp_path / "run/n1")
+    other = SharedFolder(tmp_path, "", 2)  # before the first host, which removes what it finds
+    other.report(2, HostState("n2"))
+    assert other.find() is None
+    first = SharedFolder(tmp_path, "", 0)
+    first.publish(DOOR)
+    assert other.find() == DOOR
+    assert first.reports() == {2: HostState("n2")}
+    other.report(2, HostState("n2", "no route"))
+    assert first.reports() == {2: HostState("n2", "no route")}
+    first.give_up("host 2 cannot join.")
+    with pytest.raises(RunEndedError, match="host 2 cannot join"):
+        other.find()
+
+
+def test_an_end_counts_however_old_it_is_where_an_id_tells_the_runs_apart(tmp_path: Path) -> None:
+    SharedFolder(tmp_path, "r1", 0).give_up("host 1 did not come.")
+    age(tmp_path / "r1/end")
+    late = SharedFolder(tmp_path, "r1", 1)
+    late.report(1, HostState("n1"))
+    with pytest.raises(RunEndedError, match="host 1 did not come"):
+        late.find()
+
+
 def test_what_a_killed_run_left_is_removed_a_day_later_and_nothing_else(tmp_path: Path) -> None:
     SharedFolder(tmp_path, "old", 0).publish(DOOR)
     SharedFolder(tmp_path, "new", 0).publish(DOOR)
