@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from miniray.common.amounts import Needs, parse_needs
 from miniray.common.labels import LabelSelector, matches, parse_selector, set_name, shared_label
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.resources import ResourcePool
 
 
+_Item = TypeVar("_Item")
+_Place = TypeVar("_Place")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -192,35 +194,29 @@ def candidates(
     return found
 
 
-def match(candidates: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
-    """Give each set one of its values for itself, by augmenting paths; None if that cannot be."""
-    set_with: dict[str, str] = {}  # value -> set
+def match(candidates: Mapping[_Item, Sequence[_Place]]) -> dict[_Item, _Place] | None:
+    """Give each item one of its places for itself, by augmenting paths; None if that cannot be."""
+    place_of: dict[_Item, _Place] = {}
+    item_at: dict[_Place, _Item] = {}
     for start in candidates:
-        reached: dict[str, str] = {}  # value -> set that it was reached from
+        reached: dict[_Place, _Item] = {}  # place -> item that it was reached from
         frontier = collections.deque([start])
-        free: str | None = None
-        while frontier and free is None:
-            name = frontier.popleft()
-            for value in candidates[name]:
-                if value in reached:
+        place: _Place | None = None
+        while frontier and place is None:
+            item = frontier.popleft()
+            for each in candidates[item]:
+                if each in reached:
                     continue
-                reached[value] = name
-                if value not in set_with:
-                    free = value
+                reached[each] = item
+                if each not in item_at:
+                    place = each
                     break
-                frontier.append(set_with[value])
-        if free is None:
+                frontier.append(item_at[each])
+        if place is None:
             return None
-        _shift(free, start, reached, set_with)
-    return {name: value for value, name in set_with.items()}
-
-
-def _shift(free: str, start: str, reached: dict[str, str], set_with: dict[str, str]) -> None:
-    """Move the sets on the path to a free value on by one, so that the first one gets a value."""
-    value_of = {name: value for value, name in set_with.items()}
-    value: str | None = free
-    while value is not None:
-        name = reached[value]
-        left = None if name == start else value_of[name]
-        set_with[value] = name
-        value = left
+        while place is not None:  # each item on the way moves on by one place
+            item = reached[place]
+            left = place_of.get(item)
+            place_of[item], item_at[place] = place, item
+            place = left
+    return place_of

@@ -126,47 +126,19 @@ class _Planner:
         return None
 
     def _one_a_node(self) -> Placed | None:
-        """Place one bundle a node: a bipartite matching, found by augmenting paths."""
+        """Place one bundle a node."""
         ranked = [node for node in self._by_use() if node.node_id not in self.taken]
         if len(ranked) < len(self.specs):
             return None
-        bundle_at: dict[int, int] = {}  # position in ranked -> bundle
-        position_of: dict[int, int] = {}  # bundle -> position in ranked
-        for start in self.specs:
-            if not self._augment(start, ranked, bundle_at, position_of):
-                return None
-        return {
-            index: (ranked[at], ranked[at].allocate(self.specs[index].needs, self.owner))
-            for index, at in position_of.items()
+        places = {
+            spec: [at for at, node in enumerate(ranked) if spec.fits(node, self.owner)]
+            for spec in set(self.specs.values())
         }
-
-    def _augment(
-        self,
-        start: int,
-        ranked: list[ResourcePool],
-        bundle_at: dict[int, int],
-        position_of: dict[int, int],
-    ) -> bool:
-        """Give one more bundle a node, moving others if that frees one for it."""
-        reached: dict[int, int] = {}  # position -> bundle that it was reached from
-        frontier = collections.deque([start])
-        while frontier:
-            bundle = frontier.popleft()
-            for position, node in enumerate(ranked):
-                if position in reached or not self.specs[bundle].fits(node, self.owner):
-                    continue
-                reached[position] = bundle
-                if position in bundle_at:
-                    frontier.append(bundle_at[position])
-                    continue
-                at: int | None = position
-                while at is not None:
-                    mover = reached[at]
-                    left = position_of.get(mover)
-                    bundle_at[at], position_of[mover] = mover, at
-                    at = left
-                return True
-        return False
+        found = match({index: places[spec] for index, spec in self.specs.items()})
+        return found and {
+            index: (ranked[at], ranked[at].allocate(self.specs[index].needs, self.owner))
+            for index, at in found.items()
+        }
 
     def _roomiest(self) -> list[ResourcePool]:
         """Return the nodes with bundles of the group, then the others, the roomiest first."""

@@ -10,7 +10,7 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.specs import BundleAffinity, NodeAffinity
-from miniray.head.scheduling.policies import rankers_for, shared_device
+from miniray.head.scheduling.policies import rankers_for
 from miniray.head.scheduling.reasons import Reason, explain
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class PoolSet:
         self.device_names: set[str] = set()
         #: Changes whenever what is feasible may have changed.
         self.topology = 0
-        self.grown = ChangeLog()
-        #: Per device resource, pools where a shared device became fuller (a better fit).
-        self.tightened: dict[str, ChangeLog] = {}
+        self.changes = ChangeLog()
         self._orders = 0
 
     def add(self, key: Hashable, pool: ResourcePool) -> None:
@@ -70,9 +68,7 @@ class PoolSet:
         self.pools[key] = pool
         self.topology += 1
         self.device_names.update(pool.devices)
-        for name in pool.devices:
-            self.tightened.setdefault(name, ChangeLog())
-        self.note_growth(pool)
+        self.note_better(pool)
 
     def remove(self, key: Hashable) -> ResourcePool:
         """Remove a pool; it grants nothing any more."""
@@ -82,17 +78,9 @@ class PoolSet:
         self.topology += 1
         return pool
 
-    def note_growth(self, pool: ResourcePool) -> None:
-        """Tell the indexes that more may fit on this pool than before."""
-        self.grown.append(pool, self._keep)
-
-    def note_sharing(self, pool: ResourcePool, resource: str) -> None:
-        """Tell the indexes that a shared device of this pool became fuller."""
-        self.tightened[resource].append(pool, self._keep)
-
-    @property
-    def _keep(self) -> int:
-        return 4 * len(self.pools) + _LOG_SLACK
+    def note_better(self, pool: ResourcePool) -> None:
+        """Tell the indexes that more fits on this pool than before, or that it fits better."""
+        self.changes.append(pool, keep=4 * len(self.pools) + _LOG_SLACK)
 
 
 class CandidateIndex:
@@ -100,8 +88,6 @@ class CandidateIndex:
 
     def __init__(self, pools: PoolSet, demand: Demand, owner: object, threshold: float) -> None:
         self._set = pools
-        self._grown = 0
-        self._tightened = 0
         self._demand = demand
         self._owner = owner
         self._threshold = threshold
@@ -152,22 +138,14 @@ class CandidateIndex:
     def _catch_up(self) -> None:
         """Update the entries of pools whose rank may have improved since the last look."""
         pools = self._set
-        stale: list[ResourcePool] = []
-        if self._known_devices != len(pools.device_names):
+        if self._seen == pools.changes.end:
+            return
+        changed = pools.changes.since(self._seen)
+        if changed is None or self._known_devices != len(pools.device_names):
             self._rebuild()
-        if self._grown != pools.grown.end:
-            changed = pools.grown.since(self._grown)
-            if changed is None:
-                return self._rebuild()
-            stale.extend(changed)
-            self._grown = pools.grown.end
-        if self._shared is not None and self._tightened != self._shared.end:
-            changed = self._shared.since(self._tightened)
-            if changed is None:
-                return self._rebuild()
-            stale.extend(changed)
-            self._tightened = self._shared.end
-        for pool in stale:
+            return
+        self._seen = pools.changes.end
+        for pool in changed:
             if self._pushed.get(pool.order) == pool.version:
                 continue
             entry = self._entry(pool)
@@ -176,16 +154,12 @@ class CandidateIndex:
                 self._pushed[pool.order] = pool.version
         if len(self._heap) > 4 * len(pools.pools) + _LOG_SLACK:
             self._rebuild()
-        return None
 
     def _rebuild(self) -> None:
         pools, demand = self._set, self._demand
         self._known_devices = len(pools.device_names)
         self._rankers = rankers_for(demand, pools.device_names, self._threshold)
-        shared = shared_device(demand, pools.device_names)
-        self._shared = None if shared is None else pools.tightened[shared[0]]
-        self._grown = pools.grown.end
-        self._tightened = 0 if self._shared is None else self._shared.end
+        self._seen = pools.changes.end
         entries = [self._entry(pool) for pool in pools.pools.values()]
         self._heap: list[Entry] = [entry for entry in entries if entry is not None]
         heapq.heapify(self._heap)

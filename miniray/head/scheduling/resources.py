@@ -29,6 +29,9 @@ class Reservation(NamedTuple):
     devices: Mapping[str, Aside]
 
 
+_NOTHING = Reservation(None, {}, {})
+
+
 class ResourcePool:
     """What one node has, or one bundle has reserved, and what of it is free.
 
@@ -107,17 +110,13 @@ class ResourcePool:
         """Return whether this fits now, beside what is reserved for others than the owner."""
         if not self.fits(needs):
             return False
-        reservation = self.reservation
-        if reservation is None or reservation.owner is owner:
-            return True
-        for name, units in needs:
-            devices = self.devices.get(name)
-            if devices is not None:
-                if not devices.fits(units, reservation.devices.get(name)):
-                    return False
-            elif units > self.free[name] - reservation.scalars.get(name, 0):
-                return False
-        return True
+        aside = self._aside(owner)
+        return aside is _NOTHING or all(
+            self.devices[name].fits(units, aside.devices.get(name))
+            if name in self.devices
+            else units <= self.free[name] - aside.scalars.get(name, 0)
+            for name, units in needs
+        )
 
     def could_fit(self, needs: Needs, *, repaired: bool = False) -> bool:
         """Return whether this would be free if nothing were held, or out of service either."""
@@ -132,17 +131,14 @@ class ResourcePool:
         """Return an upper bound of how many of this the owner could take."""
         if self.closed:
             return 0
-        reservation = self._reserved_for_others(owner)
+        aside = self._aside(owner)
         found = []
         for name, units in needs:
             devices = self.devices.get(name)
             if devices is not None:
-                aside = None if reservation is None else reservation.devices.get(name)
-                found.append(devices.copies(units, aside))
+                found.append(devices.copies(units, aside.devices.get(name)))
             else:
-                free = self.free.get(name, 0)
-                if reservation is not None:
-                    free -= reservation.scalars.get(name, 0)
+                free = self.free.get(name, 0) - aside.scalars.get(name, 0)
                 found.append(max(free, 0) // units)
         return min(found, default=0)
 
@@ -153,42 +149,36 @@ class ResourcePool:
         """
         if self.closed:
             return ()
-        reservation = self._reserved_for_others(owner)
+        aside = self._aside(owner)
         found: list[int] = []
         for name, units in most:
             devices = self.devices.get(name)
             if devices is not None:
-                aside = None if reservation is None else reservation.devices.get(name)
-                found.extend(devices.outline(aside))
+                found.extend(devices.outline(aside.devices.get(name)))
             else:
-                aside_of_it = 0 if reservation is None else reservation.scalars.get(name, 0)
-                found.append(min(self.free.get(name, 0) - aside_of_it, units))
+                found.append(min(self.free.get(name, 0) - aside.scalars.get(name, 0), units))
         return tuple(found)
 
-    def _reserved_for_others(self, owner: object) -> Reservation | None:
+    def _aside(self, owner: object) -> Reservation:
+        """Return what is set aside for others than the owner."""
         reservation = self.reservation
-        return None if reservation is None or reservation.owner is owner else reservation
+        return _NOTHING if reservation is None or reservation.owner is owner else reservation
 
     def most(self, name: str) -> int:
         """Return the most of a resource that one demand can have now, beside what is set aside."""
-        reservation = self.reservation
+        aside = self._aside(None)
         devices = self.devices.get(name)
         if devices is not None:
-            return devices.most(None if reservation is None else reservation.devices.get(name))
-        free = self.free.get(name, 0)
-        return free if reservation is None else free - reservation.scalars.get(name, 0)
+            return devices.most(aside.devices.get(name))
+        return self.free.get(name, 0) - aside.scalars.get(name, 0)
 
     def has_room_set_aside(self) -> bool:
         """Return whether all that is set aside here is free by now."""
-        reservation = self.reservation
-        if reservation is None:
-            return True
-        if any(self.free[name] < units for name, units in reservation.scalars.items()):
-            return False
-        return all(
+        aside = self.reservation or _NOTHING
+        return all(self.free[name] >= units for name, units in aside.scalars.items()) and all(
             free >= units
-            for name, aside in reservation.devices.items()
-            for free, units in zip(self.devices[name].free, aside, strict=True)
+            for name, amounts in aside.devices.items()
+            for free, units in zip(self.devices[name].free, amounts, strict=True)
         )
 
     def utilisation(self, names: Iterable[str]) -> float:
@@ -224,10 +214,7 @@ class ResourcePool:
         """Take all of this for an owner; only for needs that it is admitted with."""
         scalars = []
         devices = []
-        reservation = self.reservation
-        aside: Mapping[str, Aside] = {}
-        if reservation is not None and reservation.owner is not owner:
-            aside = reservation.devices
+        aside = self._aside(owner).devices
         for name, units in needs:
             if name in self.free:
                 self.free[name] -= units
@@ -241,21 +228,18 @@ class ResourcePool:
         self, needs: Sequence[Needs], owner: object, patience: Patience
     ) -> list[Allocation] | None:
         """Take all of these at once, however their shares have to lie on devices; or nothing."""
-        reservation = self.reservation
-        if reservation is not None and reservation.owner is owner:
-            reservation = None
+        aside = self._aside(owner)
         names = sorted({name for each in needs for name, _ in each})
         shares: dict[str, list[DeviceShares]] = {}
         for name in names:
             wanted = [dict(each).get(name, 0) for each in needs]
             devices = self.devices.get(name)
             if devices is None:
-                aside = 0 if reservation is None else reservation.scalars.get(name, 0)
-                if self.closed or self.free.get(name, 0) - aside < sum(wanted):
+                free = self.free.get(name, 0) - aside.scalars.get(name, 0)
+                if self.closed or free < sum(wanted):
                     return None
                 continue
-            left_alone = None if reservation is None else reservation.devices.get(name)
-            found = devices.choose_together(wanted, patience, left_alone)
+            found = devices.choose_together(wanted, patience, aside.devices.get(name))
             if self.closed or found is None:
                 return None
             shares[name] = found

@@ -201,7 +201,7 @@ class ResourceTable:
     def grow(self, pool: ResourcePool) -> None:
         domain = self._domain_of(pool)
         if domain is not None:
-            domain.pools.note_growth(pool)
+            domain.pools.note_better(pool)
             self._grown[pool] = None
 
     def forget(self, pool: ResourcePool) -> None:
@@ -343,6 +343,6 @@ class ResourceTable:
 
     @staticmethod
     def _note_sharing(domain: Domain, pool: ResourcePool, allocation: Allocation) -> None:
-        for name, ((_, units), *_) in allocation.devices:
-            if units < UNIT:
-                domain.pools.note_sharing(pool, name)
+        """Note that a device became fuller, and so a better place for further shares."""
+        if any(units < UNIT for _, ((_, units), *_) in allocation.devices):
+            domain.pools.note_better(pool)
