@@ -56,50 +56,64 @@ _LINES = 5
 class WaitingNews:
     """Tells the user what waits for resources, and reminds. Runs in the loop's thread.
 
-    The head says so once of each. While any of the driver's job still waits, it is said again now
-    and then: all that are alike in one line.
+    The head says when something of this driver's job has waited long, or cannot be served, and is
+    asked what. While any of it still waits, all of it is said again now and then.
     """
 
     def __init__(self, loop: IOLoop, link: NodeLink, tell: Callable[[str], None]) -> None:
         self._loop = loop
         self._link = link
         self._tell: Callable[[str], None] = lambda text: tell(printable(text))
+        #: What waited when that was asked last.
+        self._told: set[str] = set()
         self._delay = 0.0
         self._cancel: Callable[[], object] = lambda: None
 
-    def on_pending(self, name: str, reason: str, infeasible: bool) -> None:
-        """Tell that something waits, and why: the head says so."""
-        self._tell(f"{short_name(name)} waits: {reason}.{_hint(infeasible)}")
+    def on_pending(self) -> None:
+        """Tell what was not told yet."""
+        self._link.head_request_async("waiting_of_job", (), self._tell_new)
+
+    def _tell_new(self, _error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
+        named = {
+            f"{each['kind']} {each['shape']} {each['infeasible']}": each for each in waiting or ()
+        }
+        new = [each for key, each in named.items() if key not in self._told]
+        self._told = set(named)
+        if not new:
+            return
+        self._tell_all(new, still=False)
         first = _FIRST * config().pending_warning
         if not 0 < self._delay <= first:  # nothing waited, or the next reminder is far
             self._arm(first)
-
-    def _ask(self) -> None:
-        self._link.head_request_async("waiting_of_job", (), self._remind)
 
     def _remind(self, error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
         if error is not None or not waiting:
             self._delay = 0.0  # until the head tells of something
             return
+        self._tell_all(waiting, still=True)
+        self._arm(min(2 * self._delay, _LONGEST))
+
+    def _tell_all(self, waiting: list[dict[str, Any]], *, still: bool) -> None:
         for each in waiting[:_LINES]:
             names = ", ".join(short_name(name) for name in each["names"] if name)
-            kind = each["kind"].replace("_", " ") + "s" * (each["count"] != 1)
-            who = f"{each['count']} {kind}{f' ({names})' if names else ''}"
-            verb = "wait" if each["count"] != 1 else "waits"
-            hint = _hint(each["infeasible"])
-            self._tell(f"{who} still {verb}, {each['seconds']:.0f} s: {each['reason']}.{hint}")
+            count, kind = each["count"], each["kind"].replace("_", " ")
+            who = f"{count:,} {kind}{'s' * (count != 1)}{f' ({names})' if names else ''}"
+            if not still and names and (kind == "task" or (kind == "actor" and count == 1)):
+                who, count = names, 1
+            verb = f"{'still ' * still}wait{'s' * (count == 1)}"
+            since = f", {each['seconds']:.0f} s" * still
+            hint = " It waits until a node joins that can serve it." * each["infeasible"]
+            self._tell(f"{who} {verb}{since}: {each['reason']}.{hint}")
         if len(waiting) > _LINES:
             self._tell(f"{len(waiting) - _LINES} more wait; `miniray status` has them all.")
-        self._arm(min(2 * self._delay, _LONGEST))
 
     def _arm(self, delay: float) -> None:
         self._cancel()
         self._delay = delay
-        self._cancel = self._loop.call_later(delay, self._ask)
-
-
-def _hint(infeasible: bool) -> str:
-    return " It waits until a node joins that can serve it." if infeasible else ""
+        self._cancel = self._loop.call_later(
+            delay,
+            lambda: self._link.head_request_async("waiting_of_job", (), self._remind),
+        )
 
 
 class DriverOutput:

@@ -11,7 +11,7 @@ from miniray.common.config import config
 from miniray.head.directories.actors import ActorRegistry
 from miniray.head.directories.clients import (
     ClientDirectory,
-    PendingNotices,
+    DriverNews,
     ProcessEnds,
     ProcessExit,
 )
@@ -74,16 +74,12 @@ class ClusterDirectories:
             timers,
             epoch=identity.epoch,
             pending_warning=tunables.pending_warning,
+            on_wait=DriverNews(clients, jobs, timers).tell,
         )
-        notices = PendingNotices(clients, timers)
-        self.leases = TaskLeases(grants, self.nodes, clients, jobs, notices, self.ends)
-        self.actors = ActorRegistry(
-            grants, self.nodes, clients, jobs, notices, storage.actor, events
-        )
+        self.leases = TaskLeases(grants, self.nodes, clients, jobs, self.ends)
+        self.actors = ActorRegistry(grants, self.nodes, clients, jobs, storage.actor, events)
         self.submissions = SubmittedJobs(grants, self.nodes, clients, jobs, storage)
-        self.placement_groups = PlacementGroups(
-            grants, clients, jobs, notices, storage.placement_group
-        )
+        self.placement_groups = PlacementGroups(grants, clients, storage.placement_group)
         clients.on_ended.append(self._client_ended)
         self.revocations = Revocations(grants, self.leases, reserve_after=patience)
         Departures(grants, self.leases, self.nodes, patience=patience)

@@ -141,8 +141,8 @@ class ClusterState:
         for id, table in self._cluster.placement_groups.table(None).items():
             group = known.get(id)
             detached = group is not None and group.detached
-            job_id = self.waiting.job_of_group(bytes.fromhex(id))
-            found.append({**table, "creator_job_id": job_id, "is_detached": detached})
+            job_id = self._cluster.placement_groups.job_of(bytes.fromhex(id))
+            found.append({**table, "creator_job_id": job_id.hex(), "is_detached": detached})
         return found
 
     def _list_leases(self) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.amounts import from_units
-from miniray.common.ids import owner_of
 from miniray.common.state_types import PendingDemand, Why
+from miniray.head.scheduling.bundles import GroupStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from miniray.head.cluster import ClusterDirectories
     from miniray.head.directories.actor_table import Actor
     from miniray.head.directories.grants import Request
+    from miniray.head.directories.placement_groups import PlacementGroupEntry
     from miniray.head.scheduling.reasons import Reason
 
 #: Shapes that are explained; explaining looks at every node.
@@ -38,13 +39,13 @@ class WaitingDemands:
         self._reasoned = 0.0
 
     def of_job(self, process_id: bytes) -> list[dict[str, Any]]:
-        """Return the waiting requests of a process's job, each with its seconds of waiting."""
+        """Return what of a process's job has waited long, or cannot be served, and for how long."""
         client = self._cluster.clients.get(process_id)
         if client is None:
             return []
         now = time.time()
-        pending = self.pending(client.job_id)
-        return [{**each, "seconds": now - each["since"]} for each in pending]
+        waiting = self.pending(client.job_id, self._cluster.grants.warn_after)
+        return [{**each, "seconds": now - each["since"]} for each in waiting]
 
     def why_waits(self, process_id: bytes, kind: str, id: Any) -> str:
         """Say why an actor, a placement group or a process's tasks wait; empty if not."""
@@ -61,8 +62,12 @@ class WaitingDemands:
             reason = cluster.scheduler.explain(number) if number else None
         return reason.sentence() if reason is not None else ""
 
-    def pending(self, job_id: bytes | None = None) -> list[PendingDemand]:
-        """Return the waiting requests, those of one shape together, then placement groups."""
+    def pending(self, job_id: bytes | None = None, least: float = 0.0) -> list[PendingDemand]:
+        """Return the waiting requests, those of one shape together, then placement groups.
+
+        Of a job, or all; and only those that have waited ``least`` seconds, or cannot be served.
+        """
+        long_ago = self._cluster.grants.timers.time() - least
         shapes: dict[Any, list[Request]] = {}
         for request in self._cluster.grants.waiting.values():
             summary = request.requester.describe(request.token)
@@ -71,6 +76,8 @@ class WaitingDemands:
         found = []
         for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
             reason = self._cluster.scheduler.explain(requests[0].number)
+            if requests[0].since > long_ago and not (reason and reason.infeasible):
+                continue
             by_token = {id(request.token): request for request in requests}.values()
             summaries = [request.requester.describe(request.token) for request in by_token]
             found.append(
@@ -84,24 +91,29 @@ class WaitingDemands:
                     **_why(reason),
                 )
             )
-        return [*found, *self._pending_groups(job_id)]
+        return [*found, *self._pending_groups(job_id, long_ago)]
 
-    def _pending_groups(self, of_job: bytes | None) -> list[PendingDemand]:
+    def _pending_groups(self, of_job: bytes | None, long_ago: float) -> list[PendingDemand]:
+        groups, grants = self._cluster.placement_groups, self._cluster.grants
+        alike: dict[Any, list[PlacementGroupEntry]] = {}
+        for group in groups.all():
+            if group.status != GroupStatus.CREATED and of_job in (None, groups.job_of(group.id)):
+                like = f"{group.strategy} {group.bundles} {group.selectors}"
+                alike.setdefault(like, []).append(group)
         found: list[PendingDemand] = []
-        for group in self._cluster.placement_groups.all():
-            if of_job is not None and self.job_of_group(group.id) != of_job.hex():
-                continue
-            reason = self._cluster.scheduler.explain_group(group.id)
-            if reason is None or len(found) == _MAX_SHAPES:
+        for some in list(alike.values())[:_MAX_SHAPES]:
+            reason = self._cluster.scheduler.explain_group(some[0].id)
+            since = grants.waiting_groups.get(some[0].id, long_ago)
+            if reason is None or (since > long_ago and not reason.infeasible):
                 continue
             found.append(
                 PendingDemand(
                     kind="placement_group",
-                    shape=group.bundles,
-                    count=1,
-                    names=[group.name] if group.name else [],
-                    job_ids=[job_id] if (job_id := self.job_of_group(group.id)) else [],
-                    since=group.asked,
+                    shape=some[0].bundles,
+                    count=len(some),
+                    names=_names(group.name for group in some if group.name),
+                    job_ids=_names(job.hex() for group in some if (job := groups.job_of(group.id))),
+                    since=some[0].asked,
                     **_why(reason),
                 )
             )
@@ -123,11 +135,6 @@ class WaitingDemands:
             reason = self._cluster.scheduler.explain(number)
             known[actor.demand] = reason.sentence() if reason is not None else ""
         return known.get(actor.demand, "")
-
-    def job_of_group(self, group_id: bytes) -> str:
-        """Return the hex id of a placement group's job; empty if its creator is gone."""
-        creator = self._cluster.clients.get(owner_of(group_id))
-        return creator.job_id.hex() if creator is not None else ""
 
 
 def _why(reason: Reason | None) -> Why:

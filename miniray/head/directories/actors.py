@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
     from miniray.common.specs import Allocation
-    from miniray.head.directories.clients import ClientDirectory, PendingNotices
+    from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.events import EventLog
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
@@ -56,7 +56,6 @@ class ActorRegistry:
     nodes: NodeDirectory
     clients: ClientDirectory
     jobs: JobDirectory
-    notices: PendingNotices
     #: Called when what must survive a restart has changed.
     on_change: Callable[[Actor], None]
     events: EventLog
@@ -242,15 +241,6 @@ class ActorRegistry:
     def must_end(self, token: Actor, number: int) -> None:
         if token.lease == number and token.state != DEAD:
             self._die(token, DeathCause.GROUP_REMOVED)
-
-    def waits(self, token: Actor, number: int, reason: Reason) -> None:
-        if token.job is not None:
-            self.notices.tell(
-                token.job.driver,
-                token.class_name,
-                reason,
-                lambda: self.waiting(token.id) == number,
-            )
 
     def waiting(self, id: bytes) -> int:
         """Return the number of an actor's waiting request; 0 if none waits."""

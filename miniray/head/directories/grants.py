@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import itertools
 import logging
 import time
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from miniray.common.series import COUNTED, SECONDS, took
 from miniray.head.scheduling.demands import LeaseRequest
-from miniray.head.scheduling.reasons import severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import GroupPlacement
     from miniray.head.scheduling.demands import Decisions, Demand
-    from miniray.head.scheduling.reasons import Reason, Severity
+    from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.resources import ResourcePool
     from miniray.head.scheduling.scheduler import ClusterScheduler
     from miniray.head.scheduling.table import ResourceLease
@@ -74,9 +72,6 @@ class Requester(Protocol):
     def must_end(self, token: Any, number: int) -> None:
         """End what runs on a lease whose placement group was removed."""
 
-    def waits(self, token: Any, number: int, reason: Reason) -> None:
-        """Tell users why a request has waited long, or cannot be served in this cluster."""
-
     def describe(self, token: Any) -> RequestSummary:
         """Describe a request."""
 
@@ -87,8 +82,8 @@ class GroupRequester(Protocol):
     def placed(self, group_id: bytes) -> None:
         """Handle that all bundles of a group have their nodes."""
 
-    def group_waits(self, group_id: bytes, reason: Reason) -> None:
-        """Tell users why a group has waited long, or cannot be placed in this cluster."""
+    def job_of(self, group_id: bytes) -> bytes:
+        """Return the id of a group's job; empty if its creator is gone."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,8 +98,6 @@ class Request:
     since: float
     #: The same in seconds since the epoch.
     since_epoch: float
-    #: What its requester was told of why it waits.
-    told: Severity = 0
     #: What runs on the lease waits for others.
     blocked: bool = False
     #: The process of the lease, if it does so before a planned exit.
@@ -121,14 +114,17 @@ class GrantTable:
         *,
         epoch: int,
         pending_warning: float,
+        on_wait: Callable[[bytes], None],
     ) -> None:
         self.scheduler = scheduler
         self.timers = timers
         #: The head's start counter; makes numbers unique over restarts.
         self.epoch = epoch
         self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
-        #: Seconds after which a requester is told why it waits.
-        self._warn_after = pending_warning
+        #: Seconds of waiting after which that is told.
+        self.warn_after = pending_warning
+        #: Called with the id of a job of which something has waited long, or cannot be served.
+        self._on_wait = on_wait
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
         self.waiting: dict[int, Request] = {}
@@ -174,7 +170,7 @@ class GrantTable:
         took(self._took, time.perf_counter() - began)
         self.apply(decided)
         if number in self.waiting:
-            self.timers.call_later(self._warn_after, lambda: self._warn_of_request(number))
+            self.timers.call_later(self.warn_after, lambda: self._tell_wait(number))
             self._tell_contention()
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
@@ -253,10 +249,9 @@ class GrantTable:
         if state.group_id in self.waiting_groups:
             reason = self.scheduler.explain_group(state.group_id)
             if reason is not None and reason.infeasible:
-                requester.group_waits(state.group_id, reason)
+                self._on_wait(requester.job_of(state.group_id))
             else:
-                warn = functools.partial(self._warn_of_group, state.group_id)
-                self.timers.call_later(self._warn_after, warn)
+                self.timers.call_later(self.warn_after, lambda: self._tell_group(state.group_id))
             self._tell_contention()
 
     def group_is_placed(self, group_id: bytes) -> None:
@@ -308,8 +303,8 @@ class GrantTable:
             requester = self._group_requesters.get(group_id)
             if requester is not None:  # else it was removed by what was told before
                 requester.placed(group_id)
-        for number, reason in decisions.infeasible:
-            self._tell(number, reason)
+        for number, _ in decisions.infeasible:
+            self._tell_wait(number)
 
     # --- waiting -------------------------------------------------------------------
     def _arm_deadline(self) -> None:
@@ -329,24 +324,14 @@ class GrantTable:
         for hook in self.on_contention:
             hook()
 
-    def _warn_of_request(self, number: int) -> None:
+    def _tell_wait(self, number: int) -> None:
         request = self.waiting.get(number)
-        if request is not None and not request.told:
-            reason = self.scheduler.explain(number)
-            if reason is not None:
-                self._tell(number, reason)
+        if request is not None:
+            self._on_wait(request.requester.describe(request.token).job_id)
 
-    def _warn_of_group(self, id: bytes) -> None:
+    def _tell_group(self, id: bytes) -> None:
         if id in self.waiting_groups:
-            reason = self.scheduler.explain_group(id)
-            if reason is not None:
-                self._group_requesters[id].group_waits(id, reason)
-
-    def _tell(self, number: int, reason: Reason) -> None:
-        request = self._requests.get(number)
-        if request is not None and severity(reason) > request.told:
-            request.told = severity(reason)
-            request.requester.waits(request.token, number, reason)
+            self._on_wait(self._group_requesters[id].job_of(id))
 
 
 def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:

@@ -21,7 +21,7 @@ from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableErro
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import RequestSummary
 from miniray.head.scheduling.demands import Demand
-from miniray.head.scheduling.reasons import ReasonKind, severity
+from miniray.head.scheduling.reasons import ReasonKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
     from miniray.head.directories.clients import (
         AttachedProcess,
         ClientDirectory,
-        PendingNotices,
         ProcessEnds,
     )
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import NodeDirectory
-    from miniray.head.scheduling.reasons import Reason, Severity
+    from miniray.head.scheduling.reasons import Reason
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -69,8 +68,6 @@ class TaskLeaseGroup:
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
     #: Numbers of those whose workers do not run yet.
     starting: set[int] = dataclasses.field(default_factory=set)
-    #: What its driver was told of why it waits since the last grant.
-    told: Severity = 0
     #: How many workers in a row could not be started, by how many such failures are final.
     start_failures: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
@@ -80,7 +77,7 @@ class TaskLeaseGroup:
 
     @property
     def in_use(self) -> bool:
-        kept_from = self.told or self.start_failures or self.pausing
+        kept_from = self.start_failures or self.pausing
         return bool(self.total or self.leases or self.waiting or kept_from)
 
     def want(self, name: str, total: int, near: str) -> None:
@@ -140,7 +137,6 @@ class TaskLeases:
     nodes: NodeDirectory
     clients: ClientDirectory
     jobs: JobDirectory
-    notices: PendingNotices
     ends: ProcessEnds
 
     def __post_init__(self) -> None:
@@ -275,7 +271,6 @@ class TaskLeases:
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: TaskLeaseGroup, number: int, allocation: Allocation) -> None:
         token.waiting.pop(number, None)
-        token.told = 0
         node = self.nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         limit = token.max_calls(allocation)
@@ -317,13 +312,6 @@ class TaskLeases:
                     lease.process_id, "The placement group that it ran in was removed."
                 )
             self._end(lease, kill=True)
-
-    def waits(self, token: TaskLeaseGroup, number: int, reason: Reason) -> None:
-        """Tell the driver why its tasks wait; once until something is granted."""
-        job = self.jobs.get(token.job_id)
-        if job is not None and severity(reason) > token.told:
-            token.told = severity(reason)
-            self.notices.tell(job.driver, token.name, reason, lambda: bool(token.waiting))
 
     def first_waiting(self, client_id: bytes, group_id: int) -> int:
         """Return the number of a waiting request of a client's group; 0 if none waits."""
@@ -472,7 +460,6 @@ class TaskLeases:
         """Fail the group's queued tasks; it keeps the leases that it has."""
         group.total = len(group.leases)
         group.start_failures.clear()
-        group.told = 0
         self._balance(group)
         self._forget_unused(group)
         self._fail(group.client_id, group.id, error)

@@ -17,9 +17,8 @@ from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.head.directories.clients import ClientDirectory, PendingNotices, ProcessExit
+    from miniray.head.directories.clients import ClientDirectory, ProcessExit
     from miniray.head.directories.grants import GrantTable
-    from miniray.head.directories.jobs import JobDirectory
     from miniray.head.scheduling.reasons import Reason
 
 #: Removed groups that are remembered.
@@ -31,9 +30,6 @@ _EARLY_WAIT = 10.0
 
 #: A request that waits: (process id, number of the request).
 Waiter = tuple[bytes, int]
-
-
-_WAITING = (GroupStatus.PENDING.value, GroupStatus.RESCHEDULING.value)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -104,8 +100,6 @@ class PlacementGroups:
 
     grants: GrantTable
     clients: ClientDirectory
-    jobs: JobDirectory
-    notices: PendingNotices
     on_change: Callable[[PlacementGroupEntry], None]
 
     def __post_init__(self) -> None:
@@ -300,17 +294,10 @@ class PlacementGroups:
             self.on_change(group)
             self._settle(group)
 
-    def group_waits(self, group_id: bytes, reason: Reason) -> None:
-        """Tell the driver of its creator why a group waits."""
-        group = self._groups.get(group_id)
+    def job_of(self, group_id: bytes) -> bytes:
+        """Return the id of a group's job; empty if its creator is gone."""
         creator = self.clients.get(owner_of(group_id))
-        job = None if creator is None else self.jobs.get(creator.job_id)
-        if group is None or job is None:
-            return
-        name = f"placement group {group.name or short_id(group_id.hex())}"
-        self.notices.tell(
-            job.driver, name, reason, lambda: group.status in _WAITING, "placement group"
-        )
+        return creator.job_id if creator is not None else b""
 
     def _settle(self, group: PlacementGroupEntry) -> None:
         error = group.error

@@ -314,9 +314,6 @@ class SubmittedJobs:
         """End a job whose placement group was removed."""
         self._stop_command(token)
 
-    def waits(self, token: SubmittedJob, number: int, reason: Reason) -> None:
-        """Do nothing: who asks for the job is told why it waits."""
-
     def describe(self, token: SubmittedJob) -> RequestSummary:
         return RequestSummary("job", token.name, token.id, b"")
 

@@ -135,7 +135,9 @@ class _Planner:
             for spec in set(self.specs.values())
         }
         found = match({index: places[spec] for index, spec in self.specs.items()})
-        return found and {
+        if found is None:
+            return None
+        return {
             index: (ranked[at], ranked[at].allocate(self.specs[index].needs, self.owner))
             for index, at in found.items()
         }

@@ -88,6 +88,7 @@ class CandidateIndex:
 
     def __init__(self, pools: PoolSet, demand: Demand, owner: object, threshold: float) -> None:
         self._set = pools
+        self._seen = 0
         self._demand = demand
         self._owner = owner
         self._threshold = threshold

@@ -151,16 +151,6 @@ class Reason:
         return f" in whole devices; {node} has {free} of {self._total()} wholly free"
 
 
-#: What was told of a waiting demand: 0 nothing, 1 why it waits, 2 that no node of the cluster could
-#: ever serve it.
-Severity = int
-
-
-def severity(reason: Reason) -> Severity:
-    """Return how much a reason tells."""
-    return 2 if reason.infeasible else 1
-
-
 def explain(
     needs: Needs,
     selector: LabelSelector,

@@ -116,6 +116,11 @@ class FakeDaemon:
         assert len(found) == 1, f"{len(found)} messages of kind {kind}"
         return found[0]
 
+    def long_waiting(self, process_id: bytes) -> list[dict[str, Any]]:
+        """What of a process's job has waited long, or cannot be served."""
+        found: list[dict[str, Any]] = self.ask(process_id, "waiting_of_job")
+        return found
+
     def pushes(self, process_id: bytes, topic: str) -> list[tuple[Any, ...]]:
         """Bodies of the pushes about a topic to a process since the last time."""
         found, rest = [], []

@@ -10,6 +10,7 @@ from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_acto
 
 from miniray._proto import head_pb2
 from miniray.common.specs import BundleAffinity, NodeAffinity
+from miniray.head.directories.grants import RequestSummary
 from miniray.head.scheduling.demands import Demand
 from miniray.messages import plain
 
@@ -347,8 +348,8 @@ class Asker:
             raise RuntimeError("it cannot be told")
         self.got.append(token)
 
-    def waits(self, token: str, number: int, reason: object) -> None:
-        """Nobody wants to know why."""
+    def describe(self, token: str) -> RequestSummary:
+        return RequestSummary("task", token, b"", b"")
 
 
 def test_a_grant_that_cannot_be_told_keeps_no_other_from_being_told() -> None:

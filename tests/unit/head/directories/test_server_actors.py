@@ -372,14 +372,13 @@ def test_a_driver_hears_once_why_its_actor_waits(cluster: FakeCluster, daemon: F
     cluster.timers.pass_time(4.9)
     assert daemon.pushes(owner, "pending") == []
     cluster.timers.pass_time(30)
-    [(name, sentence, infeasible)] = daemon.pushes(owner, "pending")
-    assert (name, infeasible) == ("2 x Thing", False)
-    assert "CPU" in sentence
+    assert daemon.pushes(owner, "pending") == [()]
+    [told] = daemon.long_waiting(owner)
+    assert (told["names"], told["count"], told["infeasible"]) == (["Thing"], 2, False)
+    assert "CPU" in told["reason"]
 
 
-def test_actors_that_wait_for_the_same_are_one_line_and_those_that_follow_another(
-    cluster: FakeCluster, daemon: FakeDaemon
-) -> None:
+def test_a_driver_hears_seldom_that_more_waits(cluster: FakeCluster, daemon: FakeDaemon) -> None:
     owner = daemon.driver()
 
     def make(count: int) -> None:
@@ -389,48 +388,24 @@ def test_actors_that_wait_for_the_same_are_one_line_and_those_that_follow_anothe
 
     make(1000)
     cluster.timers.pass_time(1)
-    for _ in range(3):
+    assert daemon.pushes(owner, "pending") == [()]
+    for _ in range(4):
         make(100)
         cluster.timers.pass_time(1)
-    cluster.timers.pass_time(30)
-    assert [name for name, *_ in daemon.pushes(owner, "pending")] == [
-        "1,000 x Thing",
-        "300 more x Thing",
-    ]
-    make(1)
-    cluster.timers.pass_time(30)
-    assert [name for name, *_ in daemon.pushes(owner, "pending")] == ["Thing"]
-
-
-def test_a_driver_hears_nothing_of_what_does_not_wait_any_more(
-    cluster: FakeCluster, daemon: FakeDaemon
-) -> None:
-    owner = daemon.driver()
-
-    def make() -> bytes:
-        id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
-        daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
-        return id
-
-    make()
+    assert daemon.pushes(owner, "pending") == []
     cluster.timers.pass_time(1)
-    daemon.notice(owner, "kill_actor", make(), True)
-    cluster.timers.pass_time(30)
-    assert [name for name, *_ in daemon.pushes(owner, "pending")] == ["Thing"]
+    assert daemon.pushes(owner, "pending") == [()]
+    [told] = daemon.long_waiting(owner)
+    assert (told["names"], told["count"]) == (["Thing"], 1400)
 
 
-def test_a_driver_hears_of_so_many_different_reasons_and_how_many_there_are_more(
-    cluster: FakeCluster, daemon: FakeDaemon
-) -> None:
+def test_what_does_not_wait_any_more_is_not_told(cluster: FakeCluster, daemon: FakeDaemon) -> None:
     owner = daemon.driver()
-    for number in range(100):
-        needs = {f"r{number}": 1}
-        id = create(daemon, owner, resources=needs, placement_resources=needs)
-        daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
-    cluster.timers.pass_time(30)
-    assert len(daemon.pushes(owner, "pending")) == 20
-    [(warning,)] = daemon.pushes(owner, "warning")
-    assert warning.startswith("80 more wait for other reasons")
+    id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
+    daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    assert daemon.long_waiting(owner)
+    daemon.notice(owner, "kill_actor", id, True)
+    assert daemon.long_waiting(owner) == []
 
 
 def test_a_driver_hears_soon_what_no_node_could_ever_serve(
@@ -440,7 +415,9 @@ def test_a_driver_hears_soon_what_no_node_could_ever_serve(
     id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
     daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
     cluster.timers.pass_time(1)
-    assert [body[2] for body in daemon.pushes(owner, "pending")] == [True]
+    assert daemon.pushes(owner, "pending") == [()]
+    [told] = daemon.long_waiting(owner)
+    assert told["infeasible"]
 
 
 def test_an_actor_that_was_killed_does_not_die_again_with_its_node(cluster: FakeCluster) -> None:

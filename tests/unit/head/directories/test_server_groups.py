@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, report
 
-from miniray.common.ids import short_id
 from miniray.common.specs import BundleAffinity
 from miniray.exceptions import PlacementGroupRemovedError
 
@@ -271,28 +270,24 @@ def test_the_driver_hears_why_a_group_waits(cluster: FakeCluster, daemon: FakeDa
     driver = daemon.driver()
     create(daemon, driver, [{"CPU": 3}], name="first")
     create(daemon, driver, [{"CPU": 2}], name="second")
-    large = create(daemon, driver, [{"CPU": 9}])
+    create(daemon, driver, [{"CPU": 9}])
     gone = create(daemon, driver, [{"CPU": 9}])  # removed before anybody is told of it
     daemon.ask(driver, "remove_placement_group", gone)
     cluster.timers.pass_time(60)
     node = daemon.node_id.hex()[:8]
     busy = f"needs CPU 2; node {node} has 1 of 4 free"
     too_large = f"needs CPU 9; the largest node, {node}, has 4"
-    assert daemon.pushes(driver, "pending") == [
-        (f"placement group {short_id(large.hex())}", too_large, True),
-        ("placement group second", busy, False),
-    ]
+    assert daemon.pushes(driver, "pending") == [(), ()]
+    told = [(each["names"], each["reason"]) for each in daemon.long_waiting(driver)]
+    assert told == [(["second"], busy), ([], too_large)]
 
 
-def test_groups_that_wait_for_the_same_are_one_line(
-    cluster: FakeCluster, daemon: FakeDaemon
-) -> None:
+def test_groups_that_wait_for_the_same_are_one(cluster: FakeCluster, daemon: FakeDaemon) -> None:
     driver = daemon.driver()
     for _ in range(1000):
         create(daemon, driver, [{"CPU": 9}])
-    cluster.timers.pass_time(60)
-    told = [name for name, *_ in daemon.pushes(driver, "pending")]
-    assert told == ["1,000 x placement group"]
+    [told] = daemon.long_waiting(driver)
+    assert (told["count"], told["infeasible"]) == (1000, True)
 
 
 def test_a_pinned_group_waits_for_a_node_with_the_value_that_it_had(

@@ -547,10 +547,12 @@ def test_who_heard_that_a_task_waits_hears_that_it_has_become_infeasible(
     for id in (1, 2):
         daemon.notice(driver, "want_leases", id, task_spec(resources={"CPU": 2}), 1)
     cluster.timers.pass_time(60)
-    [(_, reason, infeasible)] = daemon.pushes(driver, "pending")
-    assert ("has 0 of 2 free" in reason, infeasible) == (True, False)
+    assert daemon.pushes(driver, "pending") == [()]
+    [told] = daemon.long_waiting(driver)
+    assert ("has 0 of 2 free" in told["reason"], told["infeasible"]) == (True, False)
     assert big.node is not None
     cluster.head.lose(big.node, "gone")
     cluster.timers.pass_time(1)
-    told = daemon.pushes(driver, "pending")
-    assert [(name, infeasible) for name, _, infeasible in told] == [("2 x work", True)]
+    assert daemon.pushes(driver, "pending") == [()]
+    [told] = daemon.long_waiting(driver)
+    assert (told["names"], told["count"], told["infeasible"]) == (["work"], 2, True)
