@@ -271,14 +271,6 @@ class TaskClient(Channel):
             if peer.lost:
                 self.on_peer_lost(peer)
 
-    def on_no_room(self, group_id: int, node_id: bytes) -> None:
-        """Send elsewhere what waits for a node that has no capacity for a further lease."""
-        with self._lock:
-            group = self._by_id.get(group_id)
-            if group is not None:
-                group.full(node_id)
-                self._pump(group)
-
     def on_failed(self, group_id: int, error: bytes) -> None:
         """Fail the tasks of a shape for which the head will never grant a lease."""
         with self._lock:
@@ -292,34 +284,17 @@ class TaskClient(Channel):
             self._calls.fail(call, rebuild_error(error))
 
     def on_revoked(self, lease_id: int, group_id: int) -> None:
-        """Return a lease, for which others wait, after the task that runs.
-
-        One that is idle on the same node goes back in its place, at once.
-        """
+        """Return a lease, for which others wait, at once or after the task that runs."""
         with self._lock:
             group = self._by_id.get(group_id)
             lease = group.leases.get(lease_id) if group is not None else None
-            if group is None or lease is None:
+            if lease is None:
                 return
-            idle = self._idle_instead(lease)
-            if idle is not lease:
-                self._link.head_notice("swap_lease", lease_id, idle.id)
-            if not idle.calls:
-                self._return(idle)
+            if not lease.calls:
+                self._return(lease)
                 return
             lease.leaving = True
             lease.peer.send((p.PEER_LEASE_END, lease_id))
-
-    @staticmethod
-    def _idle_instead(lease: HeldLease) -> HeldLease:
-        """Return a lease without tasks that is as good for others, else the lease itself."""
-        if not lease.calls:
-            return lease
-        node = lease.peer.node_id
-        for other in lease.group.leases.values():
-            if not other.calls and not other.leaving and other.peer.node_id == node:
-                return other
-        return lease
 
     def on_head_back(self) -> None:
         """Tell a head that has forgotten it what this client wants, and which leases it has."""

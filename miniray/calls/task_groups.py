@@ -3,10 +3,10 @@
 Responsible for which of the tasks goes to which lease. When one is sent, and how many leases are
 asked for, is for ``task_client.py``, whose lock protects this.
 
-A task that would have to move much data to any other node wishes to run where that is. While its
-wish may still come true, leases on other nodes are left to other tasks: for as long as moving the
-data or starting a worker would take, and not at all if there was no capacity on that node just now
-("delay scheduling", Zaharia et al., EuroSys 2010). After that it runs anywhere.
+A task that would have to move much data to any other node wishes to run where that is. Leases on
+other nodes are left to other tasks for as long as moving the data or starting a worker would take,
+and not at all if another task has just waited for that node in vain ("delay scheduling", Zaharia et
+al., EuroSys 2010). After that it runs anywhere.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ RATE = 1 << 30
 #: Seconds that a task waits for a lease on the node it prefers: for a worker to start, even on a
 #: busy machine, and at most.
 SHORTEST, LONGEST = 0.1, 1.0
-#: Seconds for which a node that had no room is not waited for, and for which a task that could run
-#: anywhere lets others pass that have what they read where a lease is free.
+#: Seconds for which a node is not waited for after that was in vain, and for which a task that
+#: could run anywhere lets others pass that have what they read where a lease is free.
 FULL_FOR = 1.0
 #: How many of the waiting tasks are looked at for each lease.
 LOOK = 16
@@ -141,7 +141,7 @@ class Wishes:
         self.refused = False
         #: By the number of the call.
         self.by_number: dict[int, Wish] = {}
-        #: Nodes that had no room, and when that was.
+        #: Nodes that were waited for in vain, and when that was.
         self._full: dict[bytes, float] = {}
 
     def add(self, call: Call, node: bytes, saved: int, now: float) -> None:
@@ -154,10 +154,6 @@ class Wishes:
 
     def clear(self) -> None:
         self.by_number.clear()
-
-    def full(self, node: bytes, now: float) -> None:
-        """Let nothing wait for a node without capacity, for a while."""
-        self._full[node] = now
 
     def room(self, node: bytes) -> None:
         """Note that a node has capacity: a lease there is new, or idle."""
@@ -377,8 +373,3 @@ class TaskGroup:
         """Let tasks that have waited long enough for a certain node go to others."""
         self.next_look = math.inf
         self.wishes.give_up(self.queue, self._clock())
-
-    def full(self, node: bytes) -> None:
-        """Note that there is no room for a further lease on a node: those there may be enough."""
-        if not any(lease.open and lease.peer.node_id == node for lease in self.leases.values()):
-            self.wishes.full(node, self._clock())

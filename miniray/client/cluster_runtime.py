@@ -224,7 +224,6 @@ class ClusterRuntime(Runtime):
         self.answers.by_name["metrics of calls"] = calls.metrics
         return {
             "lease_granted": self.tasks.on_granted,
-            "no_room_near": self.tasks.on_no_room,
             "lease_failed": self.tasks.on_failed,
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import pickle
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
-from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import GrantedLease, JobSpec, LeaseSpec
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.clients import ProcessExit
@@ -57,8 +55,6 @@ class TaskLeaseGroup:
     total: int = 0
     #: Node where the first of its tasks should run, for what they read; empty: the client's.
     near: str = ""
-    #: When the client was told that there is no room on that node.
-    told_full: float = -math.inf
     #: Numbers of the requests that wait.
     waiting: dict[int, None] = dataclasses.field(default_factory=dict)
     #: How many may wait. One that is granted is followed by the next one, behind those of
@@ -79,11 +75,6 @@ class TaskLeaseGroup:
     def in_use(self) -> bool:
         kept_from = self.start_failures or self.pausing
         return bool(self.total or self.leases or self.waiting or kept_from)
-
-    def want(self, name: str, total: int, near: str) -> None:
-        self.name, self.total = name, total
-        if self.near != near:
-            self.near, self.told_full = near, -math.inf
 
     def remove(self, number: int) -> None:
         self.leases.pop(number, None)
@@ -166,29 +157,13 @@ class TaskLeases:
                 self._fail(client_id, group_id, TaskUnschedulableError(str(error)))
                 return
             groups[group_id] = group
-        group.want(spec.name, total, near.hex())
+        group.name, group.total, group.near = spec.name, total, near.hex()
         self._balance(group)
-        if group.waiting:
-            self._tell_full(group)
         self._forget_unused(group)
 
     def refuse(self, client_id: bytes, why: str, group_id: int, *_: object) -> None:
         error = TaskUnschedulableError(f"A task cannot be scheduled: {why}.")
         self._fail(client_id, group_id, error)
-
-    def _tell_full(self, group: TaskLeaseGroup) -> None:
-        """Tell a client not to wait for a further lease on the node that it named.
-
-        Not while a worker of it starts there: it does not know that it may wait for that one.
-        """
-        now = self._timers.time()
-        if not group.near or now - group.told_full < FULL_FOR:
-            return
-        near = bytes.fromhex(group.near)
-        if any(not x.process_id and x.node_id == near for x in group.leases.values()):
-            return
-        group.told_full = now
-        self.clients.push(group.client_id, "no_room_near", group.id, near)
 
     def give_back(
         self, client_id: bytes, number: int, broken: bool = False, calls_left: int = 0
@@ -275,10 +250,6 @@ class TaskLeases:
         assert node is not None  # the scheduler has living nodes only
         limit = token.max_calls(allocation)
         lease = TaskLease(number, token, node.id, self._timers.time(), limit)
-        if token.near == allocation.node_id:
-            token.told_full = -math.inf
-        else:
-            self._tell_full(token)
         self.leases[number] = token.leases[number] = lease
         token.starting.add(number)
         node.start(

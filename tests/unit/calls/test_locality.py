@@ -99,26 +99,20 @@ def test_a_task_waits_as_long_as_its_data_would_move_within_limits(
     assert wishes.until(queue, patience) is None
 
 
-def test_a_full_node_is_not_waited_for_until_it_has_room_or_time_has_passed() -> None:
-    wishes, queue = tasks((THERE, 100 * MIB))
-    wishes.full(THERE, 0.0)
-    assert wishes.best(queue, HERE, 0.0) == 0
-    wishes.room(THERE)
-    assert wishes.best(queue, HERE, 0.0) is None
-    wishes.full(THERE, 0.0)
-    later = Task(7)
-    wishes.add(later, THERE, 100 * MIB, FULL_FOR / 2)  # type: ignore[arg-type]
-    assert wishes.best([later], HERE, FULL_FOR / 2) == 0  # type: ignore[list-item]
-    last = Task(8)
-    wishes.add(last, THERE, 100 * MIB, FULL_FOR)  # type: ignore[arg-type]
-    assert wishes.best([last], HERE, FULL_FOR) is None  # type: ignore[list-item]
-
-
-def test_a_node_that_was_waited_for_in_vain_counts_as_full() -> None:
+def test_a_node_that_was_waited_for_in_vain_is_not_for_a_while() -> None:
     wishes, queue = tasks((THERE, 100 * MIB), (THERE, 1 << 40))
     now = wishes.until(queue, 0.0) or 0.0
     wishes.give_up(queue, now)
     assert wishes.best(queue[1:], HERE, now) == 0
+    later = Task(7)
+    wishes.add(later, THERE, 100 * MIB, now + FULL_FOR / 2)  # type: ignore[arg-type]
+    assert wishes.best([later], HERE, now + FULL_FOR / 2) == 0  # type: ignore[list-item]
+    wishes.room(THERE)
+    assert wishes.best([later], HERE, now + FULL_FOR / 2) is None  # type: ignore[list-item]
+    wishes.give_up(queue, now)
+    last = Task(8)
+    wishes.add(last, THERE, 100 * MIB, now + FULL_FOR)  # type: ignore[arg-type]
+    assert wishes.best([last], HERE, now + FULL_FOR) is None  # type: ignore[list-item]
 
 
 def test_only_the_first_tasks_are_looked_at() -> None:

@@ -13,7 +13,6 @@ import pytest
 from process_doubles import NODE, Caller, packed
 
 from miniray.calls.task_client import TaskClient
-from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 from miniray.messages import protocol as p
 from miniray.messages.value import error_value
@@ -72,8 +71,7 @@ class Time:
 class FakeHead:
     """Grants one lease at a time; what it hears and says is under way for a while."""
 
-    def __init__(self, time: Time, choice: random.Random) -> None:
-        self._time = time
+    def __init__(self, choice: random.Random) -> None:
         self._choice = choice
         self.heard: collections.deque[tuple[Any, ...]] = collections.deque()
         self.said: collections.deque[tuple[Any, ...]] = collections.deque()
@@ -82,7 +80,6 @@ class FakeHead:
         self.wanted: dict[int, tuple[int, dict[str, Any], bytes]] = {}
         #: By number: group and node.
         self.leases: dict[int, tuple[int, bytes]] = {}
-        self._told: dict[tuple[int, bytes], float] = {}
         self._numbers = itertools.count(1)
 
     def notice(self, method: str, *args: Any) -> None:
@@ -113,8 +110,6 @@ class FakeHead:
                 continue
             bound = isinstance(spec.placement, NodeAffinity)
             room = [node for node in (NODES[1:2] if bound else NODES) if self.free[node] > 0]
-            if near and near not in room:
-                self._tell_full(group, near)
             if room:
                 node = near if near in room else self._choice.choice(room)
                 number = next(self._numbers)
@@ -124,11 +119,6 @@ class FakeHead:
                 self.said.append(("granted", group, number, node, worker, spec.max_calls))
                 return True
         return False
-
-    def _tell_full(self, group: int, near: bytes) -> None:
-        if self._time.now - self._told.get((group, near), 0) >= FULL_FOR:
-            self._told[group, near] = self._time.now
-            self.said.append(("no_room", group, near))
 
     def restart(self, known: set[int]) -> None:
         """What was under way is lost; leases that the client does not have are free."""
@@ -150,7 +140,7 @@ class World:
         monkeypatch.setattr("miniray.calls.task_groups.time", self.time)
         self.me = Caller(self.time)
         self.me.calls.recover = lambda _entry, _value: "gone"
-        self.head = FakeHead(self.time, self.choice)
+        self.head = FakeHead(self.choice)
         monkeypatch.setattr(self.me.link, "head_notice", self.head.notice)
         self.told: list[str] = []
         self.client = TaskClient(

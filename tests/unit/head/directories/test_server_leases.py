@@ -9,7 +9,6 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
-from miniray.calls.task_groups import FULL_FOR
 from miniray.common.specs import BundleAffinity, GrantedLease, NodeAffinity
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.contention import may_ask
@@ -144,39 +143,8 @@ def test_leases_are_on_the_node_that_is_named_until_it_is_full(
     starts = other.take("start_lease")
     assert (len(daemon.take("start_lease")), len(starts)) == (1, 2)
     start(other, starts)
-    assert daemon.pushes(client, "no_room_near") == []
     want(daemon, client, 4, near=other.node_id)
     assert len(daemon.take("start_lease")) == 1
-    assert daemon.pushes(client, "no_room_near") == [(GROUP, other.node_id)]
-
-
-def test_nobody_hears_of_a_full_node_before_the_lease_that_starts_there(
-    cluster: FakeCluster, daemon: FakeDaemon
-) -> None:
-    other = cluster.node({"CPU": 1})
-    client = daemon.driver()
-    want(daemon, client, 3, near=other.node_id)
-    want(daemon, client, 9, near=other.node_id)
-    assert daemon.pushes(client, "no_room_near") == []
-    start(other, other.take("start_lease"))
-    want(daemon, client, 10, near=other.node_id)
-    assert daemon.pushes(client, "no_room_near") == [(GROUP, other.node_id)]
-
-
-def test_who_names_a_node_hears_once_in_a_while_that_there_is_no_room_at_all(
-    cluster: FakeCluster, daemon: FakeDaemon
-) -> None:
-    client = daemon.driver()
-    want(daemon, client, 4, near=daemon.node_id)
-    start(daemon, daemon.take("start_lease"))
-    want(daemon, client, 5, near=daemon.node_id)
-    told = (GROUP, daemon.node_id)
-    assert daemon.pushes(client, "no_room_near") == [told]
-    want(daemon, client, 6, near=daemon.node_id)
-    assert daemon.pushes(client, "no_room_near") == []
-    cluster.timers.pass_time(FULL_FOR)
-    want(daemon, client, 7, near=daemon.node_id)
-    assert daemon.pushes(client, "no_room_near") == [told]
 
 
 def test_a_worker_that_was_given_back_is_handed_on_with_the_calls_that_it_has_left(
