@@ -81,7 +81,7 @@ class ClusterDirectories:
         self.submissions = SubmittedJobs(grants, self.nodes, clients, jobs, storage)
         self.placement_groups = PlacementGroups(grants, clients, storage.placement_group)
         clients.on_ended.append(self._client_ended)
-        Revocations(grants, self.leases, reserve_after=patience)
+        self.revocations = Revocations(grants, self.leases, reserve_after=patience)
         Departures(grants, self.leases, self.nodes, patience=patience)
         self.drains = Drains(grants, self.leases, self.nodes, clients, self.kv)
         self.quarantines = Quarantines(grants, clients, jobs, events)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
-import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -187,8 +186,9 @@ class ProcessEnds:
         self._clients.answer(*waiter, (how.code, how.pid, how.with_node, how.detail))
 
 
-#: Seconds until a driver is told, and between two times.
-_GATHER, _AGAIN = 0.5, 5.0
+#: Seconds until a driver is told, and between two times for each request of the cluster that waits:
+#: to say what waits takes as long.
+_GATHER, _EACH = 0.5, 100e-6
 
 
 @dataclasses.dataclass(eq=False)
@@ -198,17 +198,21 @@ class DriverNews:
     clients: ClientDirectory
     jobs: JobDirectory
     timers: Timers
-    #: When each driver was told last, or will be.
-    _due: dict[bytes, float] = dataclasses.field(default_factory=dict, init=False)
+    #: Drivers that are about to be told; and when each may be, as it was told lately.
+    _soon: set[bytes] = dataclasses.field(default_factory=set, init=False)
+    _next: dict[bytes, float] = dataclasses.field(default_factory=dict, init=False)
+    _waiting: int = dataclasses.field(default=0, init=False)
 
-    def tell(self, job_id: bytes) -> None:
-        """Tell the driver of a job soon."""
-        job, now = self.jobs.get(job_id), self.timers.time()
-        last = -math.inf if job is None else self._due.get(job.driver, -math.inf)
-        if job is not None and last <= now:
-            due = self._due[job.driver] = max(now + _GATHER, last + _AGAIN)
-            self.timers.call_later(due - now, lambda: self._push(job.driver))
+    def tell(self, job_id: bytes, waiting: int) -> None:
+        """Tell the driver of a job soon; ``waiting`` is how many requests of the cluster wait."""
+        job, self._waiting = self.jobs.get(job_id), waiting
+        if job is not None and job.driver not in self._soon:
+            self._soon.add(job.driver)
+            pause = self._next.get(job.driver, 0.0) - self.timers.time()
+            self.timers.call_later(max(_GATHER, pause), lambda: self._push(job.driver))
 
     def _push(self, driver: bytes) -> None:
+        self._soon.discard(driver)
+        self._next[driver] = self.timers.time() + _EACH * self._waiting
         if not self.clients.push(driver, "pending"):
-            del self._due[driver]
+            del self._next[driver]

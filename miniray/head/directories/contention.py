@@ -87,6 +87,20 @@ class Revocations:
         if self._asked or self._grants.waiting:
             self.arm()
 
+    def swap(self, client_id: bytes, kept: int, instead: int) -> None:
+        """Take back an equal lease, which its client does not use, in place of one asked for."""
+        lease, other = self._leases.leases.get(kept), self._leases.leases.get(instead)
+        if lease is None or other is None or lease.group is not other.group:
+            return
+        if lease.group.client_id != client_id or not lease.revoked or lease.returned:
+            return
+        lease.revoked, other.revoked = False, True
+        for asked in self._asked.values():
+            for numbers in asked:
+                if kept in numbers:
+                    numbers.remove(kept)
+                    numbers.add(instead)
+
     def _look(self) -> None:
         self._armed = False
         self._forget_done()

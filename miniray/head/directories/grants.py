@@ -114,7 +114,7 @@ class GrantTable:
         *,
         epoch: int,
         pending_warning: float,
-        on_wait: Callable[[bytes], None],
+        on_wait: Callable[[bytes, int], None],
     ) -> None:
         self.scheduler = scheduler
         self.timers = timers
@@ -123,7 +123,8 @@ class GrantTable:
         self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
         #: Seconds of waiting after which that is told.
         self.warn_after = pending_warning
-        #: Called with the id of a job of which something has waited long, or cannot be served.
+        #: Called with the id of a job of which something has waited long, or cannot be served, and
+        #: how many requests wait.
         self._on_wait = on_wait
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
@@ -249,7 +250,7 @@ class GrantTable:
         if state.group_id in self.waiting_groups:
             reason = self.scheduler.explain_group(state.group_id)
             if reason is not None and reason.infeasible:
-                self._on_wait(requester.job_of(state.group_id))
+                self._on_wait(requester.job_of(state.group_id), len(self.waiting))
             else:
                 self.timers.call_later(self.warn_after, lambda: self._tell_group(state.group_id))
             self._tell_contention()
@@ -327,11 +328,12 @@ class GrantTable:
     def _tell_wait(self, number: int) -> None:
         request = self.waiting.get(number)
         if request is not None:
-            self._on_wait(request.requester.describe(request.token).job_id)
+            job_id = request.requester.describe(request.token).job_id
+            self._on_wait(job_id, len(self.waiting))
 
     def _tell_group(self, id: bytes) -> None:
         if id in self.waiting_groups:
-            self._on_wait(self._group_requesters[id].job_of(id))
+            self._on_wait(self._group_requesters[id].job_of(id), len(self.waiting))
 
 
 def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
