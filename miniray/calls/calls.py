@@ -8,6 +8,7 @@ decided by its *channel*: an actor's client, or the leases of a task's shape.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import threading
@@ -52,36 +53,23 @@ logger = logging.getLogger(__name__)
 NOT_ATTACHED = "this process is not attached to its cluster any more"
 
 
+@dataclasses.dataclass(eq=False)
 class CallTable:
-    """The calls in flight of this process. Thread-safe.
+    """The calls in flight of this process. Thread-safe."""
 
-    Args:
-        table: The objects of this process.
-        borrowing: Of this process.
-        shared_memory: Where large arguments go.
-        peers: The processes that this one talks to.
-        link: To the daemon; without it no call can be answered.
-        call_later: Runs a function after so many seconds.
-        recover: Makes a lost value again, or tells why not; see ``recovery.py``.
-    """
+    _table: ObjectTable
+    _borrowing: Borrowing
+    #: Where large arguments go.
+    _shared_memory: SharedMemory
+    _peers: PeerTable
+    #: To the daemon; without it no call can be answered.
+    _link: NodeLink
+    #: Runs a function after so many seconds.
+    _call_later: Callable[[float, Callable[[], None]], object]
+    #: Makes a lost value again, or tells why not; see ``recovery.py``.
+    _recover: Callable[[Entry, Value], str | None]
 
-    def __init__(
-        self,
-        table: ObjectTable,
-        borrowing: Borrowing,
-        shared_memory: SharedMemory,
-        peers: PeerTable,
-        link: NodeLink,
-        call_later: Callable[[float, Callable[[], None]], object],
-        recover: Callable[[Entry, Value], str | None],
-    ) -> None:
-        self._table = table
-        self._borrowing = borrowing
-        self._shared_memory = shared_memory
-        self._peers = peers
-        self._link = link
-        self._call_later = call_later
-        self._recover = recover
+    def __post_init__(self) -> None:
         self.next_number = itertools.count(1).__next__
         self.open: dict[int, Call] = {}
         self.ended = EndedCalls()

@@ -9,6 +9,7 @@ lost together with this process. Bookkeeping only: running a task again is for o
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -24,27 +25,20 @@ if TYPE_CHECKING:
     from miniray.messages.value import Value
 
 
+@dataclasses.dataclass(eq=False)
 class Lineage:
-    """The origins of this process's results, bounded in number and size. Thread-safe.
+    """The origins of this process's results, bounded in number and size. Thread-safe."""
 
-    Args:
-        max_calls: How many are kept.
-        max_bytes: Bytes of arguments that they keep in this process.
-        max_pinned: Bytes of values that they keep alive.
-        size_of: Returns the bytes of an object, 0 if that is not known here.
-    """
+    #: How many are kept.
+    _max_calls: int
+    #: Bytes of arguments that they keep in this process.
+    _max_bytes: int
+    #: Bytes of values that they keep alive.
+    _max_pinned: int
+    #: Returns the bytes of an object, 0 if that is not known here.
+    _size_of: Callable[[bytes], int]
 
-    def __init__(
-        self,
-        max_calls: int,
-        max_bytes: int,
-        max_pinned: int,
-        size_of: Callable[[bytes], int],
-    ) -> None:
-        self._max_calls = max_calls
-        self._max_bytes = max_bytes
-        self._max_pinned = max_pinned
-        self._size_of = size_of
+    def __post_init__(self) -> None:
         self._bytes = self._pinned_bytes = 0
         #: Values that origins keep alive, by object or, of arguments, by number: bytes, how often.
         self._pinned: dict[bytes | int, tuple[int, int]] = {}

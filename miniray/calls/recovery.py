@@ -7,6 +7,7 @@ again together, so that what several values were made from is made once.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +37,17 @@ _LIMITS = (
 )
 
 
+@dataclasses.dataclass(eq=False)
 class ValueRecovery:
     """Runs tasks again whose results were lost. Thread-safe."""
 
-    def __init__(
-        self,
-        table: ObjectTable,
-        borrowing: Borrowing,
-        calls: CallTable,
-        link: NodeLink,
-    ) -> None:
-        self._table = table
-        self._borrowing = borrowing
-        self._calls = calls
-        self._lineage = calls.lineage
-        self._link = link
+    _table: ObjectTable
+    _borrowing: Borrowing
+    _calls: CallTable
+    _link: NodeLink
+
+    def __post_init__(self) -> None:
+        self._lineage = self._calls.lineage
         #: By node: objects whose values were there and are lost, while the daemon looks up the
         #: others.
         self._missing: dict[bytes, set[bytes]] = {}

@@ -194,11 +194,8 @@ class TaskClient(Channel):
                 # Not under the lock: a call that waits for its result may need another channel's.
                 self._loop.call_soon(lambda: self._calls.fail_value(call, error))
                 return
-        call.peer = lease.peer
-        lease.calls[call.number] = call
-        if lease.remaining > 0:
-            lease.remaining -= 1
-        lease.peer.post(
+        call.peer = peer = lease.give(call)
+        peer.post(
             (
                 p.PEER_TASK,
                 call.number,

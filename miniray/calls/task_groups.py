@@ -244,6 +244,13 @@ class HeldLease:
         self.remaining = 1 if self.group.spread else max_calls or -1
         self._unused = max_calls - self.remaining
 
+    def give(self, call: Call) -> Peer:
+        """Note that a task is sent; return where to."""
+        self.calls[call.number] = call
+        if self.remaining > 0:
+            self.remaining -= 1
+        return self.peer
+
     @property
     def calls_left(self) -> int:
         """How many tasks its worker may run after those sent; 0 also if there is no limit."""

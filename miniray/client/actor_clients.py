@@ -260,7 +260,8 @@ class ActorClients(Channel):
         death: tuple[Any, ...] | None,
     ) -> None:
         """Take the head's word on where an actor is, or why it is dead."""
-        if state == DEAD or (state == ALIVE and not self._may_restart(id)):
+        creation = self._creation.get(id)
+        if creation and (state == DEAD or (state == ALIVE and not creation.options.may_restart)):
             self._drop_creation(id)
         client = self._clients.get(id)
         if client is None:
@@ -304,10 +305,6 @@ class ActorClients(Channel):
         client = self._clients.get(id)
         if client is not None and client.state == DEAD:
             self._clients.pop(id, None)
-
-    def _may_restart(self, id: bytes) -> bool:
-        call = self._creation.get(id)
-        return call is not None and call.options.may_restart
 
     def _drop_creation(self, id: bytes) -> None:
         call = self._creation.pop(id, None)

@@ -60,9 +60,6 @@ class ClusterRequests(RuntimeHead):
         )
         return found
 
-    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
-        self.link.head_request("kill_actor", actor.binary(), no_restart)
-
     # --- placement groups ----------------------------------------------------------
     def create_placement_group(
         self,
@@ -124,10 +121,6 @@ class ClusterRequests(RuntimeHead):
         else:
             self.link.head_request("remove_placement_group", id)
 
-    def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
-        found: dict[str, Any] = self.link.head_request("placement_group_table", id)
-        return found
-
     def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
         found: bytes | None = self.link.head_request(
             "find_placement_group", name, namespace or self.facts.namespace
@@ -135,18 +128,6 @@ class ClusterRequests(RuntimeHead):
         return found
 
     # --- the cluster ---------------------------------------------------------------
-    def nodes(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.link.head_request("nodes")
-        return found
-
-    def cluster_resources(self) -> dict[str, float]:
-        found: dict[str, float] = self.link.head_request("cluster_resources")
-        return found
-
-    def available_resources(self) -> dict[str, float]:
-        found: dict[str, float] = self.link.head_request("available_resources")
-        return found
-
     def head_call(self, method: str, *args: Any) -> Any:
         return self.link.head_request(method, *args)
 

@@ -304,7 +304,8 @@ class JobConnection:
             try:
                 with self._cluster().attached() as attachment:
                     while not over:
-                        data, offset, over = _more(attachment, name, offset)
+                        request = attachment.link.head_request
+                        data, offset, over = request("read_job_log", name, offset, True)
                         cut_at = None
                         if data:
                             yield data
@@ -329,8 +330,3 @@ class JobConnection:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.close()
-
-
-def _more(attachment: Attachment, name: str, offset: int) -> tuple[bytes, int, bool]:
-    data, end, over = attachment.link.head_request("read_job_log", name, offset, True)
-    return data, end, over

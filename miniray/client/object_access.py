@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -67,38 +68,26 @@ class FutureThreads:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclasses.dataclass(eq=False)
 class ObjectAccess(RuntimeObjects):
-    """Values, from wherever they are.
+    """Values, from wherever they are."""
 
-    Args:
-        refs: Of this process.
-        shared_memory: Of this node.
-        waits: How this process waits.
-        threads: Read values of futures.
-        unseen_errors: Is told which errors user code gets.
-        recover: Makes a lost value again, or tells why not; see ``recovery.py``.
-        why_missing: For a value that was not ready within a timeout: the name of the call that
-            makes it, and a sentence on what that waits for.
-    """
+    _refs: RefTracking
+    _shared_memory: SharedMemory
+    #: How this process waits.
+    _waits: Waits
+    #: Read values of futures.
+    _threads: FutureThreads
+    #: Is told which errors user code gets.
+    _unseen_errors: UnseenErrors
+    #: Makes a lost value again, or tells why not; see ``recovery.py``.
+    _recover_value: Callable[[Entry, Value], str | None]
+    #: For a value that was not ready within a timeout: the name of the call that makes it, and a
+    #: sentence on what that waits for.
+    _why_missing: Callable[[bytes, float | None], tuple[str, str]]
 
-    def __init__(
-        self,
-        refs: RefTracking,
-        shared_memory: SharedMemory,
-        waits: Waits,
-        threads: FutureThreads,
-        unseen_errors: UnseenErrors,
-        recover: Callable[[Entry, Value], str | None],
-        why_missing: Callable[[bytes, float | None], tuple[str, str]],
-    ) -> None:
-        self._refs = refs
-        self._table = refs.table
-        self._shared_memory = shared_memory
-        self._waits = waits
-        self._unseen_errors = unseen_errors
-        self._recover_value = recover
-        self._why_missing = why_missing
-        self._threads = threads
+    def __post_init__(self) -> None:
+        self._table = self._refs.table
 
     def put(self, value: Any) -> ObjectRef[Any]:
         if hooks.dropped:

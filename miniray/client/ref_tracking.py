@@ -6,6 +6,7 @@ comes by and at the latest by the I/O thread. Pickled and unpickled refs are see
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 from typing import TYPE_CHECKING, Any
@@ -26,21 +27,17 @@ _DRAIN_AGAIN = 0.02
 _SETTLE = 1.0
 
 
+@dataclasses.dataclass(eq=False)
 class RefTracking:
     """Counts the refs of this process."""
 
-    def __init__(
-        self,
-        loop: IOLoop,
-        table: ObjectTable,
-        shared_memory: SharedMemory,
-        borrowing: Borrowing,
-    ) -> None:
-        self._loop = loop
-        #: The objects of this process.
-        self.table = table
-        self._shared_memory = shared_memory
-        self._borrowing = borrowing
+    _loop: IOLoop
+    #: The objects of this process.
+    table: ObjectTable
+    _shared_memory: SharedMemory
+    _borrowing: Borrowing
+
+    def __post_init__(self) -> None:
         #: The last look of the I/O thread found nothing dropped.
         self._quiet = False
         #: Held by the thread that counts dropped refs.

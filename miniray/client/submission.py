@@ -164,14 +164,14 @@ class Submission(RuntimeCalls):
         self.calls.cancel(ref, force, recursive)
 
 
+@dataclasses.dataclass(eq=False)
 class Returns:
     """What calls return at once: refs that get their values later, or a generator of refs."""
 
-    def __init__(self, table: ObjectTable, calls: CallTable, loop: IOLoop, waits: Waits) -> None:
-        self._table = table
-        self._calls = calls
-        self._loop = loop
-        self._waits = waits
+    _table: ObjectTable
+    _calls: CallTable
+    _loop: IOLoop
+    _waits: Waits
 
     def of(
         self, number: int, options: TaskOptions | MethodOptions

@@ -3,7 +3,7 @@
 ``miniray.get``, ``.remote()`` and the other public names call only what is
 declared here. The cluster (``client/cluster_runtime.py``) is the first
 implementation; another engine can be a second one without a change to the API
-modules. Nothing here does any work.
+modules. All that is done here is to ask the head what it answers as it is.
 """
 
 from __future__ import annotations
@@ -182,9 +182,9 @@ class RuntimeHead(abc.ABC):
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
         """Return the names (and namespaces) of the living named actors."""
 
-    @abc.abstractmethod
     def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
         """End an actor's process at once."""
+        self.head_call("kill_actor", actor.binary(), no_restart)
 
     # --- placement groups ----------------------------------------------------------
     @abc.abstractmethod
@@ -210,26 +210,30 @@ class RuntimeHead(abc.ABC):
     def remove_placement_group(self, id: bytes) -> None:
         """Release a group; what runs in it ends."""
 
-    @abc.abstractmethod
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
         """Return a group's table (bundle_cache, strategy, state), or those of all by hex id."""
+        found: dict[str, Any] = self.head_call("placement_group_table", id)
+        return found
 
     @abc.abstractmethod
     def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
         """Return the id of the named group, or None."""
 
     # --- the cluster ---------------------------------------------------------------
-    @abc.abstractmethod
     def nodes(self) -> list[dict[str, Any]]:
         """Return Ray's list of nodes: NodeID, Alive, NodeManagerAddress, Resources, ..."""
+        found: list[dict[str, Any]] = self.head_call("nodes")
+        return found
 
-    @abc.abstractmethod
     def cluster_resources(self) -> dict[str, float]:
         """Return the totals over the living nodes."""
+        found: dict[str, float] = self.head_call("cluster_resources")
+        return found
 
-    @abc.abstractmethod
     def available_resources(self) -> dict[str, float]:
         """Return what is free over the living nodes."""
+        found: dict[str, float] = self.head_call("available_resources")
+        return found
 
     @abc.abstractmethod
     def head_call(self, method: str, *args: Any) -> Any:

@@ -80,6 +80,10 @@ class Spans:
         #: ask each time costs nothing while nothing is recorded.
         self.switches: dict[str, Callable[[bool], object]] = {}
 
+    def write_to(self, ring: Ring) -> None:
+        """Keep calls that took long where the daemon finds them, too."""
+        self.ring = ring
+
     def call(self, name: str, started: float, seconds: float, ok: bool, of: Any) -> None:
         """Note a call that has ended; ``of`` is its caller's process and number."""
         if self.ring is not None and seconds > LONG:

@@ -249,14 +249,11 @@ class Head:
             node.send(stop=head_pb2.Stop(reason=reason))
             self.lose(node, reason)
             return None
-        self._tell_joined(node, back=came_back)
-        return node
-
-    def _tell_joined(self, node: ClusterNode, *, back: bool) -> None:
         if not node.drivers_only:
-            event = "back" if back else "joined"
-            text = f"Node {node.name} ({node.hostname}) {'is back' if back else 'has joined'}."
+            event, what = ("back", "is back") if came_back else ("joined", "has joined")
+            text = f"Node {node.name} ({node.hostname}) {what}."
             self.cluster.events.add("NODE", event, text, node_id=node.name)
+        return node
 
     def _welcome(self, node: ClusterNode) -> None:
         """Add a node, and queue its welcome before anything that its capacity leads to."""
@@ -286,7 +283,7 @@ class Head:
             event, severity = ("left", "INFO") if left else ("lost", "ERROR")
             self.cluster.events.add("NODE", event, f"{text}{reason}.", severity, node_id=node.name)
         self.cluster.nodes.remove(node, reason)
-        self.cluster.grants.remove_node(node.name)
+        self.cluster.grants.decide(self.cluster.scheduler.remove_node, node.name)
         self.cluster.actors.node_never_came(node.id)  # what it was to report, if that was refused
         self.cluster.clients.node_lost(node)
         self.cluster.drains.left()

@@ -216,7 +216,8 @@ async def _run(options: HeadOptions) -> None:
     logger.info("the head listens at %s", address)
     logger.info("the head stops: %s", await stop)
     liveness.cancel()
-    await _stop(head, server)
+    head.stop("the cluster was stopped")
+    await server.stop(_STOP_SECONDS)
     if storage is not None:
         await storage.close()
 
@@ -303,8 +304,3 @@ async def _listen_tcp(
             refusal = error
     tried = f" It was tried for {options.port_patience:g} s." if options.port_patience else ""
     raise AddressInUseError(f"{refusal}{tried}")
-
-
-async def _stop(head: Head, server: grpc.aio.Server) -> None:
-    head.stop("the cluster was stopped")
-    await server.stop(_STOP_SECONDS)

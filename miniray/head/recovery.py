@@ -137,7 +137,13 @@ class HeadRecovery:
         has_job = cluster.submissions.has_lease
         lasting = {number for number, (report, _) in running.items() if report.actor_id}
         lasting |= {number for number in running if has_job(number)}
-        cluster.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
+        cluster.grants.decide(
+            cluster.scheduler.add_node,
+            node.pool,
+            bundles=bundles.items(),
+            leases=leases.items(),
+            lasting=lasting,
+        )
         for group_id in dict.fromkeys(key[0] for key in bundles):
             cluster.placement_groups.reported(group_id)
         for message in lately:
@@ -181,12 +187,12 @@ class HeadRecovery:
             logger.warning("node %s did not come back after the head's restart", name)
             cluster.actors.node_never_came(bytes.fromhex(name))
             cluster.submissions.node_never_came(name)
-            cluster.grants.remove_node(name)
+            cluster.grants.decide(cluster.scheduler.remove_node, name)
         self._expected.clear()
         for name in self.awaited:
             cluster.kv.delete(_NODES, name)
         self.awaited.clear()
-        cluster.grants.await_no_more()
+        cluster.grants.decide(cluster.scheduler.await_no_more)
         for job in cluster.jobs.all():
             if job.ended is None and cluster.clients.get(job.driver) is None:
                 cluster.driver_ended(job.driver)

@@ -110,13 +110,14 @@ class ClusterState:
         return [*(actor.id for actor in actors.all()), *(id for id, _ in actors.dead())]
 
     def _living_row(self, actor: Actor) -> dict[str, Any]:
+        group = actor.spec.group
         return {
             **self._actor(actor),
             "job_id": actor.job_id.hex(),
             "started": actor.arguments is not None,
             "required_resources": dict(actor.spec.placement_resources),
             "is_detached": actor.spec.detached,
-            "placement_group_id": _group_of(actor),
+            "placement_group_id": group and group.placement_group_id.hex(),
             "why_waits": self.waiting.why_actor_waits(actor),
         }
 
@@ -399,19 +400,10 @@ def _ray_node(node: ClusterNode) -> dict[str, Any]:
     }
 
 
-def _group_of(actor: Actor) -> str | None:
-    group = actor.spec.group
-    return group.placement_group_id.hex() if group is not None else None
-
-
 def _pool_used(pool: ResourcePool) -> dict[str, float]:
-    total = {name: from_units(units) for name, units in pool.totals().items()}
-    free = {name: from_units(units) for name, units in pool.unused().items()}
-    return _positive(_used(total, free))
-
-
-def _used(total: dict[str, float], free: dict[str, float]) -> dict[str, float]:
-    return {name: amount - free.get(name, 0.0) for name, amount in total.items()}
+    free = pool.unused()
+    used = {name: units - free.get(name, 0) for name, units in pool.totals().items()}
+    return _positive({name: from_units(units) for name, units in used.items()})
 
 
 def _positive(amounts: dict[str, float]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.object_ref import ObjectRef
 from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from miniray.calls.call import RefArgument
     from miniray.client.cluster_runtime import ClusterRuntime
-    from miniray.common.object_ref import ObjectRef
     from miniray.messages.value import Value
     from miniray.worker.work import Work
 
@@ -47,7 +47,7 @@ def _load_held(runtime: ClusterRuntime, work: Work) -> Arguments:
             contained = (*contained, *refs_in(value))
     if contained:
         adopt = runtime.table.adopt
-        work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
+        work.held = [adopt(id, node)[0] if node else ObjectRef(id, b"") for id, node in contained]
     try:
         return _load_all(runtime, work.arguments, work.refs)
     except NOT_ERRORS as error:
@@ -194,9 +194,3 @@ def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any
             raise
         raise ArgumentLostError(id, payload) from error
     return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
-
-
-def _plain_ref(id: bytes) -> ObjectRef[Any]:
-    from miniray.common.object_ref import ObjectRef
-
-    return ObjectRef(id, b"")

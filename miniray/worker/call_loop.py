@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextvars
+import dataclasses
 import functools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -40,31 +41,22 @@ def call_in(
             raise
 
 
+@dataclasses.dataclass(eq=False)
 class CallLoop:
-    """Calls that share an event loop.
+    """Calls that share an event loop."""
 
-    Args:
-        runtime: That of the process.
-        execute: Runs a call, with its arguments if these have been loaded, and answers it, also
-            if loading them has failed.
-        answer_error: Answers a call with an error.
-        limit: How many calls run at once.
-        loaders: Threads in which arguments are waited for.
-    """
+    _runtime: ClusterRuntime
+    #: Runs a call, with its arguments if these have been loaded, and answers it, also if loading
+    #: them has failed.
+    _execute: Callable[[Work, Loaded | None], Coroutine[Any, Any, None]]
+    #: Answers a call with an error.
+    _answer_error: Callable[[Work, BaseException], None]
+    #: How many more calls may run now.
+    _free: int
+    #: Threads in which arguments are waited for.
+    _loaders: concurrent.futures.Executor
 
-    def __init__(
-        self,
-        runtime: ClusterRuntime,
-        execute: Callable[[Work, Loaded | None], Coroutine[Any, Any, None]],
-        answer_error: Callable[[Work, BaseException], None],
-        limit: int,
-        loaders: concurrent.futures.Executor,
-    ) -> None:
-        self._runtime = runtime
-        self._execute = execute
-        self._answer_error = answer_error
-        self._free = limit
-        self._loaders = loaders
+    def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._inbox: collections.deque[Work] = collections.deque()

@@ -155,7 +155,8 @@ class Revocations:
     def _requeue_groups_above_their_share(self) -> None:
         """Move groups that should give leases behind those with fewer that wait too."""
         waiting = self._first_waiting()
-        shares = [_held_by(request) for request in waiting]
+        groups = [_group_of(request) for request in waiting]
+        shares = [0 if group is None else len(group.leases) for group in groups]
         since = list(self._grants.waiting_groups.values())
         fewest = min(shares, default=0) if not since else 0
         since += [r.since for r, share in zip(waiting, shares, strict=True) if share == fewest]
@@ -272,11 +273,6 @@ def _group_of(request: Request) -> TaskLeaseGroup | None:
 
 def _is_held(lease: TaskLease) -> bool:
     return bool(lease.process_id) and lease.may_be_asked_for
-
-
-def _held_by(request: Request) -> int:
-    group = _group_of(request)
-    return 0 if group is None else len(group.leases)
 
 
 @dataclasses.dataclass(eq=False)

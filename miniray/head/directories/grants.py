@@ -17,13 +17,12 @@ from miniray.common.series import COUNTED, SECONDS, took
 from miniray.head.scheduling.demands import LeaseRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
 
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import GroupPlacement
     from miniray.head.scheduling.demands import Decisions, Demand
     from miniray.head.scheduling.reasons import Reason
-    from miniray.head.scheduling.resources import ResourcePool
     from miniray.head.scheduling.scheduler import ClusterScheduler
     from miniray.head.scheduling.table import ResourceLease
 
@@ -217,30 +216,9 @@ class GrantTable:
         return self.scheduler.lease(number)
 
     # --- nodes and groups ----------------------------------------------------------
-    def add_node(
-        self,
-        pool: ResourcePool,
-        bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
-        leases: Iterable[tuple[int, Allocation]] = (),
-        actors: Collection[int] = (),
-    ) -> None:
-        """Add a node with what runs there; ValueError if that does not fit it."""
-        now = self.timers.time()
-        self.apply(self.scheduler.add_node(pool, now, bundles, leases, actors))
-
-    def await_no_more(self) -> None:
-        self.apply(self.scheduler.await_no_more(self.timers.time()))
-
-    def remove_node(self, name: str) -> None:
-        self.apply(self.scheduler.remove_node(name, self.timers.time()))
-
-    def drain(self, name: str, draining: bool) -> None:
-        self.apply(self.scheduler.drain_node(name, self.timers.time(), draining))
-
-    def set_in_service(self, name: str, resource: str, device: str, why: str) -> None:
-        """Take a device out of service and say why; or back, with an empty reason."""
-        now = self.timers.time()
-        self.apply(self.scheduler.set_device_in_service(name, resource, device, not why, now, why))
+    def decide(self, change: Callable[..., Decisions], *what: Any, **how: Any) -> None:
+        """Carry out what a change of the scheduler leads to, such as ``scheduler.remove_node``."""
+        self.apply(change(*what, now=self.timers.time(), **how))
 
     def create_group(self, state: GroupPlacement, requester: GroupRequester) -> None:
         now = self.timers.time()

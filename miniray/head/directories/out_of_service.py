@@ -73,7 +73,7 @@ class Drains:
 
     def _set(self, node: ClusterNode, *, draining: bool) -> None:
         node.draining = draining
-        self.grants.drain(node.name, draining)
+        self.grants.decide(self.grants.scheduler.drain_node, node.name, draining=draining)
 
     def _find(self, prefix: str) -> ClusterNode:
         found = [
@@ -139,7 +139,8 @@ class Quarantines:
             why = out_now.get(device, "")
             if why != out.get(device):
                 self._tell(node, *device, why)
-                self.grants.set_in_service(node.name, *device, why)
+                change = self.grants.scheduler.set_device_in_service
+                self.grants.decide(change, node.name, *device, in_service=not why, why=why)
         for quarantine in node.quarantines:
             if quarantine.process_id not in before:
                 self._warn(node, quarantine)

@@ -7,6 +7,7 @@ daemons' truth, and how it ended too: there is no supervisor to ask.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import re
 import time
@@ -74,22 +75,17 @@ class JobKeeper(Protocol):
         """Call back when all changes up to now are kept, or cannot be."""
 
 
+@dataclasses.dataclass(eq=False)
 class SubmittedJobs:
     """The jobs by id and by lease. Implements ``grants.Requester`` for them."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        nodes: NodeDirectory,
-        clients: ClientDirectory,
-        jobs: JobDirectory,
-        keeper: JobKeeper,
-    ) -> None:
-        self._grants = grants
-        self._nodes = nodes
-        self._clients = clients
-        self._jobs = jobs
-        self._keeper = keeper
+    _grants: GrantTable
+    _nodes: NodeDirectory
+    _clients: ClientDirectory
+    _jobs: JobDirectory
+    _keeper: JobKeeper
+
+    def __post_init__(self) -> None:
         self._by_name: dict[str, SubmittedJob] = {}
         self._by_lease: dict[int, SubmittedJob] = {}
         #: After a restart of the head: jobs whose nodes are to report them, by lease.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import operator
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
@@ -121,10 +120,6 @@ class _Load:
         self.held = allocations
 
 
-def _is_unused(load: _Load) -> bool:
-    return not load.count
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Level:
     """A bundle that is being placed, and where it may go and was not tried."""
@@ -199,11 +194,15 @@ class _Search:
             self._hopeless.add(self._state())
             levels.pop()
             if not levels or self._patience.steps <= 0:
-                self._undo()
+                while self._placed:
+                    self._go_back()
                 return False
-            load, before = self._placed.pop()
-            load.take_off(before)
+            self._go_back()
         return True
+
+    def _go_back(self) -> None:
+        load, before = self._placed.pop()
+        load.take_off(before)
 
     def found(self) -> dict[int, tuple[ResourcePool, Allocation]]:
         found = {}
@@ -222,8 +221,8 @@ class _Search:
 
     def _choices(self, spec: BundleSpec) -> Iterator[_Load]:
         """Iterate over the nodes for a bundle, one of each state; nodes to rearrange come last."""
-        key = operator.attrgetter("count") if self._spread else _is_unused
-        ranked = sorted(self._places[spec], key=key)
+        places = self._places[spec]
+        ranked = sorted(places, key=lambda load: load.count if self._spread else not load.count)
         tried = set()
         for fits in (True, False):
             for load in ranked:
@@ -247,8 +246,3 @@ class _Search:
     def _state(self) -> Hashable:
         """Return what is equal for states of all nodes in which the rest has the same places."""
         return len(self._placed), tuple(sorted(map(self._state_of, self._loads)))
-
-    def _undo(self) -> None:
-        while self._placed:
-            load, before = self._placed.pop()
-            load.take_off(before)

@@ -46,7 +46,8 @@ def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) 
                 return None
             state = (level, *sorted(left))
             states.append(state)
-            may_work = state not in hopeless and _room(left, sizes[-1]) >= rest[level]
+            room = sum(free for free in left if free >= sizes[-1])  # which can take any share
+            may_work = state not in hopeless and room >= rest[level]
             choices.append(_devices_to_try(left, sizes[level]) if may_work else iter(()))
         position = next(choices[level], None)
         if position is not None:
@@ -62,11 +63,6 @@ def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) 
     for index, position in zip(order, chosen, strict=True):
         found[index] = position
     return found
-
-
-def _room(left: list[int], smallest: int) -> int:
-    """Return the capacity on devices that can take any share at all."""
-    return sum(free for free in left if free >= smallest)
 
 
 def _devices_to_try(left: list[int], size: int) -> Iterator[int]:

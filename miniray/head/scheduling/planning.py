@@ -19,7 +19,6 @@ from miniray.head.scheduling.policies import avoid_accelerators, least_used, pac
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from miniray.common.amounts import Needs
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import BundleSpec, GroupPlacement
     from miniray.head.scheduling.resources import ResourcePool
@@ -118,7 +117,9 @@ class _Planner:
         totals = total_needs(self.specs.values())
         rank = pack_then_spread(self._names, self.threshold)
         patience = Patience(self.steps)
-        roomy = [node for node in allowed if _may_hold(node, totals)]
+        roomy = [
+            node for node in allowed if all(_free(node, name) >= units for name, units in totals)
+        ]
         for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
             made = assign(self.specs, [node], self.owner, patience)
             if made is not None:
@@ -197,11 +198,6 @@ def may_have_room(
         else:
             return False
     return True
-
-
-def _may_hold(node: ResourcePool, totals: Needs) -> bool:
-    """Return whether a node may hold the sum of all bundles; refuses none that could."""
-    return all(_free(node, name) >= units for name, units in totals)
 
 
 def _free(node: ResourcePool, name: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import heapq
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.specs import BundleAffinity, NodeAffinity
@@ -60,11 +61,10 @@ class PoolSet:
         #: Changes whenever what is feasible may have changed.
         self.topology = 0
         self.changes = ChangeLog()
-        self._orders = 0
+        self._orders = itertools.count(1).__next__
 
     def add(self, key: Hashable, pool: ResourcePool) -> None:
-        self._orders += 1
-        pool.order = self._orders
+        pool.order = self._orders()
         self.pools[key] = pool
         self.topology += 1
         self.device_names.update(pool.devices)

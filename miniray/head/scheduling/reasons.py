@@ -299,6 +299,7 @@ def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
 def _shortage_of(pool: ResourcePool, name: str, units: int) -> Reason:
     """Say how much of one resource is missing on a node or in a bundle."""
     of_devices = name in pool.devices
+    _, bundle_index = pool.key or (b"", -1)
     return Reason(
         ReasonKind.BUSY,
         name,
@@ -306,7 +307,7 @@ def _shortage_of(pool: ResourcePool, name: str, units: int) -> Reason:
         _available(pool, name, units),
         _most(pool, name, units),
         pool.node_id,
-        -1 if pool.key is None else pool.key[1],
+        bundle_index,
         of_devices,
         describe_quarantined(pool, name) if of_devices else "",
     )
