@@ -58,29 +58,6 @@ def fit(fit: Any, tmp_path: Path) -> Callable[..., Result]:
     return run
 
 
-@pytest.fixture
-def memory_group() -> Iterator[str]:
-    """A control group that may use 64 MiB; empty where none can be made."""
-    root = Path("/sys/fs/cgroup")
-    limits = ((root / "memory", "memory.limit_in_bytes"), (root, "memory.max"))
-    for parent, limit in limits:
-        folder = parent / f"miniray-test-{os.getpid()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / limit).write_text(str(64 << 20))
-        except OSError:
-            folder.rmdir()
-            continue
-        yield str(folder)
-        wait_until(lambda folder=folder: not (folder / "cgroup.procs").read_text(), timeout=10)
-        folder.rmdir()
-        return
-    yield ""
-
-
 def pids(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("pid")) for path in folder.glob("pid*")]
 
