@@ -82,7 +82,7 @@ class _Commands(dict[str, Any]):
 #: Only the module of the command that is called is imported.
 _COMMANDS = _Commands(
     {
-        "dashboard": "dashboard.dashboard",
+        "dashboard": "look.dashboard",
         "debug": "debug.debug",
         "drain": "stop.drain",
         "get": "state.get",
@@ -91,18 +91,18 @@ _COMMANDS = _Commands(
         "list": "state.list_",
         "logs": "logs.logs_",
         "memory": "memory.memory",
-        "metrics": "profile.metrics",
-        "profile": "profile.profile",
+        "metrics": "look.metrics",
+        "profile": "look.profile",
         "run": "run.run",
         "slurm": "run.slurm",
         "ssh": "run.ssh",
-        "stack": "profile.stack",
+        "stack": "look.stack",
         "start": "start.start",
         "status": "status.status",
         "stop": "stop.stop",
         "summary": "state.summary_",
-        "timeline": "profile.timeline",
-        "why": "why.why",
+        "timeline": "look.timeline",
+        "why": "look.why",
     }
 )
 

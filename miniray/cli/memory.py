@@ -5,13 +5,11 @@ What is shown is decided by pure functions over `ClusterMemoryState`.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import cluster_options
+from miniray.cli.parsing import asks_cluster, json_option, print_json
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.common.ids import short_id
 from miniray.common.names import UNITS, format_bytes
@@ -21,7 +19,7 @@ from miniray.util.memory_records import cluster_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.cli.services import Services
+    from miniray.client.command_connection import CommandConnection
     from miniray.util.state_records import ClusterMemoryState, ObjectState
 
 #: What to sort by: the largest first, others in their order.
@@ -46,7 +44,6 @@ _MORE = "not shown; --limit shows more"
 
 
 @click.command()
-@cluster_options
 @click.option(
     "--sort-by",
     type=click.Choice(list(_SORTS), case_sensitive=False),
@@ -81,12 +78,10 @@ _MORE = "not shown; --limit shows more"
     show_default=True,
     help="Seconds that a busy process may take to answer.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.pass_obj
+@json_option
+@asks_cluster
 def memory(
-    services: Services,
-    address: str | None,
-    token_file: str | None,
+    cluster: CommandConnection,
     sort_by: str,
     group_by: str | None,
     units: str,
@@ -96,15 +91,14 @@ def memory(
     as_json: bool,
 ) -> None:
     """Show what is in the object store, whose it is, and why it is still held."""
-    with contextlib.closing(services.connect(address, token_file)) as connection:
-        reports = connection.memory_report(limit, detail, timeout)
-        nodes = connection.listing("node_states")
+    reports = cluster.memory_report(limit, detail, timeout)
+    nodes = cluster.listing("node_states")
     state = cluster_memory(reports, nodes, limit, detail=detail)
     if as_json:
-        click.echo(json.dumps(state.asdict(), indent=2))
+        print_json(state.asdict())
         return
     show = MemoryView(state, sort_by.lower(), group_by and group_by.lower(), units.lower())
-    draw(show.headline(connection.address), show.sections())
+    draw(show.headline(cluster.address), show.sections())
 
 
 class MemoryView:

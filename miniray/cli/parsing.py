@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
@@ -11,12 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from miniray.common.names import printable
 from miniray.common.process_state import hide_argument
 from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from miniray.cli.services import Services
     from miniray.util.state_records import Filter
 
     ParamType = click.ParamType[Any]
@@ -43,6 +47,38 @@ def cluster_options(command: _Command) -> _Command:
         "yours on this machine needs its token.  [default: MINIRAY_ADDRESS, else the one started "
         "last, else that of a running program]",
     )(command)
+
+
+def asks_cluster(function: Callable[..., Any]) -> Any:
+    """Give a command the options of ``cluster_options``, and its function the connection first.
+
+    A ValueError of the function says what the user has named wrongly.
+    """
+
+    def run(
+        services: Services, /, address: str | None, token_file: str | None, **options: Any
+    ) -> None:
+        with contextlib.closing(services.connect(address, token_file)) as connection:
+            try:
+                function(connection, **options)
+            except ValueError as error:
+                raise click.ClickException(printable(str(error))) from None
+
+    return cluster_options(click.pass_obj(functools.update_wrapper(run, function)))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+
+
+def print_json(data: Any) -> None:
+    """Print plain data as JSON."""
+    click.echo(json.dumps(data, indent=2))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Tell what is missing in what is printed."""
+    for note in notes:
+        click.echo(printable(note), err=True)
 
 
 class JsonObject(ParamType):

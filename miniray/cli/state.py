@@ -6,7 +6,6 @@ shows.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import Condition, cluster_options
+from miniray.cli.parsing import Condition, asks_cluster, json_option, print_json
 from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
 from miniray.common.ids import short_id
@@ -23,9 +22,10 @@ from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.state import DEFAULT_TIMEOUT, KINDS, listed, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from miniray.cli.services import Services
+    from miniray.client.command_connection import CommandConnection
+    from miniray.util.state_records import Filter
 
 _ONES = {
     "actor": ("actors", "actor_id"),
@@ -40,10 +40,10 @@ _ONES = {
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.5
 
-Row = tuple[str, ...]
 
-
-def _clock(seconds: float) -> str:
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -54,112 +54,105 @@ def _actor_state(actor: Any) -> str:
     return str(actor.state)
 
 
-#: Of each kind the columns of its table, and the row of a record.
-_TABLES: dict[str, tuple[Row, Callable[[Any], Row]]] = {
-    "actors": (
-        ("Actor", "Class", "Name", "State", "Node", "Pid", "Restarts", "Job", "Why"),
-        lambda a: (
-            a.actor_id,
-            a.class_name,
-            a.name or "-",
-            _actor_state(a),
-            (a.node_id or "-")[:ID_LENGTH],
-            str(a.pid or "-"),
-            str(a.num_restarts),
-            a.job_id[:ID_LENGTH],
-            a.death_cause or a.why_waits or "-",
-        ),
-    ),
-    "tasks": (
-        ("Task", "Name", "Type", "State", "Runs for", "Node", "Pid", "Job", "Waits for"),
-        lambda t: (
-            t.task_id,
-            t.name,
-            t.type,
-            t.state,
-            "-" if t.seconds is None else format_duration(t.seconds),
-            t.node_id[:ID_LENGTH] or "-",
-            str(t.worker_pid or "-"),
-            t.job_id[:ID_LENGTH],
-            ", ".join(map(short_id, t.waits_for)) or "-",
-        ),
-    ),
-    "nodes": (
-        ("Node", "Address", "Host", "State", "Resources", "Why"),
-        lambda n: (
-            n.node_id + (" (head)" if n.is_head_node else ""),
-            n.node_ip,
-            n.node_name,
-            n.state,
-            describe_amounts(n.resources_total) or "-",
-            n.state_message or "-",
-        ),
-    ),
-    "workers": (
-        ("Worker", "Type", "Runs", "Node", "Pid", "Job"),
-        lambda w: (
-            w.worker_id,
-            w.worker_type,
-            w.name or "-",
-            w.node_id[:ID_LENGTH],
-            str(w.pid),
-            w.job_id[:ID_LENGTH],
-        ),
-    ),
-    "jobs": (
-        ("Job", "Status", "Started", "Ended", "Pid", "Entrypoint"),
-        lambda j: (
-            j.job_id,
-            j.status,
-            _clock(j.start_time / 1000),
-            "-" if j.end_time is None else _clock(j.end_time / 1000),
-            str(j.driver_info["pid"]),
-            j.entrypoint or "-",
-        ),
-    ),
-    "groups": (
-        ("Group", "Name", "State", "Strategy", "Bundles"),
-        lambda g: (
-            g.placement_group_id,
-            g.name or "-",
-            g.state,
-            g.strategy,
-            "; ".join(
-                f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
-                for bundle, node in zip(g.bundles, g.bundle_nodes, strict=True)
-            ),
-        ),
-    ),
-    "objects": (
-        ("Object", "Size", "State", "Type", "Owner", "Made at", "Node", "Why it is held"),
-        lambda o: (
-            o.object_id or "-",
-            format_bytes(o.object_size),
-            o.state,
-            o.reference_type,
-            o.owner or "-",
-            o.call_site or "-",
-            o.node_id[:ID_LENGTH],
-            o.why or "-",
-        ),
-    ),
-    "events": (
-        ("Time", "Severity", "What", "Message"),
-        lambda e: (
-            _clock(e.time),
-            e.severity,
-            f"{e.source_type} {e.event_type}",
-            e.message,
-        ),
-    ),
-    "waiting": (
-        ("Kind", "Names", "Count", "Since", "Why"),
-        lambda p: (p.kind, ", ".join(p.names) or "-", str(p.count), _clock(p.since), p.reason),
-    ),
+def _bundles(group: Any) -> str:
+    return "; ".join(
+        f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
+        for bundle, node in zip(group.bundles, group.bundle_nodes, strict=True)
+    )
+
+
+def _short_id(field: str) -> Callable[[Any], str]:
+    return lambda record: (record[field] or "")[:ID_LENGTH]
+
+
+_NODE, _JOB = _short_id("node_id"), _short_id("job_id")
+#: Of each kind the columns of its table: a field, or what makes a text of a record.
+_TABLES: dict[str, dict[str, str | Callable[[Any], Any]]] = {
+    "actors": {
+        "Actor": "actor_id",
+        "Class": "class_name",
+        "Name": "name",
+        "State": _actor_state,
+        "Node": _NODE,
+        "Pid": "pid",
+        "Restarts": lambda actor: str(actor.num_restarts),
+        "Job": _JOB,
+        "Why": lambda actor: actor.death_cause or actor.why_waits,
+    },
+    "tasks": {
+        "Task": "task_id",
+        "Name": "name",
+        "Type": "type",
+        "State": "state",
+        "Runs for": lambda task: task.seconds is not None and format_duration(task.seconds),
+        "Node": _NODE,
+        "Pid": "worker_pid",
+        "Job": _JOB,
+        "Waits for": lambda task: ", ".join(map(short_id, task.waits_for)),
+    },
+    "nodes": {
+        "Node": lambda node: node.node_id + (" (head)" if node.is_head_node else ""),
+        "Address": "node_ip",
+        "Host": "node_name",
+        "State": "state",
+        "Resources": lambda node: describe_amounts(node.resources_total),
+        "Why": "state_message",
+    },
+    "workers": {
+        "Worker": "worker_id",
+        "Type": "worker_type",
+        "Runs": "name",
+        "Node": _NODE,
+        "Pid": "pid",
+        "Job": _JOB,
+    },
+    "jobs": {
+        "Job": "job_id",
+        "Status": "status",
+        "Started": lambda job: _clock(job.start_time / 1000),
+        "Ended": lambda job: job.end_time and _clock(job.end_time / 1000),
+        "Pid": lambda job: job.driver_info["pid"],
+        "Entrypoint": "entrypoint",
+    },
+    "groups": {
+        "Group": "placement_group_id",
+        "Name": "name",
+        "State": "state",
+        "Strategy": "strategy",
+        "Bundles": _bundles,
+    },
+    "objects": {
+        "Object": "object_id",
+        "Size": lambda found: format_bytes(found.object_size),
+        "State": "state",
+        "Type": "reference_type",
+        "Owner": "owner",
+        "Made at": "call_site",
+        "Node": _NODE,
+        "Why it is held": "why",
+    },
+    "events": {
+        "Time": lambda event: _clock(event.time),
+        "Severity": "severity",
+        "What": lambda event: f"{event.source_type} {event.event_type}",
+        "Message": "message",
+    },
+    "waiting": {
+        "Kind": "kind",
+        "Names": lambda demand: ", ".join(demand.names),
+        "Count": "count",
+        "Since": lambda demand: _clock(demand.since),
+        "Why": "reason",
+    },
 }
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def _row(what: str, record: Any) -> tuple[str, ...]:
+    columns = _TABLES[what].values()
+    values = (record[each] if isinstance(each, str) else each(record) for each in columns)
+    return tuple(str(value or "-") for value in values)
+
+
 _timeout = click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -171,7 +164,6 @@ _timeout = click.option(
 
 @click.command("list")
 @click.argument("what", type=click.Choice(list(KINDS)))
-@cluster_options
 @click.option(
     "--filter",
     "filters",
@@ -187,90 +179,74 @@ _timeout = click.option(
     help="The most that is shown; of events, the latest.",
 )
 @_timeout
-@_json
+@json_option
 @click.option("--follow", is_flag=True, help="Of events: go on with those to come.")
-@click.pass_obj
+@asks_cluster
 def list_(
-    services: Services, /, what: str, address: str | None, token_file: str | None, **how: Any
+    cluster: CommandConnection,
+    what: str,
+    filters: Sequence[Filter],
+    limit: int,
+    timeout: float,
+    *,
+    as_json: bool,
+    follow: bool,
 ) -> None:
     """List actors, tasks, nodes, workers, jobs, groups, objects, events, or what is waiting.
 
     Dead actors and lost nodes are among them, with the cause. Tasks are those that have not ended.
     """
-    if how["follow"] and what != "events":
+    if follow and what != "events":
         raise click.UsageError(f"--follow is for events, not for {what}.")
-    with contextlib.closing(services.connect(address, token_file)) as connection:
-        most = sys.maxsize if what == "events" else how["limit"] + 1
-        try:
-            found = listed(connection, what, how["filters"], most, how["timeout"])
-        except ValueError as error:
-            raise click.UsageError(str(error)) from None
-        shown = slice(-how["limit"], None) if what == "events" else slice(how["limit"])
-        _show(what, found[shown], as_json=how["as_json"])
-        if len(found) > how["limit"]:
-            click.echo(f"There are more than these {how['limit']}: see --limit.", err=True)
-        while how["follow"]:
-            time.sleep(_EVERY)
-            last = found[-1].event_id if found else 0
-            new = listed(connection, what, how["filters"], most, how["timeout"])
-            new = [event for event in new if event.event_id > last]
-            for event in new:
-                row = json.dumps(event.asdict()) if how["as_json"] else "  ".join(_row(what, event))
-                click.echo(printable(row))
-            found = new or found
-
-
-def _row(what: str, record: Any) -> Row:
-    return _TABLES[what][1](record)
-
-
-def _show(what: str, records: list[Any], *, as_json: bool) -> None:
+    most = sys.maxsize if what == "events" else limit + 1
+    try:
+        found = listed(cluster, what, filters, most, timeout)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    shown = found[-limit:] if what == "events" else found[:limit]
     if as_json:
-        click.echo(json.dumps([record.asdict() for record in records], indent=2))
-        return
-    columns, _ = _TABLES[what]
-    rows = [_row(what, record) for record in records]
-    title = what.capitalize()
-    draw(f"{len(rows)} {what if len(rows) != 1 else what[:-1]}", [Section(title, columns, rows)])
+        print_json([record.asdict() for record in shown])
+    else:
+        title = f"{len(shown)} {what if len(shown) != 1 else what[:-1]}"
+        rows = [_row(what, record) for record in shown]
+        draw(title, [Section(what.capitalize(), tuple(_TABLES[what]), rows)])
+    if len(found) > limit:
+        click.echo(f"There are more than these {limit}: see --limit.", err=True)
+    last = found[-1].event_id if follow and found else 0
+    while follow:
+        time.sleep(_EVERY)
+        for event in listed(cluster, what, filters, most, timeout):
+            if event.event_id > last:
+                last = event.event_id
+                row = json.dumps(event.asdict()) if as_json else "  ".join(_row(what, event))
+                click.echo(printable(row))
 
 
 @click.command()
 @click.argument("what", type=click.Choice(list(_ONES)))
 @click.argument("id")
-@cluster_options
 @_timeout
-@_json
-@click.pass_obj
-def get(
-    services: Services,
-    what: str,
-    id: str,
-    address: str | None,
-    token_file: str | None,
-    timeout: float,
-    as_json: bool,
-) -> None:
+@json_option
+@asks_cluster
+def get(cluster: CommandConnection, what: str, id: str, timeout: float, as_json: bool) -> None:
     """Show all that is known of one actor, task, node, worker, job, group, object or event.
 
     ID is its id or the first digits of it; of an actor, also its name.
     """
     thing, key = _ONES[what]
-    with contextlib.closing(services.connect(address, token_file)) as connection:
-        records = listed(connection, thing, None, sys.maxsize, timeout)
+    records = listed(cluster, thing, None, sys.maxsize, timeout)
     names = [each for each in records if what == "actor" and each.name == id]
     found = names or [each for each in records if str(each[key]) == id]
     found = found or [each for each in records if str(each[key]).startswith(id)]
     if not found:
-        raise click.ClickException(
-            f"There is no {what} {id!r}: `miniray list {thing}` shows the ids of all."
-        )
+        raise ValueError(f"There is no {what} {id!r}: `miniray list {thing}` shows the ids of all.")
     same = {str(each[key]) for each in found}
     if len(same) > 1:
-        raise click.ClickException(f"{id!r} begins {len(same)} ids: {', '.join(sorted(same)[:5])}.")
+        raise ValueError(f"{id!r} begins {len(same)} ids: {', '.join(sorted(same)[:5])}.")
     for record in found:
         fields = record.asdict()
         if as_json:
-            click.echo(json.dumps(fields, indent=2))
+            print_json(fields)
             continue
         rows = [(name, _text(value)) for name, value in fields.items()]
         draw("", [Section(f"{what.capitalize()} {record[key]}", ("Field", "Value"), rows)])
@@ -282,47 +258,44 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+#: Of a summary of objects, the columns beside where they were made, and how values are written.
+_OF_OBJECTS = {
+    "Objects": ("total_objects", "{}"),
+    "MiB": ("total_size_mb", "{:.1f}"),
+    "Owners": ("total_num_workers", "{}"),
+    "Nodes": ("total_num_nodes", "{}"),
+}
+
+
 @click.command("summary")
 @click.argument("what", type=click.Choice(["tasks", "actors", "objects"]))
-@cluster_options
 @_timeout
-@_json
-@click.pass_obj
-def summary_(
-    services: Services,
-    what: str,
-    address: str | None,
-    token_file: str | None,
-    timeout: float,
-    as_json: bool,
-) -> None:
+@json_option
+@asks_cluster
+def summary_(cluster: CommandConnection, what: str, timeout: float, as_json: bool) -> None:
     """Count tasks by function, actors by class, or objects by where they were made.
 
     Tasks that have ended are counted by the processes that called them, while these live.
     """
-    with contextlib.closing(services.connect(address, token_file)) as connection:
-        found = summary(connection, what, timeout)["cluster"]
+    found = summary(cluster, what, timeout)["cluster"]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
-    entries = found["summary"].items()
+    entries = found["summary"]
     if what == "objects":
-        columns: Row = ("Made at", "Objects", "MiB", "Owners", "Nodes")
+        by, columns = "Made at", [*_OF_OBJECTS]
         rows = [
             (
                 site or "not recorded",
-                str(each["total_objects"]),
-                f"{each['total_size_mb']:.1f}",
-                str(each["total_num_workers"]),
-                str(each["total_num_nodes"]),
+                *(form.format(each[key]) for key, form in _OF_OBJECTS.values()),
             )
-            for site, each in entries
+            for site, each in entries.items()
         ]
     else:
-        states = sorted({state for _, each in entries for state in each["state_counts"]})
-        columns = (found["summary_by"].capitalize().replace("Func_name", "Function"), *states)
+        by = found["summary_by"].capitalize().replace("Func_name", "Function")
+        columns = sorted({state for each in entries.values() for state in each["state_counts"]})
         rows = [
-            (name, *(str(each["state_counts"].get(state, 0)) for state in states))
-            for name, each in entries
+            (name, *(str(each["state_counts"].get(state, 0)) for state in columns))
+            for name, each in entries.items()
         ]
-    draw(f"{len(rows)} by {columns[0].lower()}", [Section(what.capitalize(), columns, rows)])
+    draw(f"{len(rows)} by {by.lower()}", [Section(what.capitalize(), (by, *columns), rows)])

@@ -6,13 +6,12 @@ What is shown is decided by pure functions over `ClusterStatus`; `render` only d
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import cluster_options
+from miniray.cli.parsing import asks_cluster, json_option, print_json
 from miniray.cli.tables import (
     ID_LENGTH,
     Section,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from miniray.cli.services import Services
+    from miniray.client.command_connection import CommandConnection
     from miniray.common.state_types import ActorStatus, ClusterStatus, NodeStatus, PendingDemand
 
 #: So many rows of one kind are shown before the rest is only counted.
@@ -40,21 +39,17 @@ _STORE = "object_store_memory"
 
 
 @click.command()
-@cluster_options
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, all of it.")
+@json_option
 @click.option("--watch", is_flag=True, help="Show it anew each second, until Ctrl-C.")
-@click.pass_obj
-def status(
-    services: Services, address: str | None, token_file: str | None, as_json: bool, watch: bool
-) -> None:
+@asks_cluster
+def status(cluster: CommandConnection, as_json: bool, watch: bool) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""
-    with contextlib.closing(services.connect(address, token_file)) as connection:
-        if as_json:
-            click.echo(json.dumps(connection.status(), indent=2))
-        elif watch:
-            watch_status(connection.status)
-        else:
-            render(connection.status())
+    if as_json:
+        print_json(cluster.status())
+    elif watch:
+        watch_status(cluster.status)
+    else:
+        render(cluster.status())
 
 
 def watch_status(

@@ -6,19 +6,22 @@ import os
 import re
 import signal
 import time
+import webbrowser
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from playwright.sync_api import expect
 
 import miniray
 import miniray.data
+from miniray.cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.engine("miniray")
 
@@ -309,3 +312,16 @@ def test_the_page_goes_on_when_its_process_was_killed(page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text("connection")
     expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_file_that_the_command_opens_leads_a_browser_in(
+    browser: Browser, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert CliRunner().invoke(main, ["dashboard"]).exit_code == 0
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(opened[0])
+        expect(page.get_by_role("heading", name="Devices")).to_be_visible()

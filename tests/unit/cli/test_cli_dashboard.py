@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 import webbrowser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,8 +51,11 @@ def test_the_address_is_printed_and_opened_where_there_is_a_screen(
     assert (result.output, opened) == (f"{URL}\n", [])
     monkeypatch.setenv("DISPLAY", ":0")
     assert dashboard("--no-open")[1] == []
-    result, opened = dashboard()
-    assert (result.output, opened) == (f"{URL}\n", [URL])
+    result, [opened] = dashboard()
+    assert result.output == f"{URL}\n"
+    leads = Path(opened.removeprefix("file://"))
+    assert f'content="0; url={URL}"' in leads.read_text()
+    assert stat.S_IMODE(leads.stat().st_mode) == 0o600  # unlike a command line, which all can read
 
 
 def test_the_token_alone_is_printed_for_programs(

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from miniray.cli import logs as logs_command
 from miniray.cli.logs import logs_
-from miniray.cli.profile import stack
+from miniray.cli.look import stack
 from miniray.cli.state import get, list_
 from miniray.profiling import looks
 from miniray.util.logs import Logs
