@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.engine("miniray")
+pytestmark = [pytest.mark.engine("miniray"), pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_vit.py"
 #: Long enough for two profiles of five seconds in the first of its two runs.
@@ -55,11 +55,11 @@ def test_the_example_is_watched_from_its_first_run_to_the_end_of_its_cluster(
     page = watched(browser)
     page.get_by_role("link", name="Train runs", exact=True).click()
     run = page.get_by_role("row").filter(has_text="vit-")
-    expect(run).to_contain_text("running", timeout=60_000)
+    expect(run).to_contain_text("running", timeout=120_000)
     run.get_by_role("link").click()
     for metric in ("loss", "accuracy"):
         chart = page.locator("figure").filter(has_text=metric)
-        expect(chart.locator("canvas")).to_be_visible(timeout=60_000)
+        expect(chart.locator("canvas")).to_be_visible(timeout=120_000)
     expect(page.get_by_role("table", name="Ranks").get_by_role("row")).to_have_count(3)
     expect(page.get_by_role("row").filter(has_text="checkpoint_").first).to_be_visible()
     page.get_by_role("button", name="CPU flame graph").click()
