@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import asks_cluster, json_option, print_json
+from miniray.cli.parsing import json_option, print_json
+from miniray.cli.services import asks_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.common.ids import short_id
 from miniray.common.names import UNITS, format_bytes

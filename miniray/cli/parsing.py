@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 import re
@@ -20,7 +18,6 @@ from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from miniray.cli.services import Services
     from miniray.util.state_records import Filter
 
     ParamType = click.ParamType[Any]
@@ -47,24 +44,6 @@ def cluster_options(command: _Command) -> _Command:
         "yours on this machine needs its token.  [default: MINIRAY_ADDRESS, else the one started "
         "last, else that of a running program]",
     )(command)
-
-
-def asks_cluster(function: Callable[..., Any]) -> Any:
-    """Give a command the options of ``cluster_options``, and its function the connection first.
-
-    A ValueError of the function says what the user has named wrongly.
-    """
-
-    def run(
-        services: Services, /, address: str | None, token_file: str | None, **options: Any
-    ) -> None:
-        with contextlib.closing(services.connect(address, token_file)) as connection:
-            try:
-                function(connection, **options)
-            except ValueError as error:
-                raise click.ClickException(printable(str(error))) from None
-
-    return cluster_options(click.pass_obj(functools.update_wrapper(run, function)))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -5,12 +5,15 @@ Tests give the commands another one of these in place of real nodes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import join_token
+from miniray.cli.parsing import cluster_options, join_token
+from miniray.common.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,3 +57,21 @@ class Services:
     connect: Callable[[str | None, str | None], CommandConnection] = _connect
     #: Takes the options of ``cluster_options`` too; its connection is for submitted jobs.
     jobs: Callable[[str | None, str | None], JobConnection] = _jobs
+
+
+def asks_cluster(function: Callable[..., Any]) -> Any:
+    """Give a command the options of ``cluster_options``, and its function the connection first.
+
+    A ValueError of the function says what the user has named wrongly.
+    """
+
+    def run(
+        services: Services, /, address: str | None, token_file: str | None, **options: Any
+    ) -> None:
+        with contextlib.closing(services.connect(address, token_file)) as connection:
+            try:
+                function(connection, **options)
+            except ValueError as error:
+                raise click.ClickException(printable(str(error))) from None
+
+    return cluster_options(click.pass_obj(functools.update_wrapper(run, function)))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import Condition, asks_cluster, json_option, print_json
+from miniray.cli.parsing import Condition, json_option, print_json
+from miniray.cli.services import asks_cluster
 from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
 from miniray.common.ids import short_id

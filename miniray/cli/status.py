@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import asks_cluster, json_option, print_json
+from miniray.cli.parsing import json_option, print_json
+from miniray.cli.services import asks_cluster
 from miniray.cli.tables import (
     ID_LENGTH,
     Section,
