@@ -12,22 +12,22 @@ import contextlib
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import STOPPING
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
+from miniray.train.worker.controller_client import run_has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.base.policies import ScalingDecision
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
-    from miniray.train.run.local_group import OtherRanks
+    from miniray.train.run.local_group import LocalGroup
 
 logger = logging.getLogger(__name__)
 
@@ -43,20 +43,14 @@ class ControllerThread:
 
     Args:
         spec: The run.
-        make_group: What makes a worker group; called in the thread.
-        others: The ranks in other processes, if there are any.
+        group: The processes of all its attempts.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup],
-        others: OtherRanks | None = None,
-    ) -> None:
+    def __init__(self, spec: RunSpec, group: LocalGroup) -> None:
         self._name = spec.name
         self._user_callbacks = spec.run_config.callbacks or ()
-        self._controller = TrainController(spec, make_group)
-        self._others = others
+        self._controller = TrainController(spec, lambda *_: cast("WorkerGroup", group))
+        self._group = group
         self._machine = asyncio.new_event_loop()
         self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
         self._lock = threading.Lock()
@@ -83,19 +77,16 @@ class ControllerThread:
         """Call a method of the controller; from any thread.
 
         Returns:
-            What becomes of it: ``ControllerLostError`` if the run ends meanwhile.
+            What becomes of it: it is cancelled if the run ends meanwhile.
 
         Raises:
             ControllerLostError: The run has ended.
         """
-        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             if self._over:
-                raise self._lost()
+                raise run_has_ended()
             coroutine = getattr(self._controller, method)(*arguments)
-            begun = asyncio.run_coroutine_threadsafe(coroutine, self._machine)
-        begun.add_done_callback(lambda done: self._pass_on(done, outcome))
-        return outcome
+            return asyncio.run_coroutine_threadsafe(coroutine, self._machine)
 
     def abort(self, *, at_once: bool = False) -> None:
         """Stop the run once the uploads that ranks have begun have ended; wait for its end.
@@ -121,36 +112,18 @@ class ControllerThread:
         if runs:
             logger.warning("Run %s did not end within %s s.", self._name, ABORT_TIMEOUT)
 
-    def _pass_on(
-        self, done: concurrent.futures.Future[Any], outcome: concurrent.futures.Future[Any]
-    ) -> None:
-        if done.cancelled():
-            outcome.set_exception(self._lost())
-        elif (error := done.exception()) is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(done.result())
-
-    def _lost(self) -> ControllerLostError:
-        return ControllerLostError(
-            f"Run {self._name} has ended, and its controller takes no more calls. "
-            f"How it ended is told when the train loop returns."
-        )
-
     async def _run(self, loop: Any) -> RunOutcome:
         shown = asyncio.ensure_future(self._show())
-        if self._others is not None:
-            self._others.serve(self._controller)
+        self._group.serve(self._controller)
         try:
             carrier = functools.partial(self.call, "call")
             outcome = await self._controller.run(carrier, [loop])
         finally:
             await asyncio.wait({shown}, timeout=1)
             shown.cancel()
-        if self._others is not None:
-            # The main thread may wait where no other rank will come to. A rank that is told of a
-            # failure ends its process, and torchrun ends this one.
-            await self._others.part(outcome)
+        # The main thread may wait where no other rank will come to. A rank that is told of a
+        # failure ends its process, and torchrun ends this one.
+        await self._group.part(outcome)
         return outcome
 
     async def _show(self) -> None:

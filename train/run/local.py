@@ -15,7 +15,7 @@ import logging
 import queue
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedError
 from miniray.train.base.failures import WorkerFailure, describe
@@ -23,7 +23,7 @@ from miniray.train.base.policies import RunState, ScalingDecision
 from miniray.train.config.rules import FailureConfig, FixedScaling, LimitedRetries
 from miniray.train.controller.outcome import STOPPING, RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
-from miniray.train.run.local_group import FAILURE_TIMEOUT, LocalGroup, OtherRanks
+from miniray.train.run.local_group import FAILURE_TIMEOUT, LocalGroup
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
 from miniray.train.worker.local_link import LinkClient, LinkServer
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.controller.worker_group import WorkerGroup
     from miniray.train.run.local_group import LoopRun
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
@@ -228,10 +227,9 @@ class _Leader:
         never = LimitedRetries(FailureConfig(controller_failure_limit=0))
         policy = spec.failure_policy if link is None else never
         self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
-        self._others = None if link is None else OtherRanks(link)
-        self._thread = ControllerThread(self._spec, self._make_group, self._others)
         #: What the main thread is to do; None at the end of the run.
         self._next: queue.SimpleQueue[LoopRun | None] = queue.SimpleQueue()
+        self._thread = ControllerThread(self._spec, LocalGroup(size, link, self._next.put))
 
     def run(self) -> LocalEnd:
         """Run attempts until the controller ends the run."""
@@ -247,8 +245,3 @@ class _Leader:
         # What a loop raises because its controller or another rank has failed is no cause.
         error = worker.error if 0 in outcome.worker_failures else None
         return LocalEnd(outcome, self._spec.storage, error)
-
-    def _make_group(self, spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
-        del spec
-        group = LocalGroup(decision.num_workers, self._others, self._next.put)
-        return cast("WorkerGroup", group)

@@ -44,26 +44,37 @@ class LoopRun:
     finish: Callable[[WorkerOutcome], None]
 
 
-class OtherRanks:
-    """The ranks beside 0: what they are told, and what they say. In the controller's event loop.
+class LocalGroup:
+    """The processes of a run as the controller sees them; one for all attempts.
 
-    Each asks for its setup, then sends its calls of the controller and how its train loop ended,
-    and asks last for the outcome of the run. None in place of the setup means that the run ends
-    without an attempt.
+    A rank beside 0 asks for its setup, then sends its calls of the controller and how its train
+    loop ended, and asks last for the outcome of the run. None in place of the setup means that the
+    run ends without an attempt.
+
+    Args:
+        link: To the ranks beside 0, if there are any. They have a single attempt.
+        run_here: Has the main thread run the train loop of rank 0.
     """
 
-    def __init__(self, link: LinkServer) -> None:
+    infos = ()  # what ranks print is the program's own output
+
+    def __init__(
+        self, size: int, link: LinkServer | None, run_here: Callable[[LoopRun], None]
+    ) -> None:
+        self.size = size
         self._link = link
+        self._run_here = run_here
         self._lost: set[int] = set()
         self._finish: Callable[[int, WorkerOutcome], None] | None = None
 
     def serve(self, controller: TrainController) -> None:
-        """Answer them from now on."""
+        """Answer the other ranks from now on."""
         loop = asyncio.get_running_loop()
         self._setup: asyncio.Future[SessionSetup | None] = loop.create_future()
         self._outcome: asyncio.Future[RunOutcome] = loop.create_future()
         self._controller = controller
-        self._link.serve(self._answer, self._lose)
+        if self._link is not None:
+            self._link.serve(self._answer, self._lose)
 
     async def _answer(self, rank: int, kind: str, arguments: tuple[Any, ...]) -> Any:
         if kind == "call":
@@ -81,41 +92,16 @@ class OtherRanks:
         if self._finish is not None:  # it counts only for a rank whose end is not known
             self._finish(rank, WorkerOutcome(failure=_loss(rank)))
 
-    async def connect(self) -> None:
-        """Wait until they are connected.
-
-        Raises:
-            GroupStartError: Some are gone.
-            TimeoutError: Some did not connect in time.
-        """
-        await self._link.wait_connected()
-        if self._lost:
-            raise GroupStartError({rank: _loss(rank) for rank in self._lost})
-
-    def begin(self, setup: SessionSetup, finish: Callable[[int, WorkerOutcome], None]) -> None:
-        """Let the ranks begin their train loops."""
-        self._finish = finish
-        self._setup.set_result(setup)
-        for rank in self._lost:
-            finish(rank, WorkerOutcome(failure=_loss(rank)))
-
     async def part(self, outcome: RunOutcome) -> None:
         """Tell the ranks how the run has ended, stay until they have read it, and hang up."""
-        if not self._setup.done():
-            self._setup.set_result(None)
-        self._outcome.set_result(outcome)
-        finished = outcome.state is RunState.FINISHED
-        await self._link.end(END_TIMEOUT if finished else FAILURE_TIMEOUT)
+        if self._link is not None:
+            if not self._setup.done():
+                self._setup.set_result(None)
+            self._outcome.set_result(outcome)
+            finished = outcome.state is RunState.FINISHED
+            await self._link.end(END_TIMEOUT if finished else FAILURE_TIMEOUT)
 
-
-@dataclasses.dataclass
-class LocalGroup:
-    """The processes of a run as the controller sees them."""
-
-    size: int
-    others: OtherRanks | None  # beside rank 0
-    run_here: Callable[[LoopRun], None]  # has the main thread run the train loop of rank 0
-    infos: tuple[()] = ()  # what ranks print is the program's own output
+    # --- what the controller does with a worker group ------------------------------------------
 
     async def place(self) -> None:
         """Nothing has to be reserved."""
@@ -125,10 +111,17 @@ class LocalGroup:
         del carrier, attempt
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
-        """Wait for the other ranks; each looks by itself whether it shares the storage."""
+        """Wait for the other ranks; each looks by itself whether it shares the storage.
+
+        Raises:
+            GroupStartError: Some are gone.
+            TimeoutError: Some did not connect in time.
+        """
         del storage, token
-        if self.others is not None:
-            await self.others.connect()
+        if self._link is not None:
+            await self._link.wait_connected()
+        if self._lost:
+            raise GroupStartError({rank: _loss(rank) for rank in self._lost})
         return {}
 
     def run(
@@ -143,14 +136,16 @@ class LocalGroup:
             if not outcomes[rank].done():
                 outcomes[rank].set_result(outcome)
 
-        if self.others is not None:
-            self.others.begin(setup, finish)
-
         def finish_here(outcome: WorkerOutcome) -> None:
             with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
                 machine.call_soon_threadsafe(finish, 0, outcome)
 
-        self.run_here(LoopRun(setup, carrier, finish_here))
+        self._finish = finish
+        if not self._setup.done():
+            self._setup.set_result(setup)
+        for rank in self._lost:
+            finish(rank, WorkerOutcome(failure=_loss(rank)))
+        self._run_here(LoopRun(setup, carrier, finish_here))
         return outcomes
 
     async def end_rank(self, rank: int) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from miniray import api
+from miniray.train.base.exceptions import ControllerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,9 +88,19 @@ class _RankCalls:
 def _wait(begun: ObjectRef[Any] | Future[Any]) -> Any:
     """Wait for the result of a call."""
     if isinstance(begun, Future):
-        return begun.result()
+        try:
+            return begun.result()
+        except CancelledError:
+            raise run_has_ended() from None
     if threading.current_thread() is threading.main_thread():
         return api.get(begun)
     # get() would read this process's messages while it waits, to answer sooner: that is for the
     # train loop to do.
     return begun.future().result()
+
+
+def run_has_ended() -> ControllerLostError:
+    return ControllerLostError(
+        "The run has ended, and its controller takes no more calls. How it ended is told when the "
+        "train loop returns."
+    )

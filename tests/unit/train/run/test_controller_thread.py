@@ -14,9 +14,9 @@ from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
 from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.run_spec import RunSpec
-from miniray.train.progress.feed import Seen
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.storage import RunStorage
+from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import WorkerOutcome
 
 
@@ -27,6 +27,12 @@ class Group:
         self.size = 1
         self.infos = []
         self.begun = concurrent.futures.Future()
+
+    def serve(self, controller):
+        pass
+
+    async def part(self, outcome):
+        pass
 
     async def place(self):
         pass
@@ -64,7 +70,7 @@ def run(tmp_path):
         failure_policy=LimitedRetries(config.failure_config),
         scaling_policy=default_scaling(scaling),
     )
-    thread, over = ControllerThread(spec, lambda *_: group), threading.Event()
+    thread, over = ControllerThread(spec, group), threading.Event()
     thread.start(None, over.set)
     carrier, finish = group.begun.result(30)
     yield types.SimpleNamespace(
@@ -83,17 +89,16 @@ def test_calls_from_other_threads_reach_the_controller(run):
 def test_a_run_that_has_ended_takes_no_calls(run):
     run.finish()
     assert run.wait()
-    with pytest.raises(ControllerLostError, match="Run run has ended"):
+    with pytest.raises(ControllerLostError, match="run has ended"):
         run.carrier("report", 1, 0, 0, Report({}))
 
 
 def test_a_call_that_waits_when_the_run_ends_is_answered(run):
-    seen = run.thread.call("progress", Seen()).result(30).seen
-    news = run.thread.call("progress", seen._replace(version=1000))
+    key = rank_calls(run.carrier, 1, 0).use_keys("wait", ["a key that nobody sets"], 1000)
     run.finish()
     assert run.wait()
-    with pytest.raises(ControllerLostError, match="Run run has ended"):
-        news.result(30)
+    with pytest.raises(ControllerLostError, match="run has ended"):
+        key()
 
 
 def test_a_run_can_be_stopped_from_another_thread(run):
