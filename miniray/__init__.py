@@ -6,7 +6,6 @@ programs need are loaded when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from miniray import exceptions
@@ -26,7 +25,7 @@ from miniray.api import (
     shutdown,
     wait,
 )
-from miniray.common.absent import absent, tell_imports
+from miniray.common.absent import lazy
 from miniray.common.object_ref import ObjectRef
 from miniray.decorator import remote
 from miniray.runtime_context import get_runtime_context
@@ -74,6 +73,13 @@ _MODULES = frozenset(
     {"cloudpickle", "dag", "data", "experimental", "job_config", "runtime_env", "train", "util"}
 )
 
+#: Names that few programs need, and where they are.
+_HOMES = {
+    "DynamicObjectRefGenerator": "miniray.objects.object_ref_generator",
+    "ObjectRefGenerator": "miniray.objects.object_ref_generator",
+    "timeline": "miniray.profiling.timeline",
+}
+
 _IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
 _MODES = ("LOCAL_MODE", "SCRIPT_MODE", "WORKER_MODE")
 
@@ -93,20 +99,6 @@ _ABSENT = {
     "tune": "start one training run per configuration in tasks",
     "workflow": "call tasks with the refs of others",
 }
-tell_imports(__name__, _ABSENT)
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
-
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
-
-    def __getattr__(name):
-        if name in _MODULES:
-            return importlib.import_module(f"miniray.{name}")
-        if name in ("DynamicObjectRefGenerator", "ObjectRefGenerator"):
-            return getattr(importlib.import_module("miniray.objects.object_ref_generator"), name)
-        if name == "timeline":
-            return importlib.import_module("miniray.profiling.timeline").timeline
-        raise absent("miniray", name, _ABSENT)
+    __getattr__, __dir__ = lazy(__name__, _HOMES, _MODULES, _ABSENT)

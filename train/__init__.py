@@ -6,10 +6,9 @@ nothing. What needs PyTorch is in ``miniray.train.torch``.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from miniray.common.absent import absent, tell_imports
+from miniray.common.absent import lazy
 
 if TYPE_CHECKING:
     from miniray.train.base.exceptions import (
@@ -97,7 +96,7 @@ for _home, _names in {
         "TrainContext get_all_reported_checkpoints get_checkpoint get_context report"
     ),
 }.items():
-    _HOMES |= dict.fromkeys(_names.split(), _home)
+    _HOMES |= dict.fromkeys(_names.split(), f"miniray.train.{_home}")
 
 #: Names of Ray Train that are not here, and what to do instead.
 _VALIDATE = "validate in the train loop, or in a task that the train loop starts"
@@ -121,8 +120,6 @@ _ABSENT = {
     "tensorflow": _FRAMEWORK,
     "xgboost": _FRAMEWORK,
 }
-tell_imports(__name__, _ABSENT)
-
 #: Modules that are reached as attributes, without an import of their own.
 _MODULES = {"collective", "data", "jax", "torch"}
 
@@ -175,17 +172,4 @@ __all__ = [
     "stop_run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"miniray.train.{name}")
-    home = _HOMES.get(name)
-    if home is None:
-        raise absent(__name__, name, _ABSENT)
-    value = getattr(importlib.import_module(f"miniray.train.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy(__name__, _HOMES, _MODULES, _ABSENT)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import NoReturn
 
 #: By module: what Ray has there and miniray has not, with what to do instead.
@@ -25,6 +27,37 @@ def absent(module: str, name: str, of_ray: Mapping[str, str]) -> AttributeError:
     if name in of_ray:
         text = _instead(name, of_ray[name])
     return AttributeError(text, name=name)
+
+
+def lazy(
+    module: str,
+    homes: Mapping[str, str],
+    modules: Collection[str] = (),
+    of_ray: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a module that loads names when they are first used.
+
+    Args:
+        module: Its name.
+        homes: The names that it has, and which modules they are in.
+        modules: The modules below it that are reached as attributes.
+        of_ray: What Ray has there and miniray has not, with what to do instead.
+    """
+
+    def get(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(f"{module}.{name}")
+        if name not in homes:
+            raise absent(module, name, of_ray)
+        value = getattr(importlib.import_module(homes[name]), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*sys.modules[module].__all__, *modules})
+
+    tell_imports(module, of_ray)
+    return get, names
 
 
 def tell_imports(module: str, of_ray: Mapping[str, str]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from miniray.common.absent import absent, tell_imports
+from miniray.common.absent import lazy
 
 __all__ = ["tqdm_ray"]
 
@@ -16,12 +15,6 @@ _ABSENT = {
     "internal_kv": "keep values in a named actor",
     "shuffle": "pass the refs of one stage's tasks to the next one's",
 }
-tell_imports(__name__, _ABSENT)
-
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
-
-    def __getattr__(name):
-        if name == "tqdm_ray":
-            return importlib.import_module("miniray.experimental.tqdm_ray")
-        raise absent(__name__, name, _ABSENT)
+    __getattr__, __dir__ = lazy(__name__, {}, __all__, _ABSENT)

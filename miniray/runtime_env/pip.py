@@ -55,7 +55,7 @@ def venv_key(pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> str:
     """
     identity = {
         "pip": dict(pip),
-        "settings": {name: env_vars[name] for name in sorted(env_vars) if _is_setting(name)},
+        "settings": {name: env_vars[name] for name in sorted(env_vars) if name.startswith("PIP_")},
         "local": [_fingerprint(line) for line in pip["packages"]],
         "interpreter": [sys.executable, sys.version, _inherited_folders()],
     }
@@ -158,10 +158,6 @@ def _inherited_folders() -> list[str]:
     folders = site.getsitepackages() if in_venv else []
     home = str(Path(__file__).parents[2])  # where miniray is
     return list(dict.fromkeys([*folders, home]))
-
-
-def _is_setting(name: str) -> bool:
-    return name.startswith("PIP_")
 
 
 def _fingerprint(requirement: str) -> object:

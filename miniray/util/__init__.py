@@ -6,10 +6,9 @@ is the name of a module and of a function in it, and has to be the function what
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from miniray.common.absent import absent, tell_imports
+from miniray.common.absent import lazy
 from miniray.util.placement_group import (
     get_current_placement_group,
     get_placement_group,
@@ -77,21 +76,6 @@ _ABSENT = {
     "iter": "use generators, or miniray.util.map_unordered",
     "pdb": "breakpoint() in a worker waits for `miniray debug`",
 }
-tell_imports(__name__, _ABSENT)
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
-
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
-
-    def __getattr__(name):
-        if name in _MODULES:
-            return importlib.import_module(f"{__name__}.{name}")
-        home = _HOMES.get(name)
-        if home is None:
-            raise absent(__name__, name, _ABSENT)
-        value = getattr(importlib.import_module(home), name)
-        globals()[name] = value
-        return value
+    __getattr__, __dir__ = lazy(__name__, _HOMES, _MODULES, _ABSENT)

@@ -59,6 +59,18 @@ class SlicePlacementGroup:
             has their heads, and not waited for here.
         pg_per_slice: Make a placement group of each slice instead of one of all.
 
+    Attributes:
+        topology: Chips along each axis of a slice.
+        accelerator_version: The generation: ``v6e``.
+        num_slices: How many slices.
+        num_hosts: Hosts of all slices together.
+        num_bundles: Bundles on all slices together.
+        chips_per_host: Chips of each host.
+        devices_per_host: The amount of TPU that is all of a host.
+        bundle_resources: What each bundle reserves.
+        head_placement_groups: Groups that hold the heads of the slices: none, as the first bundles
+            do.
+
     Raises:
         ValueError: There is no such slice, or the bundles can't be placed on it.
         TimeoutError: The slices did not come free in time.
@@ -78,18 +90,22 @@ class SlicePlacementGroup:
         bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
         pg_per_slice: bool = False,
     ) -> None:
-        self._shape = shape_of(topology, accelerator_version, chips_per_vm)
-        self._topology = topology.strip().lower()
-        self._num_slices = check.whole(1)("num_slices", num_slices)
-        self._num_bundles, self._resources = get_tpu_worker_resources(
+        self._shape = shape = shape_of(topology, accelerator_version, chips_per_vm)
+        self.topology = topology.strip().lower()
+        self.accelerator_version = shape.pod_type.partition("-")[0]
+        self.num_slices: int = check.whole(1)("num_slices", num_slices)
+        self.num_hosts = shape.hosts * self.num_slices
+        self.chips_per_host = self.devices_per_host = shape.chips_per_host
+        self.num_bundles, self.bundle_resources = get_tpu_worker_resources(
             topology, accelerator_version, resources_per_bundle, num_slices, chips_per_vm
         )
+        self.head_placement_groups: list[PlacementGroup] = []
         self._per_slice = pg_per_slice
         self._check_strategy(strategy)
-        given = list(bundle_label_selector or [{}] * self._num_bundles)
-        if len(given) != self._num_bundles:
+        given = list(bundle_label_selector or [{}] * self.num_bundles)
+        if len(given) != self.num_bundles:
             raise ValueError(
-                f"bundle_label_selector has {len(given)} entries for {self._num_bundles} bundles: "
+                f"bundle_label_selector has {len(given)} entries for {self.num_bundles} bundles: "
                 "give one per bundle."
             )
         named = any(SLICE_NAME in each for each in given)
@@ -107,13 +123,13 @@ class SlicePlacementGroup:
             strategy == "STRICT_PACK" and hosts > 1
         ):
             raise ValueError(
-                f"{strategy} can't place the {bundles} bundles of a {self._topology} slice on its "
+                f"{strategy} can't place the {bundles} bundles of a {self.topology} slice on its "
                 f"{hosts} host{'s' if hosts > 1 else ''}: leave strategy out."
             )
 
     @property
     def _bundles_per_slice(self) -> int:
-        return self._num_bundles // self._num_slices
+        return self.num_bundles // self.num_slices
 
     def _with_slices(self, given: list[Mapping[str, str]], named: bool) -> list[dict[str, str]]:
         """Add to the given selectors that the bundles of a slice are on hosts of one slice."""
@@ -141,11 +157,11 @@ class SlicePlacementGroup:
     ) -> None:
         head = {head_resource(self._shape.pod_type): 1} if with_heads else {}
         bundles = [
-            {**self._resources, **({} if index % self._bundles_per_slice else head)}
-            for index in range(self._num_bundles)
+            {**self.bundle_resources, **({} if index % self._bundles_per_slice else head)}
+            for index in range(self.num_bundles)
         ]
-        size = self._bundles_per_slice if self._per_slice else self._num_bundles
-        for number, start in enumerate(range(0, self._num_bundles, size)):
+        size = self._bundles_per_slice if self._per_slice else self.num_bundles
+        for number, start in enumerate(range(0, self.num_bundles, size)):
             self._groups.append(
                 placement_group(
                     bundles[start : start + size],
@@ -159,7 +175,7 @@ class SlicePlacementGroup:
     def _wait(self, timeout: float | None) -> None:
         """Wait until all bundles are placed, and note the names of their slices."""
         if not wait_for(self._groups, timeout):
-            raise TimeoutError(shortage(self._shape, self._num_slices, timeout))
+            raise TimeoutError(shortage(self._shape, self.num_slices, timeout))
         names = [name for group in self._groups for name in slice_names(group)]
         for selector, name in zip(self._selectors, names, strict=True):
             selector[SLICE_NAME] = name
@@ -192,54 +208,9 @@ class SlicePlacementGroup:
         return list(self._groups)
 
     @property
-    def chips_per_host(self) -> int:
-        """Chips of each host."""
-        return self._shape.chips_per_host
-
-    @property
-    def devices_per_host(self) -> int:
-        """The amount of TPU that is all of a host."""
-        return self._shape.chips_per_host
-
-    @property
-    def num_hosts(self) -> int:
-        """Hosts of all slices together."""
-        return self._shape.hosts * self._num_slices
-
-    @property
-    def num_bundles(self) -> int:
-        """Bundles on all slices together."""
-        return self._num_bundles
-
-    @property
-    def topology(self) -> str:
-        """Chips along each axis of a slice."""
-        return self._topology
-
-    @property
-    def accelerator_version(self) -> str:
-        """The generation: ``v6e``."""
-        return self._shape.pod_type.partition("-")[0]
-
-    @property
-    def num_slices(self) -> int:
-        """How many slices."""
-        return self._num_slices
-
-    @property
-    def head_placement_groups(self) -> list[PlacementGroup]:
-        """Groups that hold the heads of the slices: none, as the first bundles do."""
-        return []
-
-    @property
     def bundle_label_selector(self) -> list[dict[str, str]]:
         """Conditions on the labels of each bundle's node."""
         return [dict(selector) for selector in self._selectors]
-
-    @property
-    def bundle_resources(self) -> dict[str, float]:
-        """What each bundle reserves."""
-        return dict(self._resources)
 
     def release_head_pgs(self, slice_index: int | None = None) -> None:
         """Give back what holds the heads beside the bundles: nothing, so this does nothing."""

@@ -40,10 +40,6 @@ def lookup(metrics: Mapping[str, Any], key: str) -> Any:
     return lookup(inner, rest) if isinstance(inner, dict) else None
 
 
-def has_score(metrics: Mapping[str, Any], key: str) -> bool:
-    return score(metrics, key, "max") > -math.inf
-
-
 def score(metrics: Mapping[str, Any], key: str, order: str) -> float:
     """Return how good metrics are: higher is better; what has no such number is worst of all."""
     value = lookup(metrics, key)
@@ -228,7 +224,9 @@ class RunRecorder:
     def _unscored(self, step: Step) -> list[str]:
         """Return what to say of a checkpoint that has no score; nothing after the first of them."""
         attribute = self.config.checkpoint_score_attribute
-        if attribute is None or self._told_unscored or has_score(step.metrics, attribute):
+        if attribute is None or self._told_unscored:
+            return []
+        if score(step.metrics, attribute, "max") > -math.inf:
             return []
         self._told_unscored = True
         known = ", ".join(flatten(step.metrics)) or "none"

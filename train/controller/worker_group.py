@@ -291,7 +291,7 @@ async def gather_workers(refs: Sequence[Any]) -> list[Any]:
     Raises:
         GroupStartError: Some calls failed; others may still be under way.
     """
-    calls = [asyncio.ensure_future(_result(ref)) for ref in refs]
+    calls = [asyncio.ensure_future(ref) for ref in refs]
     try:
         _, running = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         if running:
@@ -309,10 +309,6 @@ async def gather_workers(refs: Sequence[Any]) -> list[Any]:
     if failures:
         raise GroupStartError(failures)
     return [call.result() for call in calls]
-
-
-async def _result(ref: Any) -> Any:
-    return await ref
 
 
 async def _end(workers: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.host_port import join_host_port
 from miniray.train.base.ranks import SLICE_LABEL
 from miniray.train.config.checks import instance_of, is_whole
 from miniray.train.data_parallel_trainer import DataParallelTrainer
@@ -151,7 +152,7 @@ class JaxBackend(Backend):
             member.listener.close()  # the coordinator of JAX can't take it over and listens there
         if member.ranks.world_size == 1:
             return
-        address = f"{_bracketed(member.master_address)}:{member.master_port}"
+        address = join_host_port(member.master_address, member.master_port)
         jax.distributed.initialize(
             coordinator_address=address,
             num_processes=member.ranks.world_size,
@@ -178,10 +179,6 @@ def platform(config: JaxConfig, resources: Mapping[str, float]) -> str:
     if config.use_tpu or (resources.get("TPU") and not config.use_gpu):
         return "tpu"
     return "cuda" if config.use_gpu or resources.get("GPU") else "cpu"
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 class JaxTrainer(DataParallelTrainer):

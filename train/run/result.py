@@ -8,6 +8,7 @@ import json
 import logging
 import operator
 import pickle
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import TrainingFailedError
@@ -204,7 +205,7 @@ class Result:
             lines.append(f"kept: {others}{', '.join(names[-_SHOWN:])}")
         if self.return_value is not None:
             lines.append(f"return value: {shorten(repr(self.return_value))}")
-        return "Result of a training run\n" + "\n".join(f"  {line}" for line in _indent(lines))
+        return "Result of a training run\n" + textwrap.indent("\n".join(lines), "  ")
 
 
 def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
@@ -246,7 +247,3 @@ def _unfinished(facts: Mapping[str, Any]) -> str:
         f"{state} when this was last written; the run goes on, or was killed. fit() with the same "
         f"name and storage path takes it up"
     )
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [line for text in lines for line in text.splitlines()]

@@ -6,10 +6,9 @@ driver that only starts a ``TorchTrainer`` does not load it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from miniray.common.absent import absent, tell_imports
+from miniray.common.absent import lazy
 from miniray.train.torch.config import TorchConfig
 from miniray.train.torch.torch_trainer import TorchTrainer
 
@@ -25,22 +24,21 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "TorchCheckpoint": "checkpoint",
-    "accelerate": "amp",
-    "backward": "amp",
-    "enable_reproducibility": "models",
-    "get_device": "models",
-    "get_devices": "models",
-    "prepare_data_loader": "data_loader",
-    "prepare_model": "models",
-    "prepare_optimizer": "amp",
+    "TorchCheckpoint": "miniray.train.torch.checkpoint",
+    "accelerate": "miniray.train.torch.amp",
+    "backward": "miniray.train.torch.amp",
+    "enable_reproducibility": "miniray.train.torch.models",
+    "get_device": "miniray.train.torch.models",
+    "get_devices": "miniray.train.torch.models",
+    "prepare_data_loader": "miniray.train.torch.data_loader",
+    "prepare_model": "miniray.train.torch.models",
+    "prepare_optimizer": "miniray.train.torch.amp",
 }
 
 #: Names of Ray Train that are not here, and what to do instead.
 _ABSENT = {
     "xla": "PyTorch runs on CPUs and GPUs here; on TPUs train with miniray.train.jax.JaxTrainer",
 }
-tell_imports(__name__, _ABSENT)
 
 __all__ = [
     "TorchCheckpoint",
@@ -56,15 +54,4 @@ __all__ = [
     "prepare_optimizer",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise absent(__name__, name, _ABSENT)
-    value = getattr(importlib.import_module(f"miniray.train.torch.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy(__name__, _HOMES, of_ray=_ABSENT)

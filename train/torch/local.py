@@ -136,7 +136,11 @@ def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServe
             listener = socket.create_server((here, 0))
         else:  # the others reach this machine as they have reached it for the process group
             here = os.environ.get("MASTER_ADDR") or socket.gethostname()
-            listener = _server_of_all_families()
+            listener = (
+                socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+                if socket.has_dualstack_ipv6()
+                else socket.create_server(("", 0))
+            )
         _, port, *_ = listener.getsockname()
         where = [(here, port, secrets.token_bytes(32))]
     dist.broadcast_object_list(where, src=0)
@@ -145,9 +149,3 @@ def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServe
     if listener is not None:
         return LinkServer(listener, secret, range(1, size), timeout)
     return LinkClient.connect((host, port), secret, rank, timeout)
-
-
-def _server_of_all_families() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))

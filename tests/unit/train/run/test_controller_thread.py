@@ -14,6 +14,7 @@ from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
 from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.run_spec import RunSpec
+from miniray.train.progress.feed import Seen
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.controller_client import rank_calls
@@ -94,11 +95,12 @@ def test_a_run_that_has_ended_takes_no_calls(run):
 
 
 def test_a_call_that_waits_when_the_run_ends_is_answered(run):
-    key = rank_calls(run.carrier, 1, 0).use_keys("wait", ["a key that nobody sets"], 1000)
+    seen = run.thread.call("progress", Seen()).result(30).seen
+    news = run.thread.call("progress", seen._replace(version=1000))
     run.finish()
     assert run.wait()
     with pytest.raises(ControllerLostError, match="run has ended"):
-        key()
+        rank_calls(lambda *_: news, 1, 0).report(0, Report({}))()
 
 
 def test_a_run_can_be_stopped_from_another_thread(run):
