@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from miniray.cli import stop
 from miniray.cli.parsing import boot_arguments, join_token, node_options
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
+from miniray.launch.events import ENDING, StoppedError, events
 from miniray.security.token import TOKEN_VARIABLE, parse_token
 from miniray.system.boot_options import (
     DEFAULT_DASHBOARD_PORT,
@@ -23,6 +25,7 @@ from miniray.system.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
     from miniray.cli.services import Services
+    from miniray.launch.events import Events
     from miniray.system.boot_options import BootResult
 
 
@@ -119,7 +122,7 @@ def start(
         if block:
             given["parent_pid"] = os.getpid()
         options = BootOptions(port=port, token=token, **boot_arguments(given))
-        with stop.stop_requests() as requests:
+        with events() as requests:
             result = services.start_node(options)
             requests.collect()
             authority = given["authority"]
@@ -128,6 +131,8 @@ def start(
                 click.echo(f"Warning: {result.warning}", err=True)
             if block:
                 _stay(result, requests)
+    except StoppedError:
+        raise click.Abort from None
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
@@ -199,7 +204,7 @@ def _summary(result: BootResult) -> str:
     return f"node {result.node_id[:8]}{': ' if amounts else ''}{amounts}"
 
 
-def _stay(result: BootResult, requests: stop.StopRequests) -> None:
+def _stay(result: BootResult, requests: Events) -> None:
     """Wait for the node's end; end it when that is requested.
 
     Raises:
@@ -209,11 +214,16 @@ def _stay(result: BootResult, requests: stop.StopRequests) -> None:
     failure = BootError(
         f"The node has ended by itself. Its logs in {result.session_dir}/logs say why."
     )
+    ended = threading.Event()
     try:
         process = ProcessId.of(boot)
+        requests.when_ended(boot, ended.set)
     except ProcessLookupError:
         raise failure from None
-    if not stop.wait_for_end(process, requests.descriptor):
+    asked: set[int] = set()
+    while not ended.is_set() and not asked:
+        asked = set(requests.wait(None)) & set(ENDING)  # other signals are not for the node
+    if not asked:
         if not _ended_on_purpose(boot):
             raise failure
         click.echo("The node has ended: it, or its cluster, was stopped.")

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,7 +24,7 @@ from miniray.common.host_port import full_address
 from miniray.system.session import ProcessId, find_clusters, remove_session, session_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from miniray.cli.services import Services
     from miniray.system.session import ClusterRecord
@@ -153,61 +153,6 @@ def _finish(record: ClusterRecord, processes: _Processes) -> Ended:
         killed=sorted(process.pid for process in killed & processes.ended),
         left=sorted(process.pid for process in processes.running),
     )
-
-
-class StopRequests:
-    """Ctrl-C, SIGTERM and SIGHUP: first they interrupt, after ``collect`` they are only noted."""
-
-    def __init__(self, reader: int, writer: int) -> None:
-        #: Readable once there was a request.
-        self.descriptor = reader
-        self._writer = writer
-        self._interrupts = True
-
-    def collect(self) -> None:
-        """Only note requests from now on: there is something to end first."""
-        self._interrupts = False
-
-    def note(self, _number: int, _frame: Any) -> None:
-        """Handle the signal."""
-        if self._interrupts:
-            raise KeyboardInterrupt
-        with contextlib.suppress(BlockingIOError):  # full of earlier requests
-            os.write(self._writer, b"\0")
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequests]:
-    """Take Ctrl-C, SIGTERM and the end of the terminal as requests meanwhile."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is to outlive the terminal
-        numbers.append(signal.SIGHUP)
-    requests = StopRequests(reader, writer)
-    before = [signal.signal(number, requests.note) for number in numbers]
-    try:
-        yield requests
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
-
-
-def wait_for_end(process: ProcessId, requested: int) -> bool:
-    """Wait until a process ends or the descriptor is readable; say whether it was the latter."""
-    with contextlib.ExitStack() as stack:
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            return False
-        stack.callback(os.close, descriptor)
-        if not process.alive():
-            return False
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        poll.register(requested, select.POLLIN)
-        return requested in {ready for ready, _events in poll.poll()}
 
 
 _INCLUDE = "--include-programs"

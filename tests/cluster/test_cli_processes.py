@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests_cli_support import Boot, new_session, one_line, publisher, runner
 
-from miniray.cli import stop
+from miniray.launch.events import Events
 from miniray.system.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
@@ -260,13 +260,13 @@ def when_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
     """Runs an action at the moment when the blocking command begins to wait."""
 
     def arrange(action: Callable[[], None]) -> None:
-        wait = stop.wait_for_end
+        wait = Events.wait
 
-        def act_and_wait(process: ProcessId, requested: int) -> bool:
+        def act_and_wait(events: Events, until: float | None) -> list[int]:
             action()
-            return wait(process, requested)
+            return wait(events, until)
 
-        monkeypatch.setattr(stop, "wait_for_end", act_and_wait)
+        monkeypatch.setattr(Events, "wait", act_and_wait)
 
     return arrange
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from miniray.train.config.checks import is_whole
+from miniray.system import option_checks as check
+from miniray.train.config.checks import check_field
 from miniray.train.config.run import Callback
 
 
@@ -34,9 +35,4 @@ class ProgressCallback(Callback):
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "total_epochs"):
-            value = getattr(self, name)
-            if value is not None and not is_whole(value, least=1):
-                raise ValueError(
-                    f"ProgressCallback({name}={value!r}) must be a whole number, 1 or more, "
-                    f"or None if it is not known."
-                )
+            check_field(self, name, check.whole(1), or_none="says that it is not known")

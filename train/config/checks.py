@@ -1,4 +1,4 @@
-"""Checks that several configurations share. Each raises ValueError with the reason and the fix."""
+"""How configurations check what they are given: by the checks of options, and with ValueError."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.system import option_checks
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -29,58 +31,53 @@ def is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def is_amount(value: Any) -> bool:
-    """Return whether a value can be an amount: a finite number of 0 or more."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0
+def check_field(
+    config: object, name: str, rule: Callable[[str, Any], Any], *, or_none: str = ""
+) -> None:
+    """Check a field of a configuration by a rule of ``option_checks``.
 
+    Args:
+        config: The configuration.
+        name: Of the field.
+        rule: What it has to follow.
+        or_none: What None does, where it is allowed: "keeps all".
 
-def check_flag(where: str, value: Any) -> None:
-    """Raise ValueError if this is not True or False; ``where`` names it, as ``Class(name``."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{where}={value!r}) must be True or False.")
-
-
-def check_text(where: str, value: Any, example: str) -> None:
-    """Raise ValueError if this is neither None nor text that is not empty."""
-    if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise ValueError(f"{where}={value!r}) must be text such as {example!r}, or None.")
-
-
-def check_limit(where: str, value: Any) -> None:
-    """Raise ValueError if this is neither None nor a number of seconds above 0."""
-    if value is not None and (not is_amount(value) or value == 0):
-        raise ValueError(
-            f"{where}={value!r}) must be a number of seconds above 0, or None for no limit."
-        )
-
-
-def check_resources(argument: str, resources: Mapping[str, float] | None) -> None:
-    """Raise ValueError if these can't be amounts of resources."""
-    from miniray.system.option_checks import amount as amount_of
-
-    if resources is None:
+    Raises:
+        ValueError: It does not follow the rule.
+    """
+    value = getattr(config, name)
+    if value is None and or_none:
         return
-    given = f"ScalingConfig({argument}={resources!r})"
-    if not hasattr(resources, "items"):
+    where = f"{type(config).__name__}({name})"
+    try:
+        rule(where, value)
+    except (TypeError, ValueError) as error:
+        also = f" None {or_none}." if or_none else ""
+        raise ValueError(f"{error}{also}") from None
+
+
+def above_zero(name: str, value: Any) -> None:
+    """Accept a number of seconds above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:  # which NaN is not either
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}.")
+
+
+def resources(name: str, value: Any) -> None:
+    """Accept amounts by the names of resources, CPU and GPU among them."""
+    if not hasattr(value, "items"):
         raise ValueError(
-            f'{given} must be a dictionary of amounts by resource name, such as {{"CPU": 2}}.'
+            f'{name} must be a dictionary of amounts by resource name, such as {{"CPU": 2}}, '
+            f"not {value!r}."
         )
-    for name, amount in resources.items():
-        if name in _MISSPELLED:
+    for resource, amount in value.items():
+        if resource in _MISSPELLED:
             raise ValueError(
-                f"{given} names {name!r}; resource names are case-sensitive. "
-                f"Write {_MISSPELLED[name]!r}."
+                f"{name} names {resource!r}; resource names are case-sensitive. "
+                f"Write {_MISSPELLED[resource]!r}."
             )
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"{given} has the key {name!r}; resource names are non-empty strings.")
-        if not is_amount(amount):
-            raise ValueError(
-                f"{given} gives {name!r} as {amount!r}; an amount is a number of 0 or more."
-            )
-        if amount:
-            # What a device resource can be asked for is the same for everything that runs.
-            amount_of(f"{given}: {name!r}", amount, name)
+        option_checks.text(f"The name of a resource in {name}", resource)
+        option_checks.amount(f"{name}[{resource!r}]", amount, resource)
 
 
 def instance_of(argument: str, value: Any, kind: type) -> Any:

@@ -9,13 +9,14 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Literal
 
+from miniray.system import option_checks as check
 from miniray.train.base.policies import (
     FailureDecision,
     FailurePolicy,
     ScalingDecision,
     ScalingPolicy,
 )
-from miniray.train.config.checks import check_limit, is_whole, refuses
+from miniray.train.config.checks import above_zero, check_field, refuses
 
 if TYPE_CHECKING:
     from miniray.train.base.policies import GroupFailure
@@ -48,22 +49,9 @@ class CheckpointConfig:
     checkpoint_score_order: Literal["max", "min"] = "max"
 
     def __post_init__(self) -> None:
-        if self.num_to_keep is not None and not is_whole(self.num_to_keep, least=1):
-            raise ValueError(
-                f"CheckpointConfig(num_to_keep={self.num_to_keep!r}) must be 1 or more, "
-                f"or None to keep all."
-            )
-        if self.checkpoint_score_order not in ("max", "min"):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}) must be "
-                f"'max' (higher is better) or 'min'."
-            )
-        attribute = self.checkpoint_score_attribute
-        if attribute is not None and (not isinstance(attribute, str) or not attribute):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_attribute={attribute!r}) must be a key of the "
-                f"metrics that the train loop reports."
-            )
+        check_field(self, "num_to_keep", check.whole(1), or_none="keeps all")
+        check_field(self, "checkpoint_score_attribute", check.text, or_none="keeps the newest")
+        check_field(self, "checkpoint_score_order", check.one_of("max", "min"))
 
 
 @refuses(
@@ -104,13 +92,8 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "controller_failure_limit"):
-            value = getattr(self, name)
-            if not is_whole(value, least=-1):
-                raise ValueError(
-                    f"FailureConfig({name}={value!r}) must be a number of restarts: "
-                    f"0 for none, -1 for no limit."
-                )
-        check_limit("FailureConfig(hang_timeout_s", self.hang_timeout_s)
+            check_field(self, name, check.whole(-1, "-1 for no limit"))
+        check_field(self, "hang_timeout_s", above_zero, or_none="sets no limit")
 
 
 @dataclasses.dataclass

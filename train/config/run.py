@@ -13,8 +13,9 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.system import option_checks as check
 from miniray.train.base.policies import FailurePolicy, ScalingPolicy
-from miniray.train.config.checks import check_flag, instance_of, refuses
+from miniray.train.config.checks import check_field, instance_of, refuses
 from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
 from miniray.train.storage.manifests import check_folder_name
 
@@ -99,7 +100,7 @@ class RunConfig:
             "checkpoint_config", self.checkpoint_config, CheckpointConfig
         )
         self.logging_config = instance_of("logging_config", self.logging_config, LoggingConfig)
-        check_flag("RunConfig(detached", self.detached)
+        check_field(self, "detached", check.boolean)
         self._check_callbacks()
         self._check_policies()
         self._check_storage()
@@ -144,10 +145,8 @@ class RunConfig:
     def _check_runtime_env(self) -> None:
         if self.worker_runtime_env is None:
             self.worker_runtime_env = {}
-        from miniray.system.option_checks import runtime_env
-
         try:
-            runtime_env("worker_runtime_env", self.worker_runtime_env)
+            check.runtime_env("worker_runtime_env", self.worker_runtime_env)
         except (TypeError, ValueError) as error:
             raise ValueError(f"RunConfig(worker_runtime_env): {error}") from None
 

@@ -10,14 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.config.checks import (
-    check_flag,
-    check_limit,
-    check_resources,
-    check_text,
-    is_amount,
-    is_whole,
-)
+from miniray.system import option_checks as check
+from miniray.train.config.checks import above_zero, check_field, is_whole, resources
+from miniray.util.placement_group import STRATEGIES
 from miniray.util.tpu_reservation import POD_TYPE, SLICE_NAME
 
 if TYPE_CHECKING:
@@ -26,8 +21,6 @@ if TYPE_CHECKING:
     from miniray.accelerators.tpu import SliceShape
 
 _EXAMPLE = 'topology="4x4", accelerator_type="TPU-V6E"'
-
-PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 #: Amount of ``accelerator_type:<type>`` that a worker asks for; there is 1 per node.
 ACCELERATOR_TYPE_SHARE = 0.001
@@ -83,20 +76,17 @@ class ScalingConfig:
     placement_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        check_flag("ScalingConfig(use_gpu", self.use_gpu)
-        check_flag("ScalingConfig(use_tpu", self.use_tpu)
-        check_text("ScalingConfig(accelerator_type", self.accelerator_type, "A100")
-        check_text("ScalingConfig(topology", self.topology, "4x4")
+        check_field(self, "use_gpu", check.boolean)
+        check_field(self, "use_tpu", check.boolean)
+        check_field(self, "accelerator_type", check.text, or_none="takes any")
+        check_field(self, "topology", check.text, or_none="takes any")
         self._check_counts()
-        if self.placement_strategy not in PLACEMENT_STRATEGIES:
-            raise ValueError(
-                f"ScalingConfig(placement_strategy={self.placement_strategy!r}) is not known. "
-                f"Use one of {', '.join(PLACEMENT_STRATEGIES)}."
-            )
-        check_resources("resources_per_worker", self.resources_per_worker)
-        check_resources("trainer_resources", self.trainer_resources)
+        check_field(self, "placement_strategy", check.one_of(*STRATEGIES))
+        check_field(self, "resources_per_worker", resources, or_none="means the default")
+        check_field(self, "trainer_resources", resources, or_none="holds nothing")
         self._check_accelerators()
-        self._check_times()
+        check_field(self, "elastic_resize_monitor_interval_s", check.amount)
+        check_field(self, "placement_timeout_s", above_zero, or_none="sets no limit")
         if not self.worker_resources:
             raise ValueError(
                 f"ScalingConfig(resources_per_worker={self.resources_per_worker!r}) asks for "
@@ -158,18 +148,7 @@ class ScalingConfig:
                 f"Set use_tpu=True, or leave topology out."
             )
 
-    def _check_times(self) -> None:
-        interval = self.elastic_resize_monitor_interval_s
-        if not is_amount(interval):
-            raise ValueError(
-                f"ScalingConfig(elastic_resize_monitor_interval_s={interval!r}) must be a number "
-                f"of seconds, 0 or more."
-            )
-        check_limit("ScalingConfig(placement_timeout_s", self.placement_timeout_s)
-
     def _check_labels(self) -> None:
-        from miniray.system.option_checks import label_selector
-
         given = self.label_selector
         if given is None:
             return
@@ -184,12 +163,7 @@ class ScalingConfig:
                 f"{where} is a list of {len(given)} for {self.max_workers} workers. Give one "
                 f"dictionary for each worker, or a single one for all of them."
             )
-        each = given if isinstance(given, list | tuple) else [given]
-        try:
-            for selector in each:
-                label_selector(where, selector)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
+        check_field(self, "label_selector", _label_selectors)
 
     # --- what follows ----------------------------------------------------------------------
 
@@ -287,6 +261,11 @@ class ScalingConfig:
         if isinstance(self.label_selector, Mapping):
             return [dict(self.label_selector) for _ in range(num_workers)]
         return [dict(selector) for selector in self.label_selector[:num_workers]]
+
+
+def _label_selectors(name: str, value: Any) -> None:
+    for selector in value if isinstance(value, list | tuple) else [value]:
+        check.label_selector(name, selector)
 
 
 def _check_tpu(config: ScalingConfig) -> None:

@@ -7,8 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import join_host_port
+from miniray.system import option_checks as check
 from miniray.train.base.ranks import SLICE_LABEL
-from miniray.train.config.checks import instance_of, is_whole
+from miniray.train.config.checks import check_field, instance_of
 from miniray.train.data_parallel_trainer import DataParallelTrainer
 from miniray.train.worker.backend import Backend, BackendConfig
 
@@ -104,11 +105,7 @@ class JaxConfig(BackendConfig):
     def __post_init__(self) -> None:
         if self.use_tpu and self.use_gpu:
             raise ValueError("JaxConfig(use_tpu=True, use_gpu=True): JAX runs on one of them.")
-        if not is_whole(self.timeout_s, least=1):
-            raise ValueError(
-                f"JaxConfig(timeout_s={self.timeout_s!r}) must be a whole number of seconds, "
-                f"1 or more."
-            )
+        check_field(self, "timeout_s", check.whole(1))
 
     def make_backend(self) -> JaxBackend:
         return JaxBackend(self)

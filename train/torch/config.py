@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common import process_state
 from miniray.common.amounts import ACCELERATORS
-from miniray.train.config.checks import check_text, is_amount
+from miniray.system import option_checks as check
+from miniray.train.config.checks import above_zero, check_field
 from miniray.train.torch import environment
 from miniray.train.worker.backend import Backend, BackendConfig
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from miniray.train.worker.backend import GroupMember, LocalPlace
 
 logger = logging.getLogger(__name__)
-
-INIT_METHODS = ("env", "tcp")
 
 
 @dataclasses.dataclass
@@ -52,16 +51,9 @@ class TorchConfig(BackendConfig):
     timeout_s: float = 1800
 
     def __post_init__(self) -> None:
-        check_text("TorchConfig(backend", self.backend, "gloo")
-        if self.init_method not in INIT_METHODS:
-            raise ValueError(
-                f"TorchConfig(init_method={self.init_method!r}) is not known. "
-                f"Use one of {', '.join(INIT_METHODS)}."
-            )
-        if not is_amount(self.timeout_s) or self.timeout_s == 0:
-            raise ValueError(
-                f"TorchConfig(timeout_s={self.timeout_s!r}) must be a number above 0 seconds."
-            )
+        check_field(self, "backend", check.text, or_none="takes the best")
+        check_field(self, "init_method", check.one_of("env", "tcp"))
+        check_field(self, "timeout_s", above_zero)
 
     def make_backend(self) -> TorchBackend:
         return TorchBackend(self)

@@ -137,7 +137,7 @@ def test_the_platform_follows_what_workers_hold(config, resources, expected):
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [({"use_tpu": True, "use_gpu": True}, "one of them"), ({"timeout_s": 0}, "timeout_s=0")],
+    [({"use_tpu": True, "use_gpu": True}, "one of them"), ({"timeout_s": 0}, r"timeout_s\)")],
 )
 def test_nonsense_in_a_jax_config_is_refused(config, message):
     with pytest.raises(ValueError, match=message):

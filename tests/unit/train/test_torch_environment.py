@@ -125,11 +125,11 @@ def test_on_cpus_what_an_optimizer_step_loads_is_loaded_beside_the_first_ranks()
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"init_method": "file"}, "env, tcp"),
+        ({"init_method": "file"}, "'env', 'tcp'"),
         ({"timeout_s": 0}, "above 0"),
         ({"timeout_s": float("nan")}, "above 0"),
         ({"timeout_s": "60"}, "above 0"),
-        ({"backend": ""}, "such as 'gloo'"),
+        ({"backend": ""}, "empty"),
     ],
 )
 def test_nonsense_in_a_torch_config_is_refused(arguments, message):

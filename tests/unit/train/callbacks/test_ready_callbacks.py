@@ -327,5 +327,5 @@ def test_the_bar_of_a_run_is_as_full_as_the_run_is_done(goals, metrics, done):
 
 @pytest.mark.parametrize("total", [0, -1, 1.5, "3"])
 def test_nonsense_in_a_progress_callback_is_refused(total):
-    with pytest.raises(ValueError, match="total_epochs="):
+    with pytest.raises(ValueError, match="total_epochs"):
         ProgressCallback(total_epochs=total)
