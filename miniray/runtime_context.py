@@ -149,12 +149,7 @@ class RuntimeContext:
 
     def get_node_labels(self) -> dict[str, str]:
         """Return the labels of the node."""
-        runtime = current_runtime()
-        node_id = runtime.context().node_id
-        for node in runtime.head.nodes():
-            if node["NodeID"] == node_id:
-                return dict(node.get("Labels", {}))
-        return {}
+        return dict(own_node().get("Labels", {}))
 
     @property
     def runtime_env(self) -> dict[str, Any]:
@@ -215,6 +210,13 @@ def get_runtime_context() -> RuntimeContext:
     """Return the context of the running code."""
     current_runtime()
     return RuntimeContext()
+
+
+def own_node() -> dict[str, Any]:
+    """Return what ``miniray.nodes()`` tells of this process's node; empty if it is lost."""
+    runtime = current_runtime()
+    own = runtime.context().node_id
+    return next((node for node in runtime.head.nodes() if node["NodeID"] == own), {})
 
 
 class InitContext(Mapping[str, Any]):

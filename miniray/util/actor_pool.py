@@ -36,9 +36,8 @@ class ActorPool(Generic[V]):
 
     def __init__(self, actors: Iterable[Any]) -> None:
         self._idle: list[Any] = list(actors)
-        #: (number, actor) of each call whose result was not taken yet.
-        self._running: dict[Any, tuple[int, Any]] = {}
-        self._by_number: dict[int, Any] = {}
+        #: By number: what each call returned whose result was not taken yet, and its actor.
+        self._running: dict[int, tuple[Any, Any]] = {}
         self._waiting: collections.deque[tuple[Callable[[Any, V], Any], V]] = collections.deque()
         self._submitted = 0
         self._next_number = 0
@@ -78,11 +77,7 @@ class ActorPool(Generic[V]):
             self._waiting.append((fn, value))
             return
         actor = self._idle.pop()
-        ref = fn(actor, value)
-        # A call with several returns gives a list, which is no dictionary key.
-        key = tuple(ref) if isinstance(ref, list) else ref
-        self._running[key] = (self._submitted, actor)
-        self._by_number[self._submitted] = ref
+        self._running[self._submitted] = fn(actor, value), actor
         self._submitted += 1
 
     def has_next(self) -> bool:
@@ -104,9 +99,9 @@ class ActorPool(Generic[V]):
         """
         if not self.has_next():
             raise StopIteration("No more results to get")
-        if self._next_number not in self._by_number:
+        if self._next_number not in self._running:
             raise ValueError("get_next() is not allowed after get_next_unordered()")
-        ref = self._by_number[self._next_number]
+        ref, _ = self._running[self._next_number]
         refs = ref if isinstance(ref, list) else [ref]
         timed_out = False
         if timeout is not None:
@@ -114,7 +109,7 @@ class ActorPool(Generic[V]):
             timed_out = len(ready) < len(refs)
             if timed_out and not ignore_if_timedout:
                 raise TimeoutError("Timed out waiting for result")
-        return self._take(tuple(ref) if isinstance(ref, list) else ref, timed_out)
+        return self._take(self._next_number, timed_out)
 
     def get_next_unordered(
         self, timeout: float | None = None, ignore_if_timedout: bool = False
@@ -132,11 +127,14 @@ class ActorPool(Generic[V]):
         if not self.has_next():
             raise StopIteration("No more results to get")
         # Of a call with several returns, the first one tells that it has finished.
-        keys = {key[0] if isinstance(key, tuple) else key: key for key in self._running}
-        ready, pending = api.wait(list(keys), num_returns=1, timeout=timeout)
+        numbers = {
+            ref[0] if isinstance(ref, list) else ref: number
+            for number, (ref, _) in self._running.items()
+        }
+        ready, pending = api.wait(list(numbers), num_returns=1, timeout=timeout)
         if not ready and not ignore_if_timedout:
             raise TimeoutError("Timed out waiting for result")
-        return self._take(keys[(ready or pending)[0]], timed_out=not ready)
+        return self._take(numbers[(ready or pending)[0]], timed_out=not ready)
 
     def has_free(self) -> bool:
         """Return whether an actor is idle and nothing waits for one."""
@@ -164,26 +162,25 @@ class ActorPool(Generic[V]):
     def _drop_untaken(self) -> None:
         while self.has_next():
             # Whatever an abandoned call does, failing included, is nobody's concern any more.
-            key = next(iter(self._running))
-            self._forget(key, is_alive=True)
+            self._forget(next(iter(self._running)), is_alive=True)
         self._next_number = self._submitted
 
-    def _take(self, key: Any, timed_out: bool) -> Any:
+    def _take(self, number: int, timed_out: bool) -> Any:
+        ref, _ = self._running[number]
         if timed_out:
-            self._forget(key, is_alive=True)
-            raise TimeoutError(f"Timed out waiting for result. The call {key} has been ignored.")
+            self._forget(number, is_alive=True)
+            raise TimeoutError(f"Timed out waiting for result. The call {ref} has been ignored.")
         is_alive = True
         try:
-            return api.get(list(key) if isinstance(key, tuple) else key)
+            return api.get(ref)
         except ActorDiedError:
             is_alive = False
             raise
         finally:
-            self._forget(key, is_alive)
+            self._forget(number, is_alive)
 
-    def _forget(self, key: Any, is_alive: bool) -> None:
-        number, actor = self._running.pop(key)
-        del self._by_number[number]
+    def _forget(self, number: int, is_alive: bool) -> None:
+        _, actor = self._running.pop(number)
         self._next_number = max(self._next_number, number + 1)
         if is_alive:
             self._release(actor)

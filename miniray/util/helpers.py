@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray import api
-from miniray.common.runtime import current_runtime
+from miniray.runtime_context import own_node
 from miniray.system.option_checks import whole
 from miniray.values.serialization import at_fault
 
@@ -132,12 +132,7 @@ def get_node_ip_address() -> str:
 
     A cluster that only this machine has, as ``init()`` starts it, has a loopback address.
     """
-    runtime = current_runtime()
-    own = runtime.context().node_id
-    [address] = [
-        node["NodeManagerAddress"] for node in runtime.head.nodes() if node["NodeID"] == own
-    ]
-    return str(address)
+    return str(own_node()["NodeManagerAddress"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from miniray.system.option_checks import plain_text
+from miniray.system.option_checks import boolean, plain_text, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,23 +47,14 @@ class NodeAffinitySchedulingStrategy:
     """
 
     def __init__(self, node_id: str, soft: bool) -> None:
-        if not isinstance(node_id, str):
-            raise TypeError(
-                f"node_id must be a hex string as in miniray.nodes(), "
-                f"not {node_id!r} ({type(node_id).__name__})."
-            )
         try:
-            valid = bool(bytes.fromhex(node_id))
+            bytes.fromhex(text("node_id", node_id))
         except ValueError:
-            valid = False
-        if not valid:
             raise ValueError(
                 f"node_id must be a hex string as in miniray.nodes(), not {node_id!r}."
-            )
-        if not isinstance(soft, bool):
-            raise TypeError(f"soft must be True or False, not {soft!r}.")
+            ) from None
         self.node_id = node_id
-        self.soft = soft
+        self.soft = boolean("soft", soft)
 
 
 class _Values:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.accelerators import slice_shape, this_host
 from miniray.accelerators.node_resources import detect
 from miniray.accelerators.tpu import GoogleTPU, chips_of_pod_type, generation, slice_facts
-from miniray.common.runtime import current_runtime, runtime_or_none
+from miniray.common.runtime import runtime_or_none
+from miniray.runtime_context import own_node
 from miniray.util.tpu_reservation import (
     SLICE_NAME,
     TpuHost,
@@ -81,7 +82,7 @@ def get_num_tpu_chips_on_node() -> int:
     found = len(detect(GoogleTPU(), this_host()).ids)
     if found or runtime_or_none() is None:
         return found
-    return int(_own_node().get("Resources", {}).get("TPU", 0))
+    return int(own_node().get("Resources", {}).get("TPU", 0))
 
 
 def init_jax_profiler(port: int | None = None) -> None:
@@ -113,18 +114,12 @@ def _facts() -> Mapping[str, str]:
         host = this_host()
         return slice_facts(host, ask=bool(detect(GoogleTPU(), host).ids))
     prefix = SLICE_NAME.removesuffix("slice-name")
-    labels: dict[str, str] = _own_node().get("Labels", {})
+    labels: dict[str, str] = own_node().get("Labels", {})
     return {
         name.removeprefix(prefix): value
         for name, value in labels.items()
         if name.startswith(prefix)
     }
-
-
-def _own_node() -> dict[str, Any]:
-    runtime = current_runtime()
-    node_id = runtime.context().node_id
-    return next((node for node in runtime.head.nodes() if node["NodeID"] == node_id), {})
 
 
 # --- shapes ----------------------------------------------------------------------------------

@@ -285,14 +285,7 @@ class RankSession:
 
 def _check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
     """Raise ValueError if deleting a checkpoint after its upload would delete what must stay."""
-    source = Path(checkpoint.path)
-    run = Path(storage.path)
-    if is_local(checkpoint.fsspec_filesystem):
-        source = source.resolve()
-    if storage.files.is_local:
-        run = run.resolve()
-    same_kind = is_local(checkpoint.fsspec_filesystem) == storage.files.is_local
-    if same_kind and (run == source or source in run.parents):
+    if _lies_in(storage.checkpoint(""), checkpoint):
         raise ValueError(
             f"report(checkpoint={checkpoint!r}, delete_local_checkpoint_after_upload=True) would "
             f"delete the run's folder {storage.path}, which is inside the checkpoint. Write the "
