@@ -68,8 +68,6 @@ class SlicePlacementGroup:
         chips_per_host: Chips of each host.
         devices_per_host: The amount of TPU that is all of a host.
         bundle_resources: What each bundle reserves.
-        head_placement_groups: Groups that hold the heads of the slices: none, as the first bundles
-            do.
 
     Raises:
         ValueError: There is no such slice, or the bundles can't be placed on it.
@@ -99,7 +97,6 @@ class SlicePlacementGroup:
         self.num_bundles, self.bundle_resources = get_tpu_worker_resources(
             topology, accelerator_version, resources_per_bundle, num_slices, chips_per_vm
         )
-        self.head_placement_groups: list[PlacementGroup] = []
         self._per_slice = pg_per_slice
         self._check_strategy(strategy)
         given = list(bundle_label_selector or [{}] * self.num_bundles)
@@ -206,6 +203,11 @@ class SlicePlacementGroup:
         if not self._per_slice:
             raise ValueError("There is one group (pg_per_slice=False): slice_placement_group.")
         return list(self._groups)
+
+    @property
+    def head_placement_groups(self) -> list[PlacementGroup]:
+        """Groups that hold the heads of the slices: none, as the first bundles do."""
+        return []
 
     @property
     def bundle_label_selector(self) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from miniray.train.base.ranks import SLICE_LABEL
 from miniray.train.config.checks import check_field, instance_of
 from miniray.train.data_parallel_trainer import DataParallelTrainer
 from miniray.train.worker.backend import Backend, BackendConfig
+from miniray.util.tpu import get_tpu_coordinator_env_vars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from miniray.train.base.ranks import WorkerInfo
     from miniray.train.data_parallel_trainer import TrainerArguments
     from miniray.train.worker.backend import GroupMember
-
-#: Port on which slices find each other, on the first host of the first one.
-MEGASCALE_PORT = 8081
 
 #: What only the run knows: a platform tells each host of the slices that it was started with, and
 #: libtpu waits for those also when the run has fewer.
@@ -56,12 +54,8 @@ def slice_environments(workers: Sequence[WorkerInfo]) -> list[dict[str, str]]:
         for position in range(len(hosts)):
             variables = {"TPU_WORKER_ID": str(position), "TPU_WORKER_HOSTNAMES": names}
             if len(slices) > 1:
-                variables |= {
-                    "MEGASCALE_COORDINATOR_ADDRESS": workers[0].address,
-                    "MEGASCALE_PORT": str(MEGASCALE_PORT),
-                    "MEGASCALE_NUM_SLICES": str(len(slices)),
-                    "MEGASCALE_SLICE_ID": str(number),
-                }
+                coordinator = workers[0].address
+                variables |= get_tpu_coordinator_env_vars(coordinator, len(slices), number)
             environments.append(variables)
     return environments
 

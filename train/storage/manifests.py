@@ -122,19 +122,12 @@ def parse(text: str) -> Manifest | None:
     """Return the manifest that a file holds; None if it holds no whole one."""
     try:
         facts = json.loads(text)
-        manifest = Manifest(
-            facts["name"],
-            facts["number"],
-            facts["metrics"],
-            facts.get("size", 0),
-            facts.get("seconds", 0.0),
-            facts.get("time", 0),
-            facts["files"],
-        )
-    except (ValueError, KeyError, TypeError):
+        manifest = Manifest(**facts)
+    except (ValueError, TypeError):
         return None
     whole = (
-        isinstance(manifest.name, str)
+        "files" in facts
+        and isinstance(manifest.name, str)
         and isinstance(manifest.number, int)
         and isinstance(manifest.files, dict)
         and isinstance(manifest.metrics, dict)
