@@ -8,8 +8,9 @@ slice follow each other, in the order that the slice itself gives them.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from typing import TYPE_CHECKING
+
+from miniray.system.boot_options import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -143,10 +144,3 @@ def unreachable_address(workers: Sequence[WorkerInfo]) -> str | None:
         f"Node {node[:8]} is known by {address}, which other machines of this run (such as "
         f"{other}) can't reach. Start its daemon with --host and an address of its network."
     )
-
-
-def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return address == "localhost"

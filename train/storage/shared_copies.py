@@ -14,11 +14,11 @@ import logging
 import os
 import pickle
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.system.session import require_own_folder
 from miniray.train.storage.filesystem import download, in_memory
 
 if TYPE_CHECKING:
@@ -72,16 +72,9 @@ def _folder_of_copies() -> Path | None:
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
+        require_own_folder(folder)
     except OSError as error:
         logger.warning("Checkpoints are fetched by each process for itself: %s", error)
-        return None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        logger.warning(
-            "Checkpoints are fetched by each process for itself: %s is not a folder of this user "
-            "alone",
-            folder,
-        )
         return None
     return folder
 
@@ -144,8 +137,6 @@ def _try_alone(number: int) -> bool:
 def _is_at(number: int, path: Path) -> bool:
     """Return whether an open file is still what has this path."""
     try:
-        found = path.lstat()
+        return os.path.samestat(path.lstat(), os.fstat(number))
     except FileNotFoundError:
         return False
-    own = os.fstat(number)
-    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
