@@ -84,6 +84,7 @@ _STATUS = {
 }
 
 
+@dataclasses.dataclass(eq=False)
 class MLflowCallback(Callback):
     """Makes a run in MLflow and logs the numbers that rank 0 reports.
 
@@ -101,23 +102,17 @@ class MLflowCallback(Callback):
         ImportError: MLflow is not installed.
     """
 
-    def __init__(
-        self,
-        tracking_uri: str | None = None,
-        experiment_name: str | None = None,
-        *,
-        params: Mapping[str, Any] | None = None,
-        tags: Mapping[str, str] | None = None,
-        step_key: str | None = None,
-    ) -> None:
+    tracking_uri: str | None = None
+    experiment_name: str | None = None
+    _: dataclasses.KW_ONLY
+    params: Mapping[str, Any] | None = None
+    tags: Mapping[str, str] | None = None
+    step_key: str | None = None
+    _client: Any = dataclasses.field(default=None, init=False)
+    _run_id: str = dataclasses.field(default="", init=False)
+
+    def __post_init__(self) -> None:
         choose("MLflowCallback", _MLFLOW, "mlflow")
-        self.tracking_uri = tracking_uri
-        self.experiment_name = experiment_name
-        self.params = dict(params or {})
-        self.tags = dict(tags or {})
-        self.step_key = step_key
-        self._client: Any = None
-        self._run_id = ""
 
     def on_start(self, run_context: RunContext) -> None:
         mlflow = importlib.import_module("mlflow")
@@ -133,12 +128,12 @@ class MLflowCallback(Callback):
             self._run_id = found[0].info.run_id
             client.update_run(self._run_id, status="RUNNING")
             return
-        tags = {_RUN_TAG: mark, "miniray.path": run_context.path, **self.tags}
+        tags = {_RUN_TAG: mark, "miniray.path": run_context.path, **(self.tags or {})}
         run = client.create_run(experiment_id, run_name=run_context.name, tags=tags)
         self._run_id = run.info.run_id
         scaling = dataclasses.asdict(run_context.scaling_config)
         known = {key: value for key, value in scaling.items() if value is not None}
-        for key, value in {**known, **self.params}.items():
+        for key, value in {**known, **(self.params or {})}.items():
             client.log_param(self._run_id, key, value)
 
     def after_report(
@@ -181,6 +176,7 @@ def _writer_module() -> str:
     return choose("TensorBoardCallback", choices, "tensorboardX")
 
 
+@dataclasses.dataclass(eq=False)
 class TensorBoardCallback(Callback):
     """Writes the numbers that rank 0 reports, as scalars over the number of the report.
 
@@ -195,14 +191,16 @@ class TensorBoardCallback(Callback):
         ImportError: Neither tensorboardX nor tensorboard is installed.
     """
 
-    def __init__(
-        self, log_dir: str | os.PathLike[str] | None = None, *, step_key: str | None = None
-    ) -> None:
+    log_dir: str | os.PathLike[str] | None = None
+    _: dataclasses.KW_ONLY
+    step_key: str | None = None
+    _writer: Any = dataclasses.field(default=None, init=False)
+    _step: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         _writer_module()
-        self.log_dir = None if log_dir is None else str(Path(log_dir).expanduser().absolute())
-        self.step_key = step_key
-        self._writer: Any = None
-        self._step = 0
+        if self.log_dir is not None:
+            self.log_dir = str(Path(self.log_dir).expanduser().absolute())
 
     def on_start(self, run_context: RunContext) -> None:
         writer = importlib.import_module(_writer_module()).SummaryWriter
@@ -231,7 +229,7 @@ class TensorBoardCallback(Callback):
 
     def _folder(self, run_context: RunContext) -> str:
         if self.log_dir is not None:
-            return self.log_dir
+            return str(self.log_dir)
         from miniray.train.storage.filesystem import is_local
 
         if not is_local(run_context.filesystem):

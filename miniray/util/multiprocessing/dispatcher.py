@@ -66,35 +66,26 @@ class Unit:
         return [Failed(error)] * len(self.elements), True
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Process:
     """An actor of the pool and the batches that it was sent."""
 
-    __slots__ = ("actor", "batches", "left")
-
-    def __init__(self, actor: Any, left: int | None) -> None:
-        self.actor = actor
-        #: Units until it is replaced; None is no limit.
-        self.left = left
-        self.batches: list[_Batch] = []
+    actor: Any
+    #: Units until it is replaced; None is no limit.
+    left: int | None
+    batches: list[_Batch] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Batch:
-    """Units that were sent together.
+    """Units that were sent together to a process."""
 
-    Args:
-        process: Where to.
-        units: What it runs.
-        short: Whether they are known to take less than ``TOGETHER``.
-    """
-
-    __slots__ = ("process", "ref", "short", "units")
-
-    def __init__(self, process: _Process, units: list[Unit], short: bool) -> None:
-        self.process = process
-        self.units = units
-        self.short = short
-        #: What came of it; an error if it could not be sent.
-        self.ref: ObjectRef[Any] | Exception | None = None
+    process: _Process
+    units: list[Unit]
+    #: Whether they are known to take less than ``TOGETHER``.
+    short: bool
+    #: What came of it; an error if it could not be sent.
+    ref: ObjectRef[Any] | Exception | None = None
 
 
 class Dispatcher:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -30,30 +31,27 @@ logger = logging.getLogger(__name__)
 _KEPT = 4
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AsyncResult:
     """The result of ``apply_async``, ``map_async`` or ``starmap_async``.
 
     Made by the pool.
     """
 
-    def __init__(
-        self,
-        units: int,
-        single: bool,
-        callback: Callable[[Any], Any] | None,
-        error_callback: Callable[[BaseException], Any] | None,
-    ) -> None:
+    units: dataclasses.InitVar[int]
+    _single: bool
+    _callback: Callable[[Any], Any] | None
+    _error_callback: Callable[[BaseException], Any] | None
+    _error: BaseException | None = dataclasses.field(default=None, init=False)
+    _done: bool = dataclasses.field(default=False, init=False)
+    _value: Any = dataclasses.field(default=None, init=False)
+
+    def __post_init__(self, units: int) -> None:
         self._outcomes: list[Outcome | None] = [None] * units
         self._missing = units
-        self._single = single
-        self._callback = callback
-        self._error_callback = error_callback
-        self._error: BaseException | None = None
-        self._done = False
-        #: Held until it is: an Event takes longer to make than all the rest of a call.
+        #: Held until it is done: an Event takes longer to make than all the rest of a call.
         self._latch = threading.Lock()
         self._latch.acquire()
-        self._value: Any = None
         if not units:
             self._finish()
 
@@ -125,6 +123,7 @@ class AsyncResult:
             self._latch.release()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class IMapIterator:
     """The results of ``imap`` or ``imap_unordered``, as they come. Made by the pool.
 
@@ -140,21 +139,14 @@ class IMapIterator:
         ordered: Whether results come in the order of the iterable.
     """
 
-    def __init__(
-        self,
-        chunks: Iterator[list[Any]],
-        make: Callable[[list[Any], Callable[[Outcome], None]], Unit],
-        put: Callable[[Iterable[Unit]], None],
-        ahead: Callable[[], int],
-        processes: int,
-        ordered: bool,
-    ) -> None:
-        self._chunks = chunks
-        self._make = make
-        self._put = put
-        self._ahead = ahead
-        self._processes = processes
-        self._ordered = ordered
+    _chunks: Iterator[list[Any]]
+    _make: Callable[[list[Any], Callable[[Outcome], None]], Unit]
+    _put: Callable[[Iterable[Unit]], None]
+    _ahead: Callable[[], int]
+    _processes: int
+    _ordered: bool
+
+    def __post_init__(self) -> None:
         self._arrived: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         #: Results of chunks that came before their turn.
         self._early: dict[int, list[Any]] = {}
