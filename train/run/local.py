@@ -76,7 +76,7 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
             refuse_memory(spec.storage.filesystem, spec.run_config.storage_url)
         if isinstance(place.link, LinkClient):
             return _follow(spec, loop, place, place.link)
-        return _Leader(spec, loop, place, place.link).run()
+        return _lead(spec, loop, place, place.link)
 
 
 class DeferredInterrupts:
@@ -213,35 +213,26 @@ def _not_shared(storage: RunStorage) -> StorageNotSharedError:
 # --- rank 0 ------------------------------------------------------------------------------
 
 
-class _Leader:
-    """Rank 0: the controller in a thread, the train loop in the thread that called ``fit``."""
-
-    def __init__(
-        self, spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | None
-    ) -> None:
-        self._loop = loop
-        self._place = place
-        size = place.ranks.world_size
-        # The processes are those that there are; torchrun starts them again, with --max-restarts.
-        scaling = FixedScaling(ScalingDecision(size, spec.scaling_config.worker_resources))
-        never = LimitedRetries(FailureConfig(controller_failure_limit=0))
-        policy = spec.failure_policy if link is None else never
-        self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
-        #: What the main thread is to do; None at the end of the run.
-        self._next: queue.SimpleQueue[LoopRun | None] = queue.SimpleQueue()
-        self._thread = ControllerThread(self._spec, LocalGroup(size, link, self._next.put))
-
-    def run(self) -> LocalEnd:
-        """Run attempts until the controller ends the run."""
-        worker = _LocalWorker(self._spec, self._place)
-        self._thread.start(self._loop, lambda: self._next.put(None))
-        try:
-            while (work := self._next.get()) is not None:
-                work.finish(worker.run_once(self._loop, work.setup, work.carrier))
-        except KeyboardInterrupt:
-            self._thread.abort(at_once=worker.interrupts.at_once)
-            raise
-        outcome = self._thread.outcome()
-        # What a loop raises because its controller or another rank has failed is no cause.
-        error = worker.error if 0 in outcome.worker_failures else None
-        return LocalEnd(outcome, self._spec.storage, error)
+def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | None) -> LocalEnd:
+    """Run attempts, with the controller in a thread, until that ends the run."""
+    size = place.ranks.world_size
+    # The processes are those that there are; torchrun starts them again, with --max-restarts.
+    scaling = FixedScaling(ScalingDecision(size, spec.scaling_config.worker_resources))
+    never = LimitedRetries(FailureConfig(controller_failure_limit=0))
+    policy = spec.failure_policy if link is None else never
+    spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
+    #: What this thread is to do; None at the end of the run.
+    following: queue.SimpleQueue[LoopRun | None] = queue.SimpleQueue()
+    controller = ControllerThread(spec, LocalGroup(size, link, following.put))
+    worker = _LocalWorker(spec, place)
+    controller.start(loop, lambda: following.put(None))
+    try:
+        while (work := following.get()) is not None:
+            work.finish(worker.run_once(loop, work.setup, work.carrier))
+    except KeyboardInterrupt:
+        controller.abort(at_once=worker.interrupts.at_once)
+        raise
+    outcome = controller.outcome()
+    # What a loop raises because its controller or another rank has failed is no cause.
+    error = worker.error if 0 in outcome.worker_failures else None
+    return LocalEnd(outcome, spec.storage, error)
