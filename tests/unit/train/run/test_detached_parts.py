@@ -179,5 +179,5 @@ def test_a_run_in_the_drivers_process_can_not_be_detached(tmp_path):
 
 
 def test_detached_is_true_or_false():
-    with pytest.raises(ValueError, match=r"RunConfig\(detached='yes'\) must be True or False"):
+    with pytest.raises(ValueError, match=r"RunConfig\(detached\) must be True or False, not 'yes'"):
         RunConfig(detached="yes")
