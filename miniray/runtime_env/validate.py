@@ -7,6 +7,7 @@ and nothing is packed or installed here.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import types
@@ -225,10 +226,6 @@ def _strings(key: str, value: Any) -> list[str]:
     return list(value)
 
 
-def _validate_excludes(value: Any) -> list[str]:
-    return _strings("excludes", value)
-
-
 def _refuse_other_fields(key: str, fields: Mapping[str, Any], allowed: Sequence[str]) -> None:
     other = [field for field in fields if field not in allowed]
     if other:
@@ -255,7 +252,7 @@ _VALIDATORS: dict[str, Callable[[Any], Any]] = {
     "py_modules": _validate_py_modules,
     "pip": _validate_pip,
     "config": validate_config,
-    "excludes": _validate_excludes,
+    "excludes": functools.partial(_strings, "excludes"),
 }
 
 
