@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.run.local_group import LoopRun
+    from miniray.train.run.local_group import Turn
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
     from miniray.train.worker.controller_client import Carrier
@@ -222,13 +222,13 @@ def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | 
     policy = spec.failure_policy if link is None else never
     spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
     #: What this thread is to do; None at the end of the run.
-    following: queue.SimpleQueue[LoopRun | None] = queue.SimpleQueue()
+    following: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
     controller = ControllerThread(spec, LocalGroup(size, link, following.put))
     worker = _LocalWorker(spec, place)
     controller.start(loop, lambda: following.put(None))
     try:
-        while (work := following.get()) is not None:
-            work.finish(worker.run_once(loop, work.setup, work.carrier))
+        while (turn := following.get()) is not None:
+            turn(functools.partial(worker.run_once, loop))
     except KeyboardInterrupt:
         controller.abort(at_once=worker.interrupts.at_once)
         raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.failures import GroupStartError, WorkerFailure
@@ -25,23 +24,14 @@ if TYPE_CHECKING:
     from miniray.train.worker.local_link import LinkServer
     from miniray.train.worker.session import SessionSetup
 
+    RunOnce = Callable[[SessionSetup, Carrier], WorkerOutcome]
+    #: What the main thread of rank 0 does in an attempt.
+    Turn = Callable[[RunOnce], None]
+
 #: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
 #: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
 END_TIMEOUT = 10.0
 FAILURE_TIMEOUT = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopRun:
-    """What the main thread of rank 0 does in an attempt: run the train loop once.
-
-    Attributes:
-        finish: Gets the outcome; called in the main thread.
-    """
-
-    setup: SessionSetup
-    carrier: Carrier
-    finish: Callable[[WorkerOutcome], None]
 
 
 class LocalGroup:
@@ -53,13 +43,13 @@ class LocalGroup:
 
     Args:
         link: To the ranks beside 0, if there are any. They have a single attempt.
-        run_here: Has the main thread run the train loop of rank 0.
+        run_here: Has the main thread call this, with what runs the train loop of rank 0 once.
     """
 
     infos = ()  # what ranks print is the program's own output
 
     def __init__(
-        self, size: int, link: LinkServer | None, run_here: Callable[[LoopRun], None]
+        self, size: int, link: LinkServer | None, run_here: Callable[[Turn], None]
     ) -> None:
         self.size = size
         self._link = link
@@ -136,7 +126,8 @@ class LocalGroup:
             if not outcomes[rank].done():
                 outcomes[rank].set_result(outcome)
 
-        def finish_here(outcome: WorkerOutcome) -> None:
+        def turn(run_once: RunOnce) -> None:
+            outcome = run_once(setup, carrier)
             with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
                 machine.call_soon_threadsafe(finish, 0, outcome)
 
@@ -145,7 +136,7 @@ class LocalGroup:
             self._setup.set_result(setup)
         for rank in self._lost:
             finish(rank, WorkerOutcome(failure=_loss(rank)))
-        self._run_here(LoopRun(setup, carrier, finish_here))
+        self._run_here(turn)
         return outcomes
 
     async def end_rank(self, rank: int) -> None:
