@@ -173,7 +173,7 @@ def user_root(temp_dir: str | None = None) -> Path:
         root.mkdir(mode=0o700)
     except OSError as error:
         if isinstance(error, FileExistsError) and base.is_dir():
-            require_own_folder(root)
+            _require_own_folder(root)
             return root
         by = "--temp-dir or _temp_dir" if temp_dir else TMPDIR_VARIABLE
         raise OSError(
@@ -333,7 +333,7 @@ def _owner(path: Path) -> int | None:
         return None
 
 
-def require_own_folder(path: Path) -> None:
+def _require_own_folder(path: Path) -> None:
     """Raise PermissionError unless this user alone can have put things there."""
     info = path.lstat()
     if stat.S_ISLNK(info.st_mode) or not stat.S_ISDIR(info.st_mode):
@@ -393,8 +393,8 @@ def _read_records() -> Iterator[ClusterRecord]:
     """Yield the records in this user's folder, without a look at their processes."""
     root = base_dir().absolute() / f"miniray-{os.geteuid()}"
     try:
-        require_own_folder(root)
-        require_own_folder(root / "clusters")
+        _require_own_folder(root)
+        _require_own_folder(root / "clusters")
     except FileNotFoundError:
         return
     for path in sorted((root / "clusters").glob("*.json")):

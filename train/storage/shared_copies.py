@@ -14,11 +14,11 @@ import logging
 import os
 import pickle
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.system.session import require_own_folder
 from miniray.train.storage.filesystem import download, in_memory
 
 if TYPE_CHECKING:
@@ -72,9 +72,16 @@ def _folder_of_copies() -> Path | None:
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        require_own_folder(folder)
+        found = folder.lstat()
     except OSError as error:
         logger.warning("Checkpoints are fetched by each process for itself: %s", error)
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        logger.warning(
+            "Checkpoints are fetched by each process for itself: %s is not a folder of this user "
+            "alone",
+            folder,
+        )
         return None
     return folder
 
