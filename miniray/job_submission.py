@@ -193,6 +193,7 @@ class JobSubmissionClient:
         entrypoint_label_selector: Mapping[str, str] | None = None,
         max_retries: int = 0,
         max_time: float = 0.0,
+        secrets: Sequence[str] = (),
     ) -> str:
         """Submit a job, and return its id as soon as the cluster keeps it.
 
@@ -213,6 +214,7 @@ class JobSubmissionClient:
             max_retries: How often it runs again after an exit code that is not 0, and as often
                 after its node was lost.
             max_time: Seconds that the command may run; 0: no limit.
+            secrets: Names of ``env_vars`` in ``runtime_env`` whose values listings do not show.
 
         Raises:
             JobAlreadyExistsError: Another job has the id.
@@ -237,6 +239,7 @@ class JobSubmissionClient:
             ),
             max_retries=check.whole(0)("max_retries", max_retries),
             max_time=float(check.amount("max_time", max_time)),
+            secrets=[check.text("secrets", name) for name in secrets],
         )
 
     def stop_job(self, job_id: str, grace: float = STOP_GRACE) -> bool:
@@ -254,8 +257,7 @@ class JobSubmissionClient:
         Raises:
             JobNotFoundError: There is no such job.
         """
-        stopped: bool = self._jobs.ask("stop_job", job_id, check.amount("grace", grace))
-        return stopped
+        return self._jobs.stop(job_id, check.amount("grace", grace))
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended, and remove its log; return True.
@@ -264,7 +266,7 @@ class JobSubmissionClient:
             JobNotFoundError: There is no such job.
             JobRunningError: It has not ended.
         """
-        self._jobs.ask("delete_job", job_id)
+        self._jobs.delete(job_id)
         return True
 
     def get_job_status(self, job_id: str) -> JobStatus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -98,6 +99,13 @@ def job() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with a NAME=VALUE in each line.",
 )
+@click.option(
+    "--secret",
+    multiple=True,
+    metavar="NAME",
+    help="Variable of the job whose value is not shown; if neither --env nor --env-file has it, it "
+    "is that of this process.",
+)
 @click.option("--metadata", multiple=True, type=_Pairs(), help="Shown with the job.")
 @click.option("--num-cpus", "--entrypoint-num-cpus", type=float, help="CPUs for the command.")
 @click.option("--num-gpus", "--entrypoint-num-gpus", type=float, help="GPUs for the command.")
@@ -139,6 +147,12 @@ def _submit(jobs: JobConnection, command: tuple[str, ...], options: Mapping[str,
     if options["working_dir"] is not None:
         environment["working_dir"] = options["working_dir"]
     variables = {**_variables(options["env_file"]), **dict(options["env"])}
+    for name in options["secret"]:
+        if name not in variables and name not in os.environ:
+            raise click.UsageError(
+                f"--secret {name}: no variable of that name is set here, in --env or in --env-file."
+            )
+        variables.setdefault(name, os.environ.get(name, ""))
     if variables:
         environment["env_vars"] = {**environment.get("env_vars", {}), **variables}
     amounts = {name: options[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}
@@ -153,6 +167,7 @@ def _submit(jobs: JobConnection, command: tuple[str, ...], options: Mapping[str,
         label_selector=options["label"],
         max_retries=options["retries"],
         max_time=options["max_time"],
+        secrets=options["secret"],
     )
 
 
@@ -231,9 +246,16 @@ def status(
 @cluster_options
 @click.argument("name", metavar="JOB")
 @click.option("-f", "--follow", is_flag=True, help="Until it has ended; exit with its code.")
+@click.option("--since", type=_Duration(), help="Only what it has printed in the last 10m, say.")
 @click.pass_obj
 def logs(
-    services: Services, name: str, address: str | None, token_file: str | None, *, follow: bool
+    services: Services,
+    name: str,
+    address: str | None,
+    token_file: str | None,
+    *,
+    follow: bool,
+    since: float | None,
 ) -> None:
     """Print what JOB has printed.
 
@@ -242,9 +264,9 @@ def logs(
     """
     with _jobs(services, address, token_file) as jobs:
         if follow:
-            _follow(jobs, name)
+            _follow(jobs, name, since)
         else:
-            for data in jobs.log(name):
+            for data in jobs.log(name, since):
                 _write(data)
 
 
@@ -274,7 +296,7 @@ def stop(
     Detached actors that it has made go on.
     """
     with _jobs(services, address, token_file) as jobs:
-        if not jobs.ask("stop_job", name, grace):
+        if not jobs.stop(name, grace):
             click.echo(f"Job {name} had ended: {jobs.ask('job_info', name)['status']}.")
             return
         if not no_wait:
@@ -293,7 +315,7 @@ def stop(
 def delete(services: Services, name: str, address: str | None, token_file: str | None) -> None:
     """Forget JOB, which has ended, and remove its log."""
     with _jobs(services, address, token_file) as jobs:
-        jobs.ask("delete_job", name)
+        jobs.delete(name)
     click.echo(f"Job {name} is deleted.")
 
 
@@ -311,10 +333,10 @@ def _jobs(
         jobs.close()
 
 
-def _follow(jobs: JobConnection, name: str) -> None:
+def _follow(jobs: JobConnection, name: str, since: float | None = None) -> None:
     """Show what a job prints until it has ended, then exit with its code."""
     try:
-        for data in jobs.follow(name):
+        for data in jobs.follow(name, since):
             _write(data)
         told = jobs.ask("job_info", name)
     except BrokenPipeError:

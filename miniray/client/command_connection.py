@@ -236,6 +236,7 @@ class JobConnection:
         label_selector: Mapping[str, str] | None = None,
         max_retries: int = 0,
         max_time: float = 0.0,
+        secrets: Sequence[str] = (),
     ) -> str:
         """Upload the files of an environment and submit a job; return the job's id.
 
@@ -250,6 +251,7 @@ class JobConnection:
             max_retries: How often it runs again after an exit code that is not 0, and as often
                 after its node was lost.
             max_time: Seconds that the command may run; 0: no limit.
+            secrets: Names of variables in the environment whose values nobody is told.
 
         Raises:
             JobAlreadyExistsError: Another job has the id.
@@ -269,6 +271,7 @@ class JobConnection:
                 runtime_env=environment,
                 max_retries=max_retries,
                 max_time=max_time,
+                secrets=[*secrets],
                 resources={name: units for name, units in (resources or {}).items() if units},
                 label_selector=dict(label_selector) if label_selector else None,
             )
@@ -282,9 +285,18 @@ class JobConnection:
     def ask(self, method: str, *args: Any) -> Any:
         return self._cluster().ask(method, *args)
 
-    def log(self, name: str) -> Iterator[bytes]:
-        """Yield what a job has printed up to now."""
-        offset = 0
+    def stop(self, name: str, grace: float) -> bool:
+        """Begin to end a job within ``grace`` seconds; return whether it waited or ran."""
+        stopped: bool = self.ask("stop_job", name, self.ask("job_info", name)["id"], grace)
+        return stopped
+
+    def delete(self, name: str) -> None:
+        """Forget a job that has ended."""
+        self.ask("delete_job", name, self.ask("job_info", name)["id"])
+
+    def log(self, name: str, since: float | None = None) -> Iterator[bytes]:
+        """Yield what a job has printed up to now; ``since``: in so many seconds."""
+        offset = self._offset(name, since)
         with self._cluster().attached() as attachment:
             while True:
                 data, offset, _ = attachment.link.head_request("read_job_log", name, offset, False)
@@ -292,13 +304,20 @@ class JobConnection:
                     return
                 yield data
 
-    def follow(self, name: str) -> Iterator[bytes]:
+    def _offset(self, name: str, since: float | None) -> int:
+        return 0 if since is None else int(self.ask("job_log_offset", name, since))
+
+    def follow(self, name: str, since: float | None = None) -> Iterator[bytes]:
         """Yield what a job prints until it has ended: each byte once, whatever is cut meanwhile.
+
+        Args:
+            name: Of the job.
+            since: Begin with what it has printed in the last seconds; None: with all.
 
         Raises:
             ConnectionError: The cluster was out of reach for ``node_timeout`` seconds.
         """
-        offset, over = 0, False
+        offset, over = self._offset(name, since), False
         cut_at: float | None = None
         while not over:
             try:

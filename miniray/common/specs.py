@@ -206,6 +206,8 @@ class CommandSpec(_Demand):
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: JSON, with what was uploaded for it; empty: none.
     runtime_env: str = ""
+    #: Names of its ``env_vars`` whose values nobody is told.
+    secrets: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,8 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "waiting_of_job": state.waiting.of_job,
         "why_waits": state.waiting.why_waits,
         "event": cluster.events.told,
+        "stop_job": cluster.submissions.stop,
+        "delete_job": cluster.submissions.delete,
     }
 
 
@@ -152,8 +154,7 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "cluster_resources": state.total_resources,
         "available_resources": state.available_resources,
         "job_output": cluster.submissions.output,
-        "stop_job": cluster.submissions.stop,
-        "delete_job": cluster.submissions.delete,
+        "job_log_offset": cluster.submissions.log_offset,
         "job_info": state.submitted_job,
         "job_infos": state.submitted_jobs,
         "state": state.listing,

@@ -199,6 +199,7 @@ class ClusterState:
         ids = {driver.id for driver in drivers}
         return {
             "submission_id": job.name,
+            "id": job.id.hex(),
             "status": job.state,
             "entrypoint": job.entrypoint,
             "message": self._cluster.submissions.message(job),
@@ -207,7 +208,7 @@ class ClusterState:
             "start_time": job.started,
             "end_time": job.ended,
             "metadata": dict(spec.metadata),
-            "runtime_env": spec.runtime_env,
+            "runtime_env": job.runtime_env,
             "resources": dict(spec.resources),
             "driver_node_id": job.node,
             "driver_exit_code": job.exit_code,

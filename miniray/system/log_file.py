@@ -5,10 +5,12 @@ A worker's is opened for each write, so that many workers need no descriptors.
 
 from __future__ import annotations
 
+import bisect
 import glob
 import logging
 import os
 import re
+import struct
 import time
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 #: What may stand in the name of a file on any system, and how much of a name does.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_NAME = 64
+#: One entry of when output came, so many seconds from the last one; of more, every other one goes.
+_MARK = struct.Struct("<dq")
+_BETWEEN_MARKS, _MOST_MARKS = 1.0, 512
 
 
 def log_name(work: str, pid: int, worker_id: str, actor_id: str = "") -> str:
@@ -97,6 +102,13 @@ class StreamLog:
         #: Bytes that were written, those that are left out included.
         self.size = last * self._limit + (file.stat().st_size if file.exists() else 0)
         self._oldest = min(numbers, default=1)
+        #: Beside the files: when output came, in seconds since the epoch, and at which offset.
+        self._times = path.with_name(f"{path.name}.times")
+        kept = self._times.read_bytes() if self._times.exists() else b""
+        self._marks: list[tuple[float, int]] = [
+            (when, at)
+            for when, at in _MARK.iter_unpack(kept[: len(kept) // _MARK.size * _MARK.size])
+        ]
 
     def write(self, offset: int, data: bytes) -> None:
         """Add what begins at an offset; what is there already is not written again.
@@ -105,6 +117,8 @@ class StreamLog:
             OSError: The file cannot be written.
         """
         rest = memoryview(data)[max(0, self.size - offset) :]
+        if rest:
+            self._mark()
         while rest:
             number, at = divmod(self.size, self._limit)
             with self._file(number).open("ab") as file:
@@ -131,8 +145,34 @@ class StreamLog:
             data = file.read(min(most, self._limit - at))
         return data, offset + len(data)
 
+    def _mark(self) -> None:
+        """Note when the next byte is written: at most once a second, of a long log less often."""
+        now = time.time()
+        if self._marks and now < self._marks[-1][0] + _BETWEEN_MARKS:
+            return
+        self._marks.append((now, self.size))
+        first = len(self._marks) - 1
+        if len(self._marks) > _MOST_MARKS:
+            del self._marks[1::2]
+            first = 0
+        descriptor = os.open(self._times, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            data = b"".join(_MARK.pack(*mark) for mark in self._marks[first:])
+            os.pwrite(descriptor, data, first * _MARK.size)
+            os.truncate(descriptor, len(self._marks) * _MARK.size)
+        finally:
+            os.close(descriptor)
+
+    def offset_at(self, moment: float) -> int:
+        """Return where output begins that came after a moment, or with the last one before it."""
+        if not self._marks or moment <= self._marks[0][0]:
+            return 0
+        if moment > self._file(self.size // self._limit).stat().st_mtime:
+            return self.size
+        return self._marks[bisect.bisect(self._marks, (moment, self.size)) - 1][1]
+
     def remove(self) -> None:
-        for file in self._files():
+        for file in (*self._files(), self._times):
             file.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:

@@ -263,6 +263,24 @@ def test_no_secret_is_in_the_environment_of_a_job(cluster: CommandLine) -> None:
     assert token.read_text().strip().rpartition(".")[2] not in variables
 
 
+def test_a_secret_of_a_job_reaches_its_command_and_is_not_shown(cluster: CommandLine) -> None:
+    options = ("--secret", "KEY", "--secret", "OTHER", "--env", "OTHER=given", "--id", "secretive")
+    done = cluster.run("job", "submit", *options, "--shell", "echo $KEY $OTHER", KEY="of here")
+    assert done.stdout == "of here given\n"
+    listed = details(cluster, "secretive")["runtime_env"]["env_vars"]
+    assert listed == {"KEY": "***", "OTHER": "***"}
+    assert "no variable of that name" in one_line(
+        cluster.run("job", "submit", "--secret", "NOT_SET_HERE", "--", "true")
+    )
+
+
+def test_logs_of_the_last_seconds_leave_out_what_came_before(cluster: CommandLine) -> None:
+    name = submit(cluster, "--shell", "echo old; sleep 1.5; echo new")
+    wait_for(cluster, name, "SUCCEEDED")
+    assert cluster.run("job", "logs", "--since", "1h", name).stdout == "old\nnew\n"
+    assert cluster.run("job", "logs", "--since", "0s", "-f", name).stdout == ""
+
+
 def test_devices_of_a_job_are_those_that_its_command_sees() -> None:
     root = Path(tempfile.mkdtemp(prefix="mr-cl-", dir="/tmp"))
     command = CommandLine(root)

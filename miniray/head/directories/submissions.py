@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from miniray._proto import head_pb2
+from miniray.common.names import printable
 from miniray.common.specs import CommandSpec, GrantedLease, JobSpec
 from miniray.exceptions import (
     JobAlreadyExistsError,
@@ -120,6 +121,7 @@ class SubmittedJobs:
         demand = job.demand()
         if known is None:
             self._by_name[job.name] = job
+            self._audit(waiter[0], "submits", job)
             self._jobs.hold(_holder(job), job.id)
             self._keeper.submitted_job(job)
             # Granted only then: what starts is known to the next head.
@@ -127,15 +129,23 @@ class SubmittedJobs:
             self._forget_old()
         self._keeper.when_written(lambda: self._clients.answer(*waiter, job.name))
 
-    def stop(self, name: str, grace: float) -> bool:
+    def stop(self, who: bytes, name: str, id: str, grace: float) -> bool:
         """End a job: SIGTERM to its command, and SIGKILL to all of it after ``grace`` seconds.
+
+        Args:
+            who: Asks for it.
+            name: Of the job.
+            id: The job's own, in hex: a request that an earlier head has answered comes again, and
+                the name may be another job's by then.
+            grace: Between the two signals.
 
         Returns:
             Whether it waited or ran.
         """
         job = self.get(name)
-        if job.is_over:
+        if job.is_over or job.id.hex() != id:
             return False
+        self._audit(who, "stops", job)
         job.asked_to_stop(grace)
         if not job.node:
             self._grants.withdraw(job.lease)
@@ -145,18 +155,21 @@ class SubmittedJobs:
             self._stop_command(job)
         return True
 
-    def delete(self, name: str) -> None:
-        """Forget a job that has ended, and remove its log.
+    def delete(self, who: bytes, name: str, id: str) -> None:
+        """Forget a job that has ended, and remove its log; see ``stop``.
 
         Raises:
             JobRunningError: It has not ended.
         """
         job = self.get(name)
+        if job.id.hex() != id:
+            return
         if not job.is_over:
             raise JobRunningError(
                 f"The job {name!r} is {job.state}, and can be deleted once it has ended. Stop it "
                 f"first: miniray job stop {name}"
             )
+        self._audit(who, "deletes", job)
         self._forget(job)
 
     def get(self, name: str) -> SubmittedJob:
@@ -190,6 +203,10 @@ class SubmittedJobs:
             return
         data, end = log.read(max(0, offset), _PIECE)
         self._clients.answer(*waiter, (data, end, job.is_over and end >= log.size))
+
+    def log_offset(self, name: str, seconds: float) -> int:
+        """Return the offset at which what a job has printed in the last seconds begins."""
+        return self._log(self.get(name)).offset_at(time.time() - seconds)
 
     # --- what daemons say --------------------------------------------------------------
     def output(self, lease: int, offset: int, data: bytes) -> None:
@@ -402,6 +419,14 @@ class SubmittedJobs:
         self._log(job).remove()
         self._logs.pop(job.name, None)
         self._keeper.submitted_job_forgotten(job.name)
+
+    def _audit(self, who: bytes, what: str, job: SubmittedJob) -> None:
+        """Log who does something with a job."""
+        client = self._clients.get(who)
+        by = f"process {who.hex()}"
+        if client is not None:
+            by = f"process {client.pid} on node {client.node.name} ({client.node.hostname})"
+        logger.info("%s %s job %s: %s", by, what, job.name, printable(job.entrypoint))
 
     # --- parts ---------------------------------------------------------------------------
     def _node_of(self, job: SubmittedJob) -> ClusterNode | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray.head.scheduling.demands import Demand
 
@@ -71,6 +72,11 @@ class SubmittedJob:
         return shlex.join(command)
 
     @property
+    def runtime_env(self) -> str:
+        """Its environment as JSON, without the values of secrets."""
+        return json.dumps(_without_secrets(self.spec)) if self.spec.runtime_env else ""
+
+    @property
     def is_over(self) -> bool:
         return self.state not in (PENDING, RUNNING)
 
@@ -134,7 +140,7 @@ class SubmittedJob:
 def difference(known: CommandSpec, given: CommandSpec) -> str:
     """Say what two submissions under one id ask for."""
     different = [
-        f"{name} is {getattr(given, name)!r}, and was {getattr(known, name)!r}"
+        f"{name} is {_shown(given, name)!r}, and was {_shown(known, name)!r}"
         for name in type(given).__dataclass_fields__
         if getattr(known, name) != getattr(given, name)
     ]
@@ -142,3 +148,14 @@ def difference(known: CommandSpec, given: CommandSpec) -> str:
         f"The id {given.name!r} is taken by another job ({'; '.join(different)}). Choose another "
         f"id, or leave it out."
     )
+
+
+def _shown(spec: CommandSpec, name: str) -> Any:
+    return _without_secrets(spec) if name == "runtime_env" else getattr(spec, name)
+
+
+def _without_secrets(spec: CommandSpec) -> dict[str, Any]:
+    environment: dict[str, Any] = json.loads(spec.runtime_env or "{}")
+    variables = environment.get("env_vars", {})
+    variables |= {name: "***" for name in spec.secrets if name in variables}
+    return environment

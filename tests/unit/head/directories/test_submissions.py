@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +13,7 @@ from head_harness import FakeCluster, FakeDaemon, report
 
 from miniray._proto import head_pb2
 from miniray.common.specs import CommandSpec
-from miniray.exceptions import JobNotFoundError
+from miniray.exceptions import JobAlreadyExistsError, JobNotFoundError
 from miniray.head.storage import SqliteStorage
 
 if TYPE_CHECKING:
@@ -44,11 +46,11 @@ def heads(tmp_path: Path) -> OneFile:
     return OneFile(tmp_path)
 
 
-async def submit(daemon: FakeDaemon, **changes: Any) -> None:
+async def submit(daemon: FakeDaemon, job_id: bytes = JOB_ID, **changes: Any) -> None:
     """Submit a job, "a" if no other name is given, and return when that is answered."""
     spec = CommandSpec(**{"name": "a", "command": ["true"], "resources": {"CPU": 1.0}} | changes)
-    daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=JOB_ID))
-    number = daemon.begin(CLIENT, "submit_job", JOB_ID, spec.to_wire())
+    daemon.tell(attached=head_pb2.ProcessAttached(process_id=CLIENT, pid=1, job_id=job_id))
+    number = daemon.begin(CLIENT, "submit_job", job_id, spec.to_wire())
     while not daemon.answer(CLIENT, number):
         await asyncio.sleep(0.001)
 
@@ -134,7 +136,7 @@ async def test_a_job_that_was_stopped_and_whose_start_was_lost_is_not_started_by
         daemon = cluster.node(node_id=NODE)
         await submit(daemon)
         await started(daemon)
-        assert daemon.ask(NODE, "stop_job", "a", 30.0)
+        assert daemon.ask(NODE, "stop_job", "a", JOB_ID.hex(), 30.0)
         await settled(cluster)
     async with heads.head() as cluster:
         daemon = cluster.node(node_id=NODE)
@@ -142,6 +144,83 @@ async def test_a_job_that_was_stopped_and_whose_start_was_lost_is_not_started_by
         assert daemon.take("start_lease") == []
         assert state(daemon) == "STOPPED"
         assert daemon.ask(NODE, "available_resources")["CPU"] == 4
+
+
+async def test_a_request_that_comes_again_does_nothing_to_a_later_job_of_the_same_name(
+    heads: OneFile,
+) -> None:
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        before = daemon.ask(NODE, "job_info", "a")["id"]
+        assert daemon.ask(NODE, "stop_job", "a", before, 30.0)
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await settled(cluster)
+        daemon.ask(NODE, "delete_job", "a", before)
+        await submit(daemon, job_id=b"job later")
+        assert not daemon.ask(NODE, "stop_job", "a", before, 30.0)
+        await started(daemon)
+        daemon.ask(NODE, "delete_job", "a", before)
+        assert state(daemon) == "PENDING"
+
+
+async def test_who_submits_stops_and_deletes_a_job_is_in_the_log_of_the_head(
+    heads: OneFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon, command=["sh", "-c", "a\nb"], resources={"there": 1.0})
+        for what in (("stop_job", "a", JOB_ID.hex(), 30.0), ("delete_job", "a", JOB_ID.hex())):
+            daemon.ask(CLIENT, *what)
+    told = [line for line in caplog.messages if "job a: " in line]
+    by = f"process 1 on node {NODE.hex()} (box) "
+    assert [line.removeprefix(by).partition(" ")[0] for line in told if line.startswith(by)] == [
+        *("submits", "stops", "deletes")
+    ]
+    assert all("\n" not in line for line in told)
+
+
+async def test_values_of_secrets_are_in_no_listing_and_in_no_error(heads: OneFile) -> None:
+    def spec(value: str) -> dict[str, Any]:
+        variables = {"KEY": value, "OTHER": "shown"}
+        return {"secrets": ["KEY"], "runtime_env": json.dumps({"env_vars": variables})}
+
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon, **spec("first"))
+        assert "first" in (await started(daemon)).command.runtime_env
+        told = json.loads(daemon.ask(NODE, "job_info", "a")["runtime_env"])
+        assert told == {"env_vars": {"KEY": "***", "OTHER": "shown"}}
+        assert "first" not in str(daemon.ask(NODE, "state", "submissions"))
+        with pytest.raises(JobAlreadyExistsError) as refused:
+            await submit(daemon, **spec("second"))
+        assert "runtime_env is" in str(refused.value)
+        assert "first" not in str(refused.value)
+        assert "second" not in str(refused.value)
+
+
+async def test_the_log_since_a_time_begins_where_that_output_does(
+    heads: OneFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.time() - 100]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lease = await started(daemon)
+        for offset, text in ((0, b"old "), (4, b"newer "), (10, b"new")):
+            daemon.ask(NODE, "job_output", lease.number, offset, text)
+            now[0] += 30
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE, leases=[report(lease)])
+        now[0] -= 1
+        # What came with the last output before that time is shown too.
+        found = [daemon.ask(NODE, "job_log_offset", "a", seconds) for seconds in (1000, 50, 20)]
+        assert found == [0, 4, 10]
+        now[0] += 1000
+        assert daemon.ask(NODE, "job_log_offset", "a", 10.0) == len("old newer new")
 
 
 async def test_an_end_that_the_head_had_not_kept_is_reported_again(heads: OneFile) -> None:
