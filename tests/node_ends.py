@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from stores import new_store
@@ -128,8 +129,16 @@ class End:
             copies=self.copies,
             arriving=self.transfers.arriving,
         )
+        clients: Any = SimpleNamespace(requests={}, notices={})
         self.objects = NodeObjects(
-            self.id, self.spilling, self.hub, self.transfers, self.directory, self.copies
+            self.id,
+            self.spilling,
+            self.hub,
+            self.transfers,
+            self.directory,
+            self.copies,
+            clients,
+            lambda _process: True,
         )
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"

@@ -1,9 +1,9 @@
 """Handing over what a process owns at its planned exit, so that refs of others stay valid.
 
 The process gives its node daemon every value that another process holds; the daemon answers for
-them under the same owner id (``node/store/adopted.py``), and gets the messages that the owner still
-receives. Before that, the process waits for calls that use its values, and for results that others
-hold.
+them under the same owner id (``node/objects/adopted.py``), and gets the messages that the owner
+still receives. Before that, the process waits for calls that use its values, and for results that
+others hold.
 """
 
 from __future__ import annotations

@@ -75,49 +75,31 @@ class NodeDaemon:
         self.stopped = asyncio.Event()
         #: The announcement of its end, to the head and to its processes.
         self._leaving = head_pb2.Leaving()
-        self._clients = ClientServer(node.socket_path, node.socket_key, self)
-        self._head = HeadClient(self.node_id, self._clients, head)
-        self._code = CodeRequests(self._clients, self._head)
-        self._relay = RelayHub(self.node_id, node.dial, self, only_dials=node.drivers_only)
-        self._questions = Questions(self.node_id, self._clients, self._relay)
+        self._clients = clients = ClientServer(node.socket_path, node.socket_key, self)
+        self._head = to_head = HeadClient(self.node_id, clients, head)
+        self._code = CodeRequests(clients, to_head)
+        self._relay = relay = RelayHub(self.node_id, node.dial, self, only_dials=node.drivers_only)
+        self._questions = questions = Questions(self.node_id, clients, relay)
         self._environments = EnvironmentManager(node.environments_folder, node.session_dir / "jobs")
-        self._pool = WorkerPool(
-            node, control, template_pid, self._environments, self._clients, self._head, self
+        self._pool = pool = WorkerPool(
+            node, control, template_pid, self._environments, clients, to_head, self
         )
-        self._names = ProcessNames(self.node_id, self._clients, self._pool)
-        self._probes = Probes(self._clients, self._questions, self._names, node.machine)
+        self._names = names = ProcessNames(self.node_id, clients, pool)
+        self._probes = Probes(clients, questions, names, node.machine)
         self._memory_kills = MemoryKills()
-        self._objects = SharedObjects(
-            node,
-            self._clients,
-            self._relay,
-            self._questions,
-            self._names,
-            self._pool.fork_helper,
-            lambda actor_id: self._head.notify("subscribe_actor", actor_id),
+        self._objects = objects = SharedObjects(
+            node, clients, relay, questions, names, pool.fork_helper, to_head
         )
-        self._traffic = Traffic(
-            self.node_id, self._clients, self._relay, self._objects, self._names, pace
-        )
-        self._metrics = NodeMetrics(
-            self._clients,
-            self._questions,
-            str(node.session_dir),
-            self._objects.figures,
-            DeviceUse(node.accelerators, this_host()),
-        )
-        self.web = WebDoor(node, self._clients, self._pool.fork_helper, page_opened)
-        WorkerNotices(self._clients, self._pool, self._head)
-        LogSearch(node, self._questions)
-        self._outputs = OutputRouter(
-            self.node_id, self._clients, self._relay, self._questions, self._pool.read_output
-        )
-        self.membership = Membership(
-            node, self._head, self._clients, self._pool, self._relay, self._objects.adopted, self
-        )
-        self._clients.notices["shutdown"] = lambda _client: self.stop(
-            "the driver called shutdown()"
-        )
+        self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
+        devices = DeviceUse(node.accelerators, this_host())
+        folder = str(node.session_dir)
+        self._metrics = NodeMetrics(clients, questions, folder, objects.figures, devices)
+        self.web = WebDoor(node, clients, pool.fork_helper, page_opened)
+        WorkerNotices(clients, pool, to_head)
+        LogSearch(node, questions)
+        self._outputs = OutputRouter(self.node_id, clients, relay, questions, pool.read_output)
+        self.membership = Membership(node, to_head, clients, pool, relay, objects.adopted, self)
+        clients.notices["shutdown"] = lambda _client: self.stop("the driver called shutdown()")
 
     # --- the head ----------------------------------------------------------------
     def heartbeat(self) -> head_pb2.Heartbeat:
@@ -205,7 +187,7 @@ class NodeDaemon:
 
     # --- workers -----------------------------------------------------------------
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
-        self._objects.process_gone(worker.process_id)
+        self._objects.process_ended(worker.process_id, gone=True, may_look=False)
         self._tell_unclaimed(worker.process_id, exit_code)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import ClientServer
     from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
-    from miniray.node.objects.adopted_service import AdoptedService
+    from miniray.node.objects.adopted import AdoptedObjects
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.workers import WorkerPool
 
@@ -55,7 +55,7 @@ class Membership:
     clients: ClientServer
     pool: WorkerPool
     relay: RelayHub
-    adopted: AdoptedService
+    adopted: AdoptedObjects
     events: MemberEvents
 
     @property
@@ -77,7 +77,7 @@ class Membership:
         for process_id in self.clients.clients:
             self.clients.push(process_id, "head_back", ())
         for actor_id in list(self.adopted.actors):
-            self.head.notify("subscribe_actor", actor_id)
+            self.adopted.await_death(actor_id)
         jobs = self.pool.jobs() | self.events.jobs()
         self.head.notify("ended_jobs", sorted(jobs))
         logger.info("the session with the head is open again")

@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
+from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.worker import Worker
 
-#: (topic, body): lines of workers for the driver ``to``, or counts of those left out.
-_OUTPUT = "output"
 #: Jobs, and log files of each, with counts of lines that were left out.
 _JOBS, _FILES = 1000, 1000
 
@@ -52,7 +51,7 @@ class OutputRouter:
         #: Lines that were left out and not reported yet: job → (node, log file) → count.
         self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
         clients.requests["flush_output"] = self.flush
-        relay.notices[_OUTPUT] = lambda _, message: self._pass_on(message.to, b"", *message.items)
+        relay.notices[r.PUSH] = lambda _, message: self._pass_on(message.to, b"", *message.items)
         questions.answers["output"] = self._flush_for
 
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
@@ -66,7 +65,7 @@ class OutputRouter:
     def _pass_on(
         self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]
     ) -> None:
-        """Send output on to its driver, unless that has much unread."""
+        """Send a push on to its process; output to a driver that has much unread is left out."""
         client = self._clients.clients.get(job_id)
         if client is None and driver_node in (b"", self._node_id):
             return  # it is gone
@@ -103,7 +102,7 @@ class OutputRouter:
 
     def _push(self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]) -> None:
         if not self._clients.push(job_id, topic, body) and driver_node:
-            self._relay.send(driver_node, Relayed(to=job_id, notice=_OUTPUT, items=(topic, body)))
+            self._relay.send(driver_node, Relayed(to=job_id, notice=r.PUSH, items=(topic, body)))
 
     async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver once all output of its workers up to now is on its way to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import tempfile
 import time
@@ -171,7 +172,7 @@ class Probes:
 
         Nodes of one machine have one clock; None of a node that does not answer.
         """
-        found = None
+        found, quickest = None, math.inf
         for _ in range(_ROUND_TRIPS):
             began = time.time()
             [told] = await self._questions.ask_nodes("clock", (), _SOON, [node])
@@ -181,8 +182,8 @@ class Probes:
             machine, now = told.answer
             if machine == self._machine:
                 return 0.0, 0.0
-            if found is None or half < found[1]:
-                found = now - began - half, half
+            if half < quickest:
+                found, quickest = (now - began - half, half), half
         return found
 
     def _about(self, client: Client) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import platform
 import socket
@@ -12,6 +14,8 @@ from miniray.messages import plain
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
@@ -88,49 +92,62 @@ def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.Fro
     )
 
 
+@dataclasses.dataclass(eq=False)
 class WorkerNotices:
     """Takes the notices of workers, for the pool and for the head."""
 
-    def __init__(self, clients: ClientServer, pool: WorkerPool, head: HeadClient) -> None:
-        self._pool = pool
-        self._head = head
-        clients.notices.update(
-            {
-                "ready": lambda client: pool.ready(client.process_id),
-                "blocked": self._blocked,
-                "exiting": self._exiting,
-                "finishing": lambda client: pool.finishing(client.process_id),
-                "leaving": lambda client: pool.leaving(client.process_id),
-                "actor_ready": self._actor_ready,
-                "actor_failed": self._actor_failed,
-            }
-        )
+    clients: ClientServer
+    pool: WorkerPool
+    head: HeadClient
 
-    def _blocked(self, client: Client, blocked: bool) -> None:
-        worker = self._pool.workers.get(client.process_id)
-        if worker is not None and worker.lease is not None:
+    def __post_init__(self) -> None:
+        pool = self.pool
+        of_workers: dict[str, Callable[..., None]] = {
+            "ready": pool.ready,
+            "blocked": self._blocked,
+            "exiting": self._exiting,
+            "finishing": pool.finishing,
+            "leaving": pool.leaving,
+            "actor_failed": self._actor_failed,
+        }
+        for name, handler in of_workers.items():
+            self.clients.notices[name] = self._notice(handler)
+        self.clients.notices["actor_ready"] = self._actor_ready
+
+    def _notice(self, handler: Callable[..., None]) -> Callable[..., None]:
+        """Return a handler that gets the worker in place of the client; one that is gone is not."""
+
+        @functools.wraps(handler)  # its annotations are checked
+        def handle(client: Client, *args: Any) -> None:
+            worker = self.pool.workers.get(client.process_id)
+            if worker is not None:
+                handler(worker, *args)
+
+        return handle
+
+    def _blocked(self, worker: Worker, blocked: bool) -> None:
+        if worker.lease is not None:
             worker.lease.blocked = blocked
-            self._head.send(blocked_report(worker, worker.lease))
+            self.head.send(blocked_report(worker, worker.lease))
 
-    def _exiting(self, client: Client, why: str) -> None:
-        self._pool.exiting(client.process_id, why)
-        worker = self._pool.workers.get(client.process_id)
-        if why == "exit_actor" and worker is not None:
+    def _exiting(self, worker: Worker, why: str) -> None:
+        self.pool.exiting(worker, why)
+        if why == "exit_actor":
             self._report_end(worker, exiting=True)
 
     def _actor_ready(self, client: Client) -> None:
-        worker = self._pool.actor_ready(client.process_id, client.pid)
-        if worker is not None and worker.lease is not None and worker.lease.alive:
-            self._head.send(actor_report(worker, worker.lease))
-
-    def _actor_failed(self, client: Client, error: bytes) -> None:
-        worker = self._pool.workers.get(client.process_id)
+        worker = self.pool.workers.get(client.process_id)
         if worker is not None:
-            worker.failed = True
-            worker.exiting = "failed"
-            self._report_end(worker, error=error)
+            worker.attached(client.pid)
+            if worker.lease is not None and worker.lease.actor_id is not None:
+                worker.lease.alive = True
+                self.head.send(actor_report(worker, worker.lease))
+
+    def _actor_failed(self, worker: Worker, error: bytes) -> None:
+        worker.exiting = "failed"
+        self._report_end(worker, error=error)
 
     def _report_end(self, worker: Worker, **facts: Any) -> None:
         lease = worker.lease
         if lease is not None and lease.actor_id is not None:
-            self._head.report(actor_report(worker, lease, **facts))
+            self.head.report(actor_report(worker, lease, **facts))

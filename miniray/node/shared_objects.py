@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.node.objects.adopted_service import AdoptedService
+from miniray.node.objects.adopted import AdoptedObjects
 from miniray.node.objects.memory_service import MemoryService, describe_holders
-from miniray.node.objects.objects import NodeObjects, StoreRequests
-from miniray.node.store.adopted import AdoptedObjects
+from miniray.node.objects.objects import NodeObjects
 from miniray.node.store.segments import Copies, SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.node.base.clients import ClientServer
+    from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.base.template_client import Helper
     from miniray.node.relay.questions import Questions
@@ -33,8 +33,7 @@ _MOVER = "miniray.node.transfer.mover"
 class SharedObjects:
     """The parts that hold, move and answer for values.
 
-    ``fork_helper`` runs ``serve(control)`` of a module in a process of the node's own;
-    ``await_death`` has the head tell when an actor is dead.
+    ``fork_helper`` runs ``serve(control)`` of a module in a process of the node's own.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class SharedObjects:
         questions: Questions,
         names: ProcessNames,
         fork_helper: Callable[[str], Helper],
-        await_death: Callable[[bytes], None],
+        head: HeadClient,
     ) -> None:
         node_id, runs = node.node_id, names.runs
         self._push = clients.push
@@ -55,6 +54,8 @@ class SharedObjects:
         copies = Copies(store, relay.knows)
         self.spilling = Spilling(copies, lambda: describe_holders(store, names.of), node_id)
         self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover)
+        #: Whether large values are on their way to or from this node.
+        self.moves_values = self._mover.is_busy
         self._directory = directory = Directory(node_id, store, relay, runs, self._free_here)
         self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover, directory)
         self._serving = Serving(
@@ -66,15 +67,11 @@ class SharedObjects:
             copies=copies,
             arriving=self._transfers.arriving,
         )
-        self._objects = NodeObjects(
-            node_id, self.spilling, relay, self._transfers, directory, copies
-        )
-        adopted = AdoptedObjects(node_id)
-        self.adopted = AdoptedService(
-            node_id, clients, relay, directory, adopted, runs, await_death
-        )
-        StoreRequests(self._objects, clients, runs)
-        MemoryService(self._objects, adopted, clients, questions, names, self._table_sizes)
+        parts = (directory, copies, clients, runs)
+        self._objects = NodeObjects(node_id, self.spilling, relay, self._transfers, *parts)
+        self.unclaimed = self._objects.unclaimed
+        self.adopted = AdoptedObjects(node_id, clients, relay, directory, runs, head)
+        MemoryService(self._objects, self.adopted, clients, questions, names, self._table_sizes)
 
     def _table_sizes(self) -> dict[str, int]:
         objects = self._objects
@@ -102,9 +99,6 @@ class SharedObjects:
     def _free_here(self, key: Key) -> None:
         self._objects.free_here(key)
 
-    def moves_values(self) -> bool:
-        return self._mover.is_busy()
-
     def process_ended(self, process_id: bytes, *, gone: bool, may_look: bool) -> None:
         """Free what a process of this node owned.
 
@@ -115,18 +109,6 @@ class SharedObjects:
             self._objects.process_died(process_id, may_look=may_look)
         else:
             self._objects.asks_no_more(process_id)
-        self.adopted.process_died(process_id)
-
-    def process_gone(self, process_id: bytes) -> None:
-        """Count off the mappings of a process that was given up before and is gone now."""
-        self._objects.process_died(process_id, may_look=False)
-
-    def unclaimed(self, process_id: bytes) -> list[tuple[bytes, bytes, list[int]]]:
-        """Return what an ended process wrote for others: (owner's node, owner, segments)."""
-        return self._objects.unclaimed(process_id)
-
-    def remote_process_died(self, process_id: bytes) -> None:
-        """Free what only a process of another node had borrowed."""
         self.adopted.process_died(process_id)
 
     def messages_lost(self, node_id: bytes) -> None:

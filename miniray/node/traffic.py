@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.objects.adopted import AdoptedObjects
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.shared_objects import SharedObjects
     from miniray.node.workers.process_names import ProcessNames
     from miniray.wire.poller import Pace
 
@@ -30,19 +30,18 @@ _FEW = 2
 class Traffic:
     """Routes all messages for processes.
 
-    ``objects`` speaks for owners that have exited as planned; ``pace`` is the event loop's: bulk
+    ``adopted`` speaks for owners that have exited as planned; ``pace`` is the event loop's: bulk
     makes it rest.
     """
 
     node_id: bytes
     clients: ClientServer
     relay: RelayHub
-    objects: SharedObjects
+    adopted: AdoptedObjects
     names: ProcessNames
     pace: Pace
 
     def __post_init__(self) -> None:
-        self._adopted = self.objects.adopted
         #: Watched process of this node → its watchers as (node, process).
         self._watched_here: dict[bytes, set[tuple[bytes, bytes]]] = {}
         #: Node → its processes that processes of this node watch → the watchers.
@@ -52,9 +51,6 @@ class Traffic:
             message.to, node, message.sender
         )
         self.relay.notices[r.GONE] = self._ended_there
-        self.relay.notices[r.PUSH] = lambda _, message: self.clients.push(
-            message.to, *message.items
-        )
 
     # --- messages ----------------------------------------------------------------
     def send(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
@@ -76,9 +72,9 @@ class Traffic:
         if len(bodies) > _FEW:
             self.pace.rest()
         client = self.clients.clients.get(to)
-        if self._adopted.speaks_for(to):  # though the process may still run, on its way out
-            self._adopted.answer(from_node, sender, to, bodies)
-            left = self._adopted.speaks_for(to) or self.names.runs(to) or to == self.node_id
+        if self.adopted.speaks_for(to):  # though the process may still run, on its way out
+            self.adopted.answer(from_node, sender, to, bodies)
+            left = self.adopted.speaks_for(to) or self.names.runs(to) or to == self.node_id
             if not left:  # nobody holds anything of it any more
                 self.ended_here(to)
         elif client is not None:
@@ -107,7 +103,7 @@ class Traffic:
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
         # Daemons watch processes; processes watch whatever answers under a process's id.
         by_daemon = watcher == watcher_node
-        answered = process_id == self.node_id or self._adopted.speaks_for(process_id)
+        answered = process_id == self.node_id or self.adopted.speaks_for(process_id)
         if self.names.runs(process_id) or (answered and not by_daemon):
             self._watched_here.setdefault(process_id, set()).add((watcher_node, watcher))
         else:
@@ -127,7 +123,7 @@ class Traffic:
 
     def _ended_there(self, node_id: bytes, message: Relayed) -> None:
         if message.to == self.node_id:
-            self.objects.remote_process_died(message.sender)
+            self.adopted.process_died(message.sender)
         watchers = self._watched_there.get(node_id, {}).pop(message.sender, ())
         for watcher in {message.to, *watchers}:
             self.clients.push(watcher, "process_died", (message.sender, *message.items))

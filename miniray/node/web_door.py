@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import marshal
 import os
 import secrets
 import socket
@@ -19,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.common.host_port import join_host_port
-from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.base.control_socket import Control
 from miniray.node.base.node_config import WebConfig
 from miniray.node.base.template_client import TemplateGoneError
 from miniray.security.token import web_token
@@ -69,7 +68,8 @@ class WebDoor:
         self._loop = asyncio.get_running_loop()
         self._since = time.time()
         self._listener: socket.socket | None = None
-        self._helper: Helper | None = None
+        #: The socket of the web process, while that runs.
+        self._helper: Control | None = None
         #: Whether the web process has said that it serves.
         self._serves = False
         #: When each code ends, by code.
@@ -96,7 +96,8 @@ class WebDoor:
         """``HOST:PORT`` for clients; empty while it is closed."""
         if self._listener is None:
             return ""
-        return join_host_port(self._node.web.shown_host, self._listener.getsockname()[1])
+        _, port, *_ = self._listener.getsockname()
+        return join_host_port(self._node.web.shown_host, port)
 
     def _open_page(self, _client: Client) -> Answer:
         """Answer the page's address, a code that lets one browser in, and a program's token."""
@@ -138,7 +139,7 @@ class WebDoor:
         copy = -1
         try:
             copy = os.dup(self._listener.fileno())
-            self._helper = helper = self._fork(_WEB)
+            helper = self._fork(_WEB)
         except (OSError, TemplateGoneError) as error:
             logger.warning("the web process cannot be started: %s", error)
             if copy >= 0:
@@ -146,24 +147,15 @@ class WebDoor:
             self._turn_away()
             return
         self._serves = False
-        ControlSender(helper.control).send(marshal.dumps(facts), [copy])
-        self._loop.add_reader(helper.control.fileno(), self._heard)
+        self._helper = Control(helper.control, self._begins, self._has_ended)
+        self._helper.send(facts, [copy])
 
-    def _heard(self) -> None:
-        """Note that the web process serves, or has ended."""
-        assert self._helper is not None
-        assert self._listener is not None
-        try:
-            if self._helper.control.recv(MESSAGE_LIMIT):
-                self._serves = True
-                return
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        served = self._serves
+    def _begins(self, _message: object) -> None:
+        self._serves = True
+
+    def _has_ended(self) -> None:
         self._end_helper()
-        if not served:  # nor would the next one
+        if not self._serves:  # nor would the next one
             logger.warning("the web process ended before it served; its log says why")
             self._turn_away()
         else:
@@ -184,8 +176,7 @@ class WebDoor:
 
     def _end_helper(self) -> None:
         if self._helper is not None:
-            self._loop.remove_reader(self._helper.control.fileno())
-            self._helper.control.close()
+            self._helper.close()
             self._helper = None
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ async def _run(control: socket.socket, facts: WebFacts, listener: socket.socket)
     control.setblocking(False)
     loop.add_reader(control.fileno(), ended.set)  # the daemon only ever hangs up
     server = WebServer(facts, topics)
-    control.send(b"serves")
+    control.send(marshal.dumps("serves"))
     await server.run(listener, ended)
     topics.feed.close()
     logging.shutdown()

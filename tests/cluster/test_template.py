@@ -252,7 +252,7 @@ async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -
     try:
         starts = [asyncio.ensure_future(node.fork("")) for _ in range(100)]
         await asyncio.sleep(0)
-        assert node.client._sender._queue  # more than the socket takes
+        assert node.client._socket._queue  # more than the socket takes
         node.client.close()
         node.client.close()
         results = await asyncio.gather(*starts, return_exceptions=True)

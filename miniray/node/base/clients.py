@@ -14,6 +14,7 @@ from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.plain import Arguments
 from miniray.messages.value import encode_error
+from miniray.node.base.tasks import run_in
 from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.poller import READ_SIZE
 from miniray.wire.sockets import Listener
@@ -154,7 +155,7 @@ class ClientServer:
             return
         self._unnamed.discard(conn)
         client = Client(conn, *hello)
-        if not self._events.expects(client.process_id, hello[1]):
+        if not self._events.expects(client.process_id, client.role):
             conn.close()  # it has ended since
             return
         conn.peer = client
@@ -184,9 +185,7 @@ class ClientServer:
         if isinstance(answer, tuple):
             self._reply(client, number, *answer)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(client, number, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        run_in(self._tasks, self._answer(client, number, answer))
 
     async def _answer(self, client: Client, number: int, answer: Awaitable[Answer]) -> None:
         try:
@@ -200,11 +199,9 @@ class ClientServer:
             client.conn.send((p.NODE_REPLY, number, None, result, False))
             return
         try:
-            copy = os.dup(fd)
+            client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [os.dup(fd)])
         except OSError as error:  # this process has too many files open
             client.conn.send((p.NODE_REPLY, number, encode_error(error), result, False))
-            return
-        client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [copy])
 
     def _closed(self, conn: Connection, refused: str = "") -> None:
         self._unnamed.discard(conn)
@@ -220,8 +217,7 @@ class ClientServer:
             f"its daemon disconnected this process, which left {waiting} unread that were sent to "
             f"it (MINIRAY_UNREAD_LIMIT is {limit})"
         )
-        client: Client | None = conn.peer
-        pid = 0 if client is None else client.pid
+        pid = getattr(conn.peer, "pid", 0)
         logger.error("process %d is disconnected: it left %s unread", pid, waiting)
         conn.refuse((p.NODE_REFUSAL, reason))
         self._closed(conn, reason)

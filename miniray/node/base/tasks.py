@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
+def run_in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a coroutine in a task that ``tasks`` holds until it ends: the loop alone may drop it."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
     """Run all until one ends; raise its error, if any, and cancel the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
-import marshal
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender, close_all, control_pair
+from miniray.node.base.control_socket import Control, close_all, control_pair
 
 if TYPE_CHECKING:
     import socket
@@ -54,7 +52,7 @@ class TemplateClient:
     on_lingers: Callable[[int, list[int]], None]
 
     def __post_init__(self) -> None:
-        self._sender = ControlSender(self.control)
+        self._socket = Control(self.control, self._received, self._lose)
         #: Whether it has imported its modules and serves.
         self.ready = False
         self._numbers = itertools.count(1).__next__
@@ -62,7 +60,6 @@ class TemplateClient:
         self._open: dict[int, asyncio.Future[int]] = {}
         self._gone = False
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.control.fileno(), self._on_readable)
 
     async def fork(self, file: int, stdout: int, stderr: int) -> int:
         """Start a worker; return its pid. The descriptors are closed here in any case.
@@ -73,13 +70,18 @@ class TemplateClient:
         """
         if self._gone:
             close_all((stdout, stderr, file))
+        number, future = self._ask()
+        refuse = functools.partial(self._refuse, number)
+        self._socket.send(("fork", number), [stdout, stderr, file], refuse)
+        return await future
+
+    def _ask(self) -> tuple[int, asyncio.Future[int]]:
+        """Number a request; return what its answer goes to."""
+        if self._gone:
             raise TemplateGoneError("the template process is gone")
         number = self._numbers()
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._open[number] = future
-        refuse = functools.partial(self._refuse, number)
-        self._sender.send(marshal.dumps(("fork", number)), [stdout, stderr, file], refuse)
-        return await future
+        future = self._open[number] = self._loop.create_future()
+        return number, future
 
     def fork_template(self, preload: list[str], *, beside: bool = False) -> socket.socket:
         """Start a template with more modules, imported at a lower priority if ``beside``.
@@ -92,28 +94,26 @@ class TemplateClient:
         """Run ``serve(control)`` of a module in a new process of the node's own."""
         number = self._numbers()
         control = self._start("helper", module, number)
-        return Helper(control, functools.partial(self._kill_helper, number))
+        return Helper(control, functools.partial(self._tell, "kill_helper", number))
 
     def _start(self, *message: Any) -> socket.socket:
         if self._gone:
             raise TemplateGoneError("the template process is gone")
         ours, theirs = control_pair()
-        self._sender.send(marshal.dumps(message), [theirs.detach()])
+        self._socket.send(message, [theirs.detach()])
         return ours
 
-    def _kill_helper(self, number: int) -> None:
+    def _tell(self, *message: Any) -> None:
         if not self._gone:
-            self._sender.send(marshal.dumps(("kill_helper", number)))
+            self._socket.send(message)
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still runs."""
-        if not self._gone:
-            self._sender.send(marshal.dumps(("kill", pid, int(number))))
+        self._tell("kill", pid, int(number))
 
     def ask(self, pid: int) -> None:
         """Send SIGTERM to a worker and its process group; what it leaves is killed by ``kill``."""
-        if not self._gone:
-            self._sender.send(marshal.dumps(("ask", pid, int(signal.SIGTERM))))
+        self._tell("ask", pid, int(signal.SIGTERM))
 
     async def settled(self, template: int) -> None:
         """Wait until no process is left of a dead template that was forked from this one.
@@ -121,41 +121,26 @@ class TemplateClient:
         Its workers fall to this one, which kills them with all their children. Raises
         TemplateGoneError if this template is gone too.
         """
-        if self._gone:
-            raise TemplateGoneError("the template process is gone")
-        number = self._numbers()
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._open[number] = future
+        number, future = self._ask()
         gone = TemplateGoneError("the template process is gone")
-        question = marshal.dumps(("fence", number, template))
-        self._sender.send(question, (), lambda _error: self._refuse(number, gone))
+        question = ("fence", number, template)
+        self._socket.send(question, (), lambda _error: self._refuse(number, gone))
         await future
 
-    def _on_readable(self) -> None:
-        while True:
-            try:
-                data = self.control.recv(MESSAGE_LIMIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._lose()
-                return
-            match marshal.loads(data):
-                case ("exited", pid, status):
-                    self.on_exited(pid, status)
-                case ("lingers", pid, left):
-                    self.on_lingers(pid, left)
-                case ("forked", number, pid):
-                    self._answer(number, pid)
-                    return  # its caller must know the pid before the next message may name it
-                case ("settled", number):
-                    self._answer(number, 0)
-                case ("ready", pid):
-                    self.pid, self.ready = pid, True
-                case ("refused", number, reason):
-                    self._refuse(number, OSError(f"cannot start a process: {reason}"))
+    def _received(self, message: Any) -> None:
+        match message:
+            case ("exited", pid, status):
+                self.on_exited(pid, status)
+            case ("lingers", pid, left):
+                self.on_lingers(pid, left)
+            case ("forked", number, pid):
+                self._answer(number, pid)  # its caller has the pid before the next message names it
+            case ("settled", number):
+                self._answer(number, 0)
+            case ("ready", pid):
+                self.pid, self.ready = pid, True
+            case ("refused", number, reason):
+                self._refuse(number, OSError(f"cannot start a process: {reason}"))
 
     def _answer(self, number: int, result: int) -> None:
         future = self._open.pop(number)
@@ -176,10 +161,8 @@ class TemplateClient:
         if self._gone:
             return
         self._gone, self.ready = True, False
-        with contextlib.suppress(OSError):  # it is gone, or its socket full: then it cleans up too
-            self.control.send(marshal.dumps(("end",)))
-        self._loop.remove_reader(self.control.fileno())
-        self._sender.close()
-        self.control.close()
+        self._socket.close(
+            ("end",)
+        )  # one that does not get that is gone, or cleans up all the same
         for number in list(self._open):
             self._refuse(number, TemplateGoneError("the template process is gone"))

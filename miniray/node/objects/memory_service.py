@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     )
     from miniray.messages.value import Value
     from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.objects.adopted import AdoptedObjects
     from miniray.node.objects.objects import NodeObjects
     from miniray.node.relay.questions import Questions
-    from miniray.node.store.adopted import AdoptedObjects
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.workers.process_names import ProcessNames
 

@@ -28,9 +28,21 @@ if TYPE_CHECKING:
     from miniray.node.transfer.pulls import Copying
 
 
+#: (segment of this node, form, where it begins), and the descriptor of its memory or file.
+_Mapped = tuple[tuple[int, int, int], int]
+#: (segment, memory or ON_DISK), and the descriptor to write to or -1.
+_Created = tuple[tuple[int, int], int]
+
+#: What a process asks room for: size, form, owner and the owner's node.
+_Value = tuple[int, int, bytes, bytes]
+
+#: The answer that a value is here.
+_HERE: tuple[None, int] = (None, -1)
+
+
 @dataclasses.dataclass(eq=False)
 class NodeObjects:
-    """The store of this node and its traffic with others."""
+    """The store of this node: what its processes ask of it, and its traffic with others."""
 
     node_id: bytes
     spilling: Spilling
@@ -39,12 +51,41 @@ class NodeObjects:
     #: Where the values are that processes of this node own.
     directory: Directory
     copies: Copies
+    clients: dataclasses.InitVar[ClientServer]
+    #: Whether a process of this node has not ended.
+    runs: Callable[[bytes], bool]
 
-    def __post_init__(self, transfers: Copying) -> None:
-        self.store = self.copies.store
+    def __post_init__(self, transfers: Copying, clients: ClientServer) -> None:
+        self.store = store = self.copies.store
         #: Copies on their way.
         self.pulls = Pulls(transfers, self.copies)
         self.relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
+        memories = store.memories
+        clients.requests.update(
+            {
+                "create_segment": self._create,
+                "memory": lambda _client, number: (None, memories.descriptor(number)),
+                "map_segment": self._map,
+                "are_here": self._are_here,
+                "lost_values": self._lost,
+                "fetch_segment": self._fetch,
+            }
+        )
+        clients.notices.update(
+            {
+                "seal_segment": lambda _client, number, made: self.seal(number, made),
+                "discard_segment": lambda _client, number: self.discard(number),
+                "free_segment": lambda _client, *key: self.directory.free(key),
+                "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
+                "forked": lambda client: store.leave_open(client.process_id),
+                "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
+                "unmapped_memory": lambda client, numbers: memories.unmapped(
+                    numbers, client.process_id
+                ),
+                "prefetch": self._prefetch,
+                "withdraw": self._withdraw,
+            }
+        )
 
     # --- writing -----------------------------------------------------------------
     def create(
@@ -103,17 +144,6 @@ class NodeObjects:
     def is_here(self, key: Key) -> bool:
         """Return whether a value is on this node, in memory or on disk."""
         return self._local(key) is not None
-
-    def map_here(self, key: Key, mapper: bytes) -> Segment | None:
-        """Map a value for a process of this node; None if it is not in memory here.
-
-        Raises:
-            ObjectLostError: it was written here, and is gone.
-        """
-        local = self._local(key)
-        if local is None or not self.store.get(local).in_memory:
-            return None
-        return self.store.map(local, mapper)
 
     def _local(self, key: Key) -> int | None:
         return segment_of(key) if writer_of(key) == self.node_id else self.copies.find(key)
@@ -193,64 +223,12 @@ class NodeObjects:
             self.directory.free((self.node_id, number, self.node_id))
         self.directory.process_died(process_id)
 
-
-#: (segment of this node, form, where it begins), and the descriptor of its memory or file.
-_Mapped = tuple[tuple[int, int, int], int]
-#: (segment, memory or ON_DISK), and the descriptor to write to or -1.
-_Created = tuple[tuple[int, int], int]
-
-#: What a process asks room for: size, form, owner and the owner's node.
-_Value = tuple[int, int, bytes, bytes]
-
-#: The answer that a value is here.
-_HERE: tuple[None, int] = (None, -1)
-
-
-@dataclasses.dataclass(eq=False)
-class StoreRequests:
-    """Answers what the processes of this node ask of its store."""
-
-    objects: NodeObjects
-    clients: ClientServer
-    #: Whether a process of this node has not ended.
-    runs: Callable[[bytes], bool]
-
-    def __post_init__(self) -> None:
-        objects, clients = self.objects, self.clients
-        self._store = store = objects.store
-        memories = store.memories
-        clients.requests.update(
-            {
-                "create_segment": self._create,
-                "memory": lambda _client, number: (None, memories.descriptor(number)),
-                "map_segment": self._map,
-                "are_here": self._are_here,
-                "lost_values": self._lost,
-                "fetch_segment": self._fetch,
-            }
-        )
-        clients.notices.update(
-            {
-                "seal_segment": lambda _client, number, made: objects.seal(number, made),
-                "discard_segment": lambda _client, number: objects.discard(number),
-                "free_segment": lambda _client, *key: objects.directory.free(key),
-                "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
-                "forked": lambda client: store.leave_open(client.process_id),
-                "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
-                "unmapped_memory": lambda client, numbers: memories.unmapped(
-                    numbers, client.process_id
-                ),
-                "prefetch": self._prefetch,
-                "withdraw": self._withdraw,
-            }
-        )
-
-    # --- writing -----------------------------------------------------------------
+    # --- requests to write -----------------------------------------------------------------
     def _create(
         self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
     ) -> _Created | Awaitable[_Created]:
         """Make a segment; no descriptor goes along if the writer has its memory mapped."""
-        spilling, value = self.objects.spilling, (size, form, owner, owner_node)
+        spilling, value = self.spilling, (size, form, owner, owner_node)
         if not spilling.queue:
             try:
                 return self._made(client.process_id, None, value)
@@ -265,9 +243,9 @@ class StoreRequests:
 
     async def _create_later(self, process: bytes, value: _Value) -> _Created:
         """Wait for memory; the value goes to disk if only what processes look at is in the way."""
-        spilling, (size, *_) = self.objects.spilling, value
+        spilling, (size, *_) = self.spilling, value
         claim = Claim(size, process)
-        if size > self._store.capacity:
+        if size > self.store.capacity:
             await spilling.queue.get(claim)  # it says so; only copies may be as large
         room = await spilling.room_for(claim)
         if not self.runs(process):
@@ -277,53 +255,53 @@ class StoreRequests:
 
     def _made(self, process: bytes, room: Memory | DiskPlace | None, value: _Value) -> _Created:
         size, form, owner, owner_node = value
-        segment = self.objects.create(room, size, form, owner, owner_node, process)
-        if owner_node == self.objects.node_id and not self.runs(owner):
-            self._store.free(segment.number)  # nobody will: its owner has ended
+        segment = self.create(room, size, form, owner, owner_node, process)
+        if owner_node == self.node_id and not self.runs(owner):
+            self.store.free(segment.number)  # nobody will: its owner has ended
         memory = segment.memory
         if memory is None:
             return (segment.number, ON_DISK), segment.fd
         return (segment.number, memory.number), -1 if process in memory.writers else memory.fd
 
-    # --- reading -----------------------------------------------------------------
+    # --- requests to read -----------------------------------------------------------------
     def _map(
         self, client: Client, node_id: bytes, number: int, home: bytes, size: int, request: int
     ) -> _Mapped | Awaitable[_Mapped]:
         key = (node_id, number, home)
-        segment = self.objects.map_here(key, client.process_id)
-        if segment is None:
-            return self._fetch_and_map(client.process_id, key, size, request)
-        return _shown(segment)
+        local = self._local(key)
+        if local is not None and self.store.get(local).in_memory:
+            return _shown(self.store.map(local, client.process_id))
+        return self._fetch_and_map(client.process_id, key, size, request)
 
     async def _fetch_and_map(self, process: bytes, key: Key, size: int, request: int) -> _Mapped:
-        segment = await self.objects.map(key, size, process, request)
+        segment = await self.map(key, size, process, request)
         if not self.runs(process):  # it ended while it waited
-            self._store.unmap([segment.number], process)
+            self.store.unmap([segment.number], process)
             raise _ended()
         return _shown(segment)
 
     def _are_here(
         self, _client: Client, keys: Iterable[tuple[bytes, int, bytes]]
     ) -> tuple[list[bool], int]:
-        return [self.objects.is_here(key) for key in keys], -1
+        return [self.is_here(key) for key in keys], -1
 
     def _lost(self, client: Client, node_id: bytes) -> tuple[list[int], int]:
         """Name the segments of a node with values of a process that no node has any more."""
-        return self.objects.directory.lost(client.process_id, node_id), -1
+        return self.directory.lost(client.process_id, node_id), -1
 
     def _fetch(
         self, client: Client, node_id: bytes, number: int, home: bytes, size: int, request: int
     ) -> Answer | Awaitable[Answer]:
         """Answer when a value is here."""
         key = (node_id, number, home)
-        if self.objects.is_here(key):
+        if self.is_here(key):
             return _HERE
         return self._fetch_later(client.process_id, key, size, request)
 
     async def _fetch_later(self, process: bytes, key: Key, size: int, request: int) -> Answer:
         if not self.runs(process):
             raise _ended()
-        await self.objects.pulls.fetch(process, request, key, size)
+        await self.pulls.fetch(process, request, key, size)
         return _HERE
 
     def _prefetch(
@@ -331,14 +309,14 @@ class StoreRequests:
     ) -> None:
         """Fetch values that a call which has arrived will read."""
         for node_id, number, home, size, request in wanted:
-            self.objects.pulls.prefetch(client.process_id, request, (node_id, number, home), size)
+            self.pulls.prefetch(client.process_id, request, (node_id, number, home), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
         """Withdraw requests whose answers nobody waits for."""
         # A request that was read just before is a task that has not begun to wait yet.
         loop = asyncio.get_running_loop()
         for request in requests:
-            loop.call_soon(self.objects.pulls.withdraw, client.process_id, request)
+            loop.call_soon(self.pulls.withdraw, client.process_id, request)
 
 
 def _shown(segment: Segment) -> _Mapped:

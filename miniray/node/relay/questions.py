@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.messages.plain import Arguments
+from miniray.node.base.tasks import run_in
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 
@@ -152,9 +153,7 @@ class Questions:
 
     def _asked(self, node: bytes, message: Relayed) -> None:
         """Answer another daemon."""
-        task = asyncio.get_running_loop().create_task(self._tell(node, *message.items))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        run_in(self._tasks, self._tell(node, *message.items))
 
     async def _tell(
         self, node: bytes, number: int, what: str, arguments: Sequence[Any], seconds: float

@@ -21,6 +21,7 @@ from miniray.common.names import format_bytes
 from miniray.common.process_state import OUT_OF_DESCRIPTORS
 from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.base.tasks import run_in
 from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 
@@ -126,9 +127,7 @@ class Spilling:
             else:
                 self._leaving += segment.capacity
                 self._store.begin_move(segment)
-                task = asyncio.ensure_future(self._spill(segment))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                run_in(self._tasks, self._spill(segment))
 
     async def _spill(self, segment: Segment) -> None:
         try:

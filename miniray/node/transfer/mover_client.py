@@ -7,14 +7,13 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import marshal
 import os
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress
-from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.base.control_socket import Control
 from miniray.node.base.tasks import ended
 from miniray.node.base.template_client import TemplateGoneError
 
@@ -100,9 +99,8 @@ class _Process:
     def __init__(self, helper: Helper, settings: MoverConfig, path: str) -> None:
         self._settings = settings
         self._path = path
-        self._control = control = helper.control
+        self._control = Control(helper.control, self._received, self.close)
         self._kill = helper.kill
-        self._sender = ControlSender(control)
         self._loop = asyncio.get_running_loop()
         self.gone = False
         #: Its address for others; "" if it cannot be reached.
@@ -112,18 +110,16 @@ class _Process:
         self.offers: dict[bytes, Released] = {}
         #: What the mover has not confirmed yet.
         self.unconfirmed: dict[bytes, asyncio.Future[bool]] = {}
-        #: Runs while it has not said that it is there, having been asked.
+        #: How often it was asked whether it is there, and has not answered; runs meanwhile.
+        self._asked = 0
         self._patience: asyncio.TimerHandle | None = None
-        #: Whether it has been told something since, to which that answer says nothing.
-        self._told_more = False
-        self._loop.add_reader(control.fileno(), self._on_readable)
         shown = settings.credentials
         known = shown and (shown.identity.certificate, shown.identity.key, shown.authority)
         self.ask("listen", path, settings.host, known)
 
     def send(self, *message: Any, fd: int | None = None) -> None:
         """Send the mover a message; closes the descriptor."""
-        self._sender.send(marshal.dumps(message), () if fd is None else (fd,), self._cannot_send)
+        self._control.send(message, () if fd is None else (fd,), self._cannot_send)
 
     def _cannot_send(self, error: OSError) -> None:
         if isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -137,15 +133,19 @@ class _Process:
         Once it is killed nothing writes to the memory of its transfers; their waiters can go on.
         """
         self.send(*message, fd=fd)
-        if self._patience is not None:
-            self._told_more = True
-        elif not self.gone:
-            self._ask_whether_there()
-
-    def _ask_whether_there(self) -> None:
         self.send("there?")
-        limit = config().transfer_stall
-        self._patience = self._loop.call_later(limit, self._lose_patience)
+        self._asked += 1
+        if self._patience is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait anew for an answer, if there is one to come."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._asked and not self.gone:
+            limit = config().transfer_stall
+            self._patience = self._loop.call_later(limit, self._lose_patience)
 
     def _lose_patience(self) -> None:
         logger.warning(
@@ -163,44 +163,26 @@ class _Process:
         self.ask("offer", ticket, size, job, fd=fd)
         return confirmed
 
-    def _on_readable(self) -> None:
-        while True:
-            try:
-                data = self._control.recv(MESSAGE_LIMIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return
-            kind, *arguments = marshal.loads(data)
-            if kind == "came":
-                number, size = arguments
-                self.moves[number].came(size)
-            elif kind == "ended":
-                self._ended(*arguments)
-            elif kind == "offered":
-                self._confirm(arguments[0], offered=True)
-            elif kind == "released":
-                ticket, clean = arguments
-                self._confirm(ticket, offered=False)
-                self.offers.pop(ticket)(clean=clean)
-            elif kind == "there":
-                self._is_there()
-            else:
-                self._listens(kind, arguments[0])
-
-    def _is_there(self) -> None:
-        self._wait_no_more()
-        if self._told_more:
-            self._told_more = False
-            self._ask_whether_there()
-
-    def _wait_no_more(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _received(self, message: Any) -> None:
+        kind, *arguments = message
+        if kind == "came":
+            number, size = arguments
+            self.moves[number].came(size)
+        elif kind == "ended":
+            number, reason = arguments
+            self.send("forget", number)
+            self.moves.pop(number).end(MoveError(reason) if reason else None)
+        elif kind == "offered":
+            self._confirm(*arguments, offered=True)
+        elif kind == "released":
+            ticket, clean = arguments
+            self._confirm(ticket, offered=False)
+            self.offers.pop(ticket)(clean=clean)
+        elif kind == "there":
+            self._asked -= 1
+            self._wait()
+        else:
+            self._listens(kind, *arguments)
 
     def _listens(self, kind: str, what: object) -> None:
         if kind == "failed":
@@ -216,19 +198,13 @@ class _Process:
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(offered)
 
-    def _ended(self, number: int, reason: str) -> None:
-        self.send("forget", number)
-        self.moves.pop(number).end(MoveError(reason) if reason else None)
-
     def close(self) -> None:
         """End the mover, and all transfers and offers."""
         if self.gone:
             return
         self.gone = True
-        self._loop.remove_reader(self._control.fileno())
-        self._sender.close()
         self._control.close()
-        self._wait_no_more()
+        self._wait()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         if not self.address.done():

@@ -12,6 +12,7 @@ import functools
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.exceptions import ObjectLostError
+from miniray.node.base.tasks import run_in
 from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import home_of, segment_of
 
@@ -202,9 +203,7 @@ class Pulls:
         if pull is None:
             claim = Claim(waiter.size, on_full=functools.partial(self._refuse, key))
             pull = self._pulls[key] = _Pull(key, claim)
-            pull.task = asyncio.get_running_loop().create_task(self._run(pull))
-            self._tasks.add(pull.task)
-            pull.task.add_done_callback(self._tasks.discard)
+            pull.task = run_in(self._tasks, self._run(pull))
         waiter.pull = pull
         pull.waiters.add(waiter)
         pull.claim.join(waiter.name[0])

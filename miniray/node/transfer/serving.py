@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
+from miniray.node.base.tasks import run_in
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.segments import home_of, segment_of, writer_of
@@ -259,11 +260,8 @@ class Serving:
     ) -> None:
         """Map a segment, which may be freed before the task runs, and read it in a task."""
         self._store.map(segment.number, node_id)
-        task = asyncio.ensure_future(
-            self._read_later(node_id, number, segment, offset, length, arriving)
-        )
-        self._reads.add(task)
-        task.add_done_callback(self._reads.discard)
+        read = self._read_later(node_id, number, segment, offset, length, arriving)
+        run_in(self._reads, read)
 
     async def _read_later(
         self,

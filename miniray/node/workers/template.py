@@ -9,6 +9,7 @@ of the session.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
@@ -388,22 +389,14 @@ def _import_beside(modules: list[str]) -> None:
     In a thread, which has its own priority: a process could not raise its priority again. It has
     ended before anything is forked.
     """
-    failures: list[BaseException] = []
 
-    def run() -> None:
+    def give_way() -> None:
         own = threading.get_native_id()
         nice = min(19, os.getpriority(os.PRIO_PROCESS, own) + _NICER)
         os.setpriority(os.PRIO_PROCESS, own, nice)
-        try:
-            _import(modules)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+    with concurrent.futures.ThreadPoolExecutor(1, initializer=give_way) as thread:
+        thread.submit(_import, modules).result()
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:

@@ -124,14 +124,8 @@ class OutputPipe:
 
     def drain(self) -> None:
         """Read the rest of the pipe of a worker that has ended."""
-        while not self._closed:
-            try:
-                data = os.read(self._read, _READ_SIZE)
-            except BlockingIOError:
-                break
-            if not data:
-                break
-            self._take(data, self._running())
+        while not self._closed and has_unread(self._read):
+            self._on_readable()
         self.close()
 
     def close(self) -> None:
@@ -302,8 +296,6 @@ class Worker:
     command: CommandOutput | None = None
     #: Why this daemon has killed it, for the errors of those who lose its objects.
     why_killed: str = ""
-    #: The constructor's error, reported before the process ends.
-    failed: bool = False
     #: Its planned exit has begun, and may wait for what others need of it.
     finishing: bool = False
     #: Kills it if it does not exit in time, and gives it up if it is not gone then.
@@ -319,6 +311,10 @@ class Worker:
     gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     #: Set when it was put into quarantine.
     given_up: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    def attached(self, pid: int) -> None:
+        """Take its pid from itself: the template's answer may be read later."""
+        self.pid = pid
 
     def open_outputs(
         self, names: NamePage, on_lines: Callable[[Worker, bool, list[LogLine]], None]

@@ -8,7 +8,6 @@ that process is gone.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from miniray.exceptions import (
     WorkerCrashedError,
 )
 from miniray.messages.value import encode_error
+from miniray.node.base.tasks import run_in
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers.templates import IdleWorkers, Templates, surplus
 from miniray.node.workers.worker import (
@@ -44,6 +44,7 @@ from miniray.system.log_file import log_name
 from miniray.worker import stdio
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
     from collections.abc import Awaitable
 
@@ -153,12 +154,9 @@ class WorkerPool:
             worker.lease = lease
             lease.worker = worker
             self._clients.push(worker.process_id, "lease", (lease.to_wire(),))
-            self._lease_started(lease, worker)
+            self._head.send(started_report(lease, worker))
             return
-        start = self._start_process(lease, _worker_for(lease))
-        task = asyncio.get_running_loop().create_task(start)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        run_in(self._tasks, self._start_process(lease, _worker_for(lease)))
 
     def end(
         self, number: int, *, kill: bool, calls_left: int = 0, why: str = "", grace: float = 0.0
@@ -205,9 +203,6 @@ class WorkerPool:
         if lease.worker is not None:
             lease.worker.lease = None
         self._head.send(head_pb2.FromNode(lease_ended=head_pb2.LeaseEnded(lease=lease.number)))
-
-    def _lease_started(self, lease: NodeLease, worker: Worker) -> None:
-        self._head.send(started_report(lease, worker))
 
     def _lease_failed(self, lease: NodeLease, error: BaseException, tries: int = 0) -> None:
         """Report that a lease is over; ``tries`` such failures in a row are final."""
@@ -257,7 +252,8 @@ class WorkerPool:
             self._ends.kill(worker)
 
     async def _fork(self, lease: NodeLease, worker: Worker) -> None:
-        require_room(self._descriptors_to_start(), "another worker")
+        starting = sum(not each.ready for each in self.workers.values())
+        require_room(_TO_START + starting + _RESERVE, "another worker")
         python = interpreter(lease, worker, self._accelerators)
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
         file = stdio.make(spec)
@@ -285,7 +281,7 @@ class WorkerPool:
         worker.pid = await worker.template.fork(file, *ends)
         worker.ready = True
         output.begin()
-        self._lease_started(lease, worker)
+        self._head.send(started_report(lease, worker))
 
     def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:
         self.workers.pop(worker.process_id, None)
@@ -295,10 +291,6 @@ class WorkerPool:
         if worker.command is not None:
             worker.command.close()
         self._lease_failed(lease, error, tries)
-
-    def _descriptors_to_start(self) -> int:
-        starting = sum(not worker.ready for worker in self.workers.values())
-        return _TO_START + starting + _RESERVE
 
     @staticmethod
     def _is_over(lease: NodeLease) -> bool:
@@ -311,22 +303,11 @@ class WorkerPool:
                 for output in worker.outputs:
                     output.flush()
 
-    def ready(self, process_id: bytes) -> None:
-        worker = self.workers.get(process_id)
-        if worker is None:
-            return
+    def ready(self, worker: Worker) -> None:
         worker.ready = True
         lease = worker.lease
         if lease is not None and lease.actor_id is None and not lease.ending:
-            self._lease_started(lease, worker)
-
-    def actor_ready(self, process_id: bytes, pid: int) -> Worker | None:
-        worker = self.workers.get(process_id)
-        if worker is not None:
-            worker.pid = pid  # the template's answer may be read later
-            if worker.lease is not None and worker.lease.actor_id is not None:
-                worker.lease.alive = True
-        return worker
+            self._head.send(started_report(lease, worker))
 
     def fork_helper(self, module: str) -> Helper:
         return self._templates.fork_helper(module)
@@ -341,25 +322,19 @@ class WorkerPool:
     def jobs(self) -> set[bytes]:
         return {worker.job_id for worker in self.workers.values()}
 
-    def exiting(self, process_id: bytes, why: str) -> None:
-        worker = self.workers.get(process_id)
-        if worker is not None:
-            worker.exiting = why
-            self._idle.remove(worker)
-            if why == "cancelled":  # its next message is its end
-                self._ends.kill_later(worker)
-
-    def finishing(self, process_id: bytes) -> None:
-        """Let a worker's planned exit wait for what others still need of it."""
-        worker = self.workers.get(process_id)
-        if worker is not None:
-            self._ends.finishing(worker)
-
-    def leaving(self, process_id: bytes) -> None:
-        """Give a worker, which runs at most exit functions of user code, a last grace period."""
-        worker = self.workers.get(process_id)
-        if worker is not None:
+    def exiting(self, worker: Worker, why: str) -> None:
+        worker.exiting = why
+        self._idle.remove(worker)
+        if why == "cancelled":  # its next message is its end
             self._ends.kill_later(worker)
+
+    def finishing(self, worker: Worker) -> None:
+        """Let a worker's planned exit wait for what others still need of it."""
+        self._ends.finishing(worker)
+
+    def leaving(self, worker: Worker) -> None:
+        """Give a worker, which runs at most exit functions of user code, a last grace period."""
+        self._ends.kill_later(worker)
 
     def kill(self, worker: Worker) -> None:
         self._ends.kill(worker)
@@ -415,10 +390,8 @@ class WorkerPool:
         if worker.command is None:
             self._over(worker, code)
             return
-        task = asyncio.get_running_loop().create_task(worker.command.finish())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self._over(worker, code))
+        finishing = run_in(self._tasks, worker.command.finish())
+        finishing.add_done_callback(lambda _: self._over(worker, code))
 
     def _over(self, worker: Worker, code: int | None) -> None:
         """End the lease of a worker that is gone, or given up (``code`` is None then)."""

@@ -89,7 +89,7 @@ async def test_a_process_that_served_is_followed_by_another_at_the_next_client()
         _, fds = receive(world.started[0])
         with socket.socket(fileno=fds[0]) as listener:
             listener.accept()[0].close()  # it has served
-        world.started[0].send(b"serves")
+        world.started[0].send(marshal.dumps("serves"))
         await asyncio.sleep(0.02)
         world.started[0].close()
     await asyncio.sleep(0.05)

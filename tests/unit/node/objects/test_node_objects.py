@@ -82,9 +82,9 @@ class Node:
         directory = Directory(
             HERE, self.store, self.relay, lambda _: True, lambda key: self.objects.free_here(key)
         )
-        self.objects = NodeObjects(
-            HERE, spilling, self.relay, Transfers(self.store), directory, self.copies
-        )
+        clients: Any = types.SimpleNamespace(requests={}, notices={})
+        parts = (Transfers(self.store), directory, self.copies, clients, lambda _: True)
+        self.objects = NodeObjects(HERE, spilling, self.relay, *parts)
 
     def dies(self, node: bytes) -> None:
         """As the head tells it."""

@@ -60,7 +60,8 @@ class Node:
             self._free_here,
         )
         spilling = types.SimpleNamespace(queue=types.SimpleNamespace(process_died=lambda _id: None))
-        parts: Any = (spilling, self, None, self.directory, self.copies)
+        clients = types.SimpleNamespace(requests={}, notices={})
+        parts: Any = (spilling, self, None, self.directory, self.copies, clients, None)
         self.objects = NodeObjects(self.id, *parts)
         freed = self.notices[r.FREED]
         self.notices.update(

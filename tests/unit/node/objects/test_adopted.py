@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from kept import kept
 
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.node.objects.adopted_service import AdoptedService
+from miniray.node.objects import adopted
+from miniray.node.objects.adopted import AdoptedObjects
 from miniray.node.relay.relayed import WATCH, Relayed
-from miniray.node.store import adopted
 
 NODE, FAR = b"node-one", b"node-two"
 OWNER, BORROWER = b"owner000", b"borrower"
@@ -60,18 +61,18 @@ class Owner:
 
 
 @pytest.fixture
-def parts() -> tuple[AdoptedService, Relay, Directory]:
+def parts() -> tuple[AdoptedObjects, Relay, Directory]:
     clients, relay, directory = Clients(), Relay(), Directory()
-    adopted_here = adopted.AdoptedObjects(NODE)
-    others: Any = (clients, relay, directory, adopted_here, lambda _: True, lambda _: None)
-    service = AdoptedService(NODE, *others)
+    head: Any = SimpleNamespace(notify=lambda *_: None)
+    others: Any = (clients, relay, directory, lambda _: True, head)
+    service = AdoptedObjects(NODE, *others)
     value = (p.VALUE_SHARED, (NODE, 7, NODE, 1000), ())
     clients.requests["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
     return service, relay, directory
 
 
 def test_what_is_left_is_watched_and_answered_for(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, relay, directory = parts
     assert directory.left == [(NODE, 7, NODE)]
@@ -82,7 +83,7 @@ def test_what_is_left_is_watched_and_answered_for(
 
 
 def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _relay, directory = parts
     service.process_died(BORROWER)
@@ -91,7 +92,7 @@ def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
 
 
 def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _relay, directory = parts
     actor_id, inner = OWNER + b"00000002", OWNER + b"00000003"
@@ -104,7 +105,7 @@ def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
 
 
 def test_a_process_is_told_what_was_taken_and_a_daemon_is_not(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, relay, _directory = parts
     body = plain.dumps((p.PEER_WANT, [ID] * 1000))
@@ -114,18 +115,18 @@ def test_a_process_is_told_what_was_taken_and_a_daemon_is_not(
     assert len(relay.messages(p.PEER_CREDIT)) == 1
 
 
-def borrow(service: AdoptedService, number: int, process: bytes, node: bytes) -> None:
+def borrow(service: AdoptedObjects, number: int, process: bytes, node: bytes) -> None:
     """A borrower, already counted, reports another one."""
     message = (p.PEER_BORROW, number, [(ID, process, node)])
     service.answer(FAR, BORROWER, OWNER, [plain.dumps(message)])
 
 
-def release(service: AdoptedService, process: bytes, node: bytes) -> None:
+def release(service: AdoptedObjects, process: bytes, node: bytes) -> None:
     service.answer(node, process, OWNER, [plain.dumps((p.PEER_UNBORROW, [ID]))])
 
 
 def test_another_daemon_holds_objects_until_it_lets_go_or_its_node_dies(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, relay, directory = parts
     borrow(service, 0, FAR, FAR)
@@ -138,7 +139,7 @@ def test_another_daemon_holds_objects_until_it_lets_go_or_its_node_dies(
 
 
 def test_a_borrow_that_is_sent_again_counts_once(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, relay, directory = parts
     for _ in range(2):
@@ -150,7 +151,7 @@ def test_a_borrow_that_is_sent_again_counts_once(
 
 
 def test_a_borrow_that_comes_after_its_release_holds_nothing(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _relay, directory = parts
     release(service, b"process2", FAR)
@@ -161,7 +162,7 @@ def test_a_borrow_that_comes_after_its_release_holds_nothing(
 
 
 def test_a_release_whose_borrow_nobody_lives_to_report_holds_nothing(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _relay, directory = parts
     release(service, b"process2", FAR)
@@ -171,7 +172,7 @@ def test_a_release_whose_borrow_nobody_lives_to_report_holds_nothing(
 
 
 def test_a_borrower_of_this_node_that_has_ended_holds_nothing(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _relay, directory = parts
     service.runs = lambda process: process != b"process2"
@@ -181,7 +182,7 @@ def test_a_borrower_of_this_node_that_has_ended_holds_nothing(
 
 
 def test_what_is_remembered_of_borrows_is_bounded_and_a_repeated_one_counts_once(
-    parts: tuple[AdoptedService, Relay, Directory], monkeypatch: pytest.MonkeyPatch
+    parts: tuple[AdoptedObjects, Relay, Directory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, _, directory = parts
     monkeypatch.setattr(adopted, "_REMEMBERED", 10)
@@ -202,7 +203,7 @@ def test_what_is_remembered_of_borrows_is_bounded_and_a_repeated_one_counts_once
 
 
 def test_nothing_is_remembered_of_senders_when_the_last_object_of_an_owner_is_gone(
-    parts: tuple[AdoptedService, Relay, Directory],
+    parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _, directory = parts
     want = plain.dumps((p.PEER_WANT, [ID]))
