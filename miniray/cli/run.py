@@ -203,9 +203,17 @@ def k8s() -> None:
 @click.option("--wait", type=int, default=300, help="Seconds for which pods wait for each other.")
 @click.option("--grace", type=int, default=30, help="Seconds to save state after SIGTERM.")
 @click.option("--kueue", "queue", metavar="QUEUE", help="Let Kueue start the Job from this queue.")
+@click.option(
+    "--kind",
+    type=click.Choice(["job", "jobset", "lws"]),
+    default="job",
+    show_default=True,
+    help="A Job with its Service, a JobSet, or a LeaderWorkerSet, which starts again what has "
+    "ended.",
+)
 @click.argument("command", **_REST)
 def manifest(**given: Any) -> None:
-    """Print a Job of Kubernetes that runs COMMAND with `miniray run` in all of its pods.
+    """Print what runs COMMAND with `miniray run` in all pods of a Job of Kubernetes.
 
     \b
     miniray k8s manifest train --image app:1 --secret train --nodes 4 -- python train.py > job.yaml

@@ -1,4 +1,4 @@
-"""`miniray k8s manifest`: a headless Service and an Indexed Job, for kubectl; no secret in it."""
+"""`miniray k8s manifest`: a Job and its Service, a JobSet or a LeaderWorkerSet; no secret."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ _RESERVE = 10
 _USER = 1000
 #: Names of pods are the Job's, an index, and five more characters: at most 63.
 _LONGEST_NAME = 50
+#: What can be printed: kind and version of its API.
+_KINDS = {
+    "job": ("Job", "batch/v1"),
+    "jobset": ("JobSet", "jobset.x-k8s.io/v1alpha2"),
+    "lws": ("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1"),
+}
+#: The name of the only Job of a JobSet.
+_REPLICATED = "run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +46,18 @@ class KubernetesJob:
     grace: int = 30
     #: Kueue's queue, which starts the Job.
     queue: str | None = None
+    #: "job", "jobset" or "lws".
+    kind: str = "job"
 
     def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {self.kind!r}.")
+        longest = _LONGEST_NAME - (self.kind == "jobset") * len(f"-{_REPLICATED}-0")
         for what in ("name", "secret"):
             name = getattr(self, what)
-            if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > _LONGEST_NAME:
+            if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
                 raise ValueError(
-                    f"{what} must be of at most {_LONGEST_NAME} small letters, digits and -, and "
+                    f"{what} must be of at most {longest} small letters, digits and -, and "
                     f"begin with a letter, not {name!r}."
                 )
         if self.nodes < 1:
@@ -60,6 +73,39 @@ def documents(job: KubernetesJob) -> list[dict[str, Any]]:
     """Return the objects of the manifest."""
     labels = {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "miniray"}
     queued = {"kueue.x-k8s.io/queue-name": job.queue} if job.queue else {}
+    kind, version = _KINDS[job.kind]
+    template = {"metadata": {"labels": labels}, "spec": _pod(job, labels)}
+    suspended = {"suspend": True} if job.queue and job.kind != "lws" else {}
+    indexed = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": 0,
+        "template": template,
+    }
+    specs = {
+        "job": {**indexed, **suspended},
+        "jobset": {
+            "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": indexed}}],
+            "network": {"enableDNSHostnames": True, "subdomain": job.name},
+            "failurePolicy": {"maxRestarts": 0},
+            **suspended,
+        },
+        "lws": {
+            "replicas": 1,
+            "leaderWorkerTemplate": {
+                "size": job.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "workerTemplate": template,
+            },
+        },
+    }
+    main = {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": job.name, "labels": {**labels, **queued}},
+        "spec": specs[job.kind],
+    }
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -67,29 +113,15 @@ def documents(job: KubernetesJob) -> list[dict[str, Any]]:
         # Pods look for the first one before it is ready, and are never "ready" themselves.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels},
     }
-    spec = {
-        "completionMode": "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "backoffLimit": 0,
-        **({"suspend": True} if job.queue else {}),
-        "template": {"metadata": {"labels": labels}, "spec": _pod(job, labels)},
-    }
-    return [
-        service,
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": job.name, "labels": {**labels, **queued}},
-            "spec": spec,
-        },
-    ]
+    # The controllers of the other kinds make a service of their own.
+    return [service, main] if job.kind == "job" else [main]
 
 
 def _pod(job: KubernetesJob, labels: dict[str, str]) -> dict[str, Any]:
     return {
-        "subdomain": job.name,
-        "restartPolicy": "Never",
+        **({"subdomain": job.name} if job.kind == "job" else {}),
+        # What ends in a LeaderWorkerSet is started again: it knows no other policy.
+        "restartPolicy": "Always" if job.kind == "lws" else "Never",
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": job.grace + _RESERVE,
         "securityContext": {
@@ -121,15 +153,18 @@ def _container(job: KubernetesJob) -> dict[str, Any]:
     limits = {name: amount for name, amount in amounts.items() if amount is not None}
     options = ("--authority", _SECRET_FOLDER, "--wait", str(job.wait), "--grace", str(job.grace))
     # Without the cluster's domain, which not every cluster calls cluster.local.
-    head = join_host_port(f"{job.name}-0.{job.name}", DEFAULT_PORT)
+    first = f"{job.name}-{_REPLICATED}-0-0" if job.kind == "jobset" else f"{job.name}-0"
+    place = {
+        SIZE_VARIABLE: str(job.nodes),
+        HEAD_VARIABLE: join_host_port(f"{first}.{job.name}", DEFAULT_PORT),
+    }
+    if job.kind == "lws":  # which sets variables of its own
+        place = {}
     return {
         "name": "run",
         "image": job.image,
         "command": ["miniray", "run", *options, "--", *job.command],
-        "env": [
-            {"name": SIZE_VARIABLE, "value": str(job.nodes)},
-            {"name": HEAD_VARIABLE, "value": head},
-        ],
+        **({"env": [{"name": n, "value": place[n]} for n in place]} if place else {}),
         **({"resources": {"requests": limits, "limits": limits}} if limits else {}),
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": [{"name": "token", "mountPath": _SECRET_FOLDER, "readOnly": True}],

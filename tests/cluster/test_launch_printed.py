@@ -59,30 +59,45 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first pod first", "first pod last"])
+@pytest.mark.parametrize(
+    ("order", "kind"),
+    [((0, 1), "job"), ((1, 0), "job"), ((1, 0), "jobset"), ((1, 0), "lws")],
+    ids=["first pod first", "first pod last", "of a JobSet", "of a LeaderWorkerSet"],
+)
 def test_the_pods_of_a_manifest_become_one_cluster(
-    command: CommandLine, tmp_path: Path, order: tuple[int, int]
+    command: CommandLine, tmp_path: Path, order: tuple[int, int], kind: str
 ) -> None:
     """Each pod is a process here; its Secret is a folder, and the name of the first localhost."""
     yaml = pytest.importorskip("yaml")
     assert command.run("token", "new", str(tmp_path / "secret")).returncode == 0
     printed = command.run(
         *("k8s", "manifest", "train", "--image", "app:1", "--secret", "train", "--nodes", "2"),
-        *("--", sys.executable, "-c", SHOW_RANKS, "5"),
+        *("--kind", kind, "--", sys.executable, "-c", SHOW_RANKS, "5"),
     )
     assert printed.returncode == 0, printed.stderr
-    pod = list(yaml.safe_load_all(printed.stdout))[1]["spec"]["template"]["spec"]
+    spec = list(yaml.safe_load_all(printed.stdout))[-1]["spec"]
+    if kind == "jobset":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    group = spec.get("leaderWorkerTemplate", {})
+    pod = (spec["template"] if kind != "lws" else group["workerTemplate"])["spec"]
     (container,) = pod["containers"]
     mounted = container["volumeMounts"][0]["mountPath"]
     program = [
         str(tmp_path / "secret") if word == mounted else word for word in container["command"]
     ]
-    variables = {each["name"]: each["value"] for each in container["env"]}
-    assert variables["MINIRAY_HEAD"] == "train-0.train:6379"
-    variables["MINIRAY_HEAD"] = f"localhost:{free_port()}"
+    variables = {each["name"]: each["value"] for each in container.get("env", [])}
+    first = {"job": "train-0", "jobset": "train-run-0-0"}
+    head = f"localhost:{free_port()}"
+    if kind != "lws":
+        assert variables["MINIRAY_HEAD"] == f"{first[kind]}.train:6379"
+        variables["MINIRAY_HEAD"] = head
     pods: dict[int, subprocess.Popen[str]] = {}
     for index in order:
-        own = {"JOB_COMPLETION_INDEX": str(index), "MINIRAY_MACHINE_ID": f"pod{index}"}
+        own = {"JOB_COMPLETION_INDEX": str(index)}
+        if kind == "lws":
+            own = {"LWS_WORKER_INDEX": str(index), "LWS_GROUP_SIZE": str(group["size"])}
+            own["LWS_LEADER_ADDRESS"] = head
+        own["MINIRAY_MACHINE_ID"] = f"pod{index}"
         pods[index] = command.popen(*program, variables={**variables, **own})
     outputs = {index: each.communicate(timeout=PATIENCE)[0] for index, each in pods.items()}
     assert outputs == {0: "['0', '1']\n", 1: ""}, json.dumps(outputs)

@@ -56,15 +56,68 @@ def job(**changes: object) -> KubernetesJob:
     return KubernetesJob(**{**given, **changes})  # type: ignore[arg-type]
 
 
-def test_a_manifest_is_read_as_it_was_meant() -> None:
-    wanted = job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team")
+@pytest.mark.parametrize("kind", ["job", "jobset", "lws"])
+def test_a_manifest_is_read_as_it_was_meant(kind: str) -> None:
+    wanted = job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team", kind=kind)
     assert list(yaml.safe_load_all(manifest(wanted))) == documents(wanted)
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.31", "1.33", "1.35", "1.37"])
+VERSIONS = ["1.29", "1.31", "1.33", "1.35", "1.37"]
+FULL: dict[str, object] = {"nodes": 4, "cpus": "8", "memory": "32Gi", "gpus": 8, "queue": "team"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_manifest_is_what_kubernetes_knows(version: str) -> None:
-    for document in documents(job(nodes=4, cpus="8", memory="32Gi", gpus=8, queue="team")):
+    for document in documents(job(**FULL)):
         kubernetes_validate.validate(document, version, strict=True)
+
+
+# There is no schema of the two kinds that others define: what is Kubernetes' own in them is
+# validated as that, and the rest is compared with their fields.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_set_holds_the_job_and_finds_its_first_pod_by_the_name_that_it_gives_it(
+    version: str,
+) -> None:
+    (found,) = documents(job(**FULL, kind="jobset"))
+    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    spec = found["spec"]
+    (replicated,) = spec.pop("replicatedJobs")
+    assert spec == {
+        "network": {"enableDNSHostnames": True, "subdomain": "train"},
+        "failurePolicy": {"maxRestarts": 0},
+        "suspend": True,
+    }
+    assert (replicated["replicas"], replicated["template"].keys()) == (1, {"spec"})
+    inner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+    kubernetes_validate.validate(
+        {**inner, "spec": replicated["template"]["spec"]}, version, strict=True
+    )
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    # JobSet calls pods after itself, the job in it, which of its replicas that is, and the index.
+    head = {each["name"]: each["value"] for each in container["env"]}["MINIRAY_HEAD"]
+    assert head == f"train-{replicated['name']}-0-0.train:6379"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_leader_worker_set_is_one_group_and_tells_its_pods_their_places_itself(
+    version: str,
+) -> None:
+    (found,) = documents(job(**FULL, kind="lws"))
+    assert (found["apiVersion"], found["kind"]) == (
+        "leaderworkerset.x-k8s.io/v1",
+        "LeaderWorkerSet",
+    )
+    assert found["spec"].keys() == {"replicas", "leaderWorkerTemplate"}
+    group = found["spec"]["leaderWorkerTemplate"]
+    assert group.keys() == {"size", "restartPolicy", "workerTemplate"}
+    assert (found["spec"]["replicas"], group["size"]) == (1, 4)
+    pod = {"apiVersion": "v1", "kind": "Pod", **group["workerTemplate"]}
+    kubernetes_validate.validate(pod, version, strict=True)
+    assert pod["spec"]["restartPolicy"] == "Always"
+    assert "env" not in pod["spec"]["containers"][0]
 
 
 def test_a_manifest_holds_the_name_of_a_secret_and_no_secret() -> None:
@@ -88,3 +141,11 @@ def test_a_manifest_holds_the_name_of_a_secret_and_no_secret() -> None:
 def test_a_name_that_kubernetes_refuses_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"name must be of at most 50 small letters"):
         job(name=name)
+
+
+def test_names_of_a_job_set_leave_room_for_what_it_adds() -> None:
+    assert job(name="a" * 44, kind="jobset").name == "a" * 44
+    with pytest.raises(ValueError, match="name must be of at most 44 small letters"):
+        job(name="a" * 45, kind="jobset")
+    with pytest.raises(ValueError, match="kind must be one of job, jobset, lws, not 'pod'"):
+        job(kind="pod")
