@@ -19,7 +19,7 @@ from miniray.calls.lineage import Lineage
 from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.common.object_ref import ObjectRef
-from miniray.common.series import took
+from miniray.common.series import QUICK
 from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.messages.value import (
@@ -251,8 +251,9 @@ class CallTable:
             self._discard(peer, status, values, pin)
         elif status == p.STATUS_OK:
             times = call.channel.finished.get(call.name)
-            if times is not None:
-                took(times, seconds)
+            if times is not None and seconds <= QUICK:  # as ``took``, which costs twice as much
+                times[0] += 1
+                times[-1] += seconds
             else:
                 count(call.channel.finished, call.name, seconds)
             self._set_results(call, values)

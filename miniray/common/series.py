@@ -22,8 +22,10 @@ Row = tuple[str, str, str, tuple[float, ...], Tags, list[float]]
 #: Metrics, and series of one metric, at most; further series are one with the tag ``overflow``.
 MOST = 1000
 OVERFLOW: Tags = (("overflow", "true"),)
-#: Boundaries of how long things take, in seconds; what takes less than the first is quick.
+#: Boundaries of how long things take, in seconds.
 SECONDS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+#: The first of them.
+QUICK = SECONDS[0]
 
 
 def no_values(boundaries: tuple[float, ...] = SECONDS) -> list[float]:

@@ -159,7 +159,6 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "job_infos": state.submitted_jobs,
         "state": state.listing,
         "actor_row": state.actor_row,
-        "events_after": cluster.events.after,
         "status": state.status,
     }
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from miniray.common.names import short_name
 
-#: Hex digits that may stand for an actor's id, at least.
-_SHORTEST_ID = 6
+#: Hex digits that may stand for an actor's id, at least; digits of a pid, at most.
+_SHORTEST_ID, _LONGEST_PID = 6, 7
 #: Names of the placement groups of runs: ``train-NAME-1a2b3c4d``.
 _RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
 
@@ -43,6 +43,30 @@ class Targets:
     run: str = ""
 
 
+def process_called(cluster: ClusterSource, of: str) -> tuple[list[str], int]:
+    """Return the pid that ``PID`` or ``NODE:PID`` names, and its nodes (none: all); 0: no pid.
+
+    Raises:
+        TargetError: There is no such node.
+    """
+    node, _, pid = of.rpartition(":")
+    if not pid.isdigit() or len(pid) > _LONGEST_PID:
+        return [], 0
+    nodes = [each["node_id"] for each in cluster.listing("node_states")] if node else []
+    meant = [each for each in nodes if each.startswith(node)]
+    if node and not meant:
+        raise TargetError(f"No node has an id that begins with {node}.")
+    return meant, int(pid)
+
+
+def actors_called(actors: list[dict[str, Any]], of: str) -> list[dict[str, Any]]:
+    """Return the actors with an id that begins so, else those of this name, dead ones too."""
+    is_id = len(of) >= _SHORTEST_ID
+    return [each for each in actors if is_id and each["actor_id"].startswith(of)] or [
+        each for each in actors if each["name"] == of
+    ]
+
+
 def find(cluster: ClusterSource, of: str) -> Targets:
     """Return the processes that are meant.
 
@@ -54,20 +78,13 @@ def find(cluster: ClusterSource, of: str) -> Targets:
     Raises:
         TargetError: Nothing that lives is called so.
     """
-    node, _, pid = of.rpartition(":")
-    if pid.isdigit() and len(pid) < _SHORTEST_ID + 2:
-        nodes = [each["node_id"] for each in cluster.listing("node_states")] if node else [""]
-        meant = [each for each in nodes if each.startswith(node)]
-        if not meant:
-            raise TargetError(f"No node has an id that begins with {node}.")
-        return Targets({each: [int(pid)] for each in meant})
+    nodes, pid = process_called(cluster, of)
+    if pid:
+        return Targets({each: [pid] for each in nodes or [""]})
     actors = cluster.listing("actors")
-    is_id = len(of) >= _SHORTEST_ID
-    chosen = (
-        [each for each in actors if is_id and each["actor_id"].startswith(of)]
-        or [each for each in actors if each["name"] == of]
-        or [each for each in actors if of in (each["class_name"], short_name(each["class_name"]))]
-    )
+    chosen = actors_called(actors, of) or [
+        each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
+    ]
     if chosen:
         return Targets(_living(of, chosen))
     groups = {

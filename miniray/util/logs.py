@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Seconds that nodes may take to search their files.
 _PATIENCE = 30.0
-#: Hex digits that may stand for an actor's id, at least; digits of a pid, at most.
-_SHORTEST_ID, _LONGEST_PID = 6, 7
 
 
 class LineOfNode(NamedTuple):
@@ -98,25 +96,16 @@ def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> 
         TargetError: A run has no such rank, or no node is called so.
     """
     from miniray.profiling.looks import ask_of
-    from miniray.profiling.targets import TargetError, find
+    from miniray.profiling.targets import TargetError, actors_called, find, process_called
 
     if of is None:
         return Whose(query)
-    node, _, pid = of.rpartition(":")
-    if pid.isdigit() and len(pid) <= _LONGEST_PID:
-        nodes = [each["node_id"] for each in source.listing("node_states") if node]
-        meant = tuple(each for each in nodes if each.startswith(node))
-        if node and not meant:
-            raise TargetError(f"No node has an id that begins with {node}.")
-        return Whose(dataclasses.replace(query, pids=(int(pid),)), meant)
+    nodes, pid = process_called(source, of)
+    if pid:
+        return Whose(dataclasses.replace(query, pids=(pid,)), tuple(nodes))
     actors = source.listing("actors")
-    known = [
-        each["actor_id"]
-        for each in actors
-        if each["name"] == of or (len(of) >= _SHORTEST_ID and each["actor_id"].startswith(of))
-    ]
-    if known:
-        return Whose(dataclasses.replace(query, actors=tuple(known)))
+    if known := actors_called(actors, of):
+        return Whose(dataclasses.replace(query, actors=[each["actor_id"] for each in known]))
     named = Whose(dataclasses.replace(query, names=(of,)))
     if any(each["class_name"] == of for each in actors):
         return named
