@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: Measurements with the page open and closed, in turns, and thousands of calls in each.
-_TURNS, _CALLS = 8, 5
+_TURNS, _CALLS = 6, 2
 #: Rows that the page shows at a time.
 _WINDOW = 60
 
