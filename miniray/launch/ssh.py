@@ -54,8 +54,11 @@ class SshRun:
         """Return the command line for the shell of one host."""
         place = ("--index", str(index), "--nodes", str(len(self.hosts)), "--rendezvous", NAME)
         words = (self.python, "-m", "miniray", "run", *place, *self.arguments, "--", *self.command)
-        # The program is looked for where it is here, if there is such a folder there.
-        return f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; exec {shlex.join(words)}"
+        # The program is looked for where it is here, if there is such a folder there, and `python`
+        # in it is this one: a shell without a terminal knows nothing of virtual environments.
+        tools, here = shlex.quote(str(Path(self.python).parent)), shlex.quote(str(Path.cwd()))
+        path = f"PATH={tools}:$PATH; " if Path(self.python).is_absolute() else ""
+        return f"{path}cd {here} 2>/dev/null; exec {shlex.join(words)}"
 
 
 def run_over_ssh(run: SshRun, tell: Callable[[str], object]) -> int:

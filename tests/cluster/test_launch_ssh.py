@@ -26,7 +26,7 @@ case $host in unknown*)
     echo "ssh: Could not resolve hostname $host" >&2; exit 255
 esac
 case $host in loud*) echo "Welcome to $host."; esac
-export MINIRAY_MACHINE_ID=$host
+export MINIRAY_MACHINE_ID=$host PATH=/usr/bin:/bin
 exec sh -c "$*"
 """
 
@@ -54,6 +54,11 @@ def test_the_hosts_become_one_cluster_and_leave_nothing(hosts: CommandLine) -> N
     )
     assert end_of(run) == (9, "['0', '1', '2']\n")
     hosts.leaves_nothing()
+
+
+def test_python_is_the_one_that_runs_miniray_there(hosts: CommandLine) -> None:
+    run = hosts.popen("miniray", "ssh", "a", "--", "python", "-c", "import sys; print(sys.prefix)")
+    assert end_of(run) == (0, f"{sys.prefix}\n")
 
 
 def test_hosts_come_from_a_file_too(hosts: CommandLine, tmp_path: Path) -> None:
