@@ -113,6 +113,8 @@ TASK_OPTIONS: Checks = {
     "retry_exceptions": check.exceptions,
     "max_calls": check.whole(0, "0 is no limit", most=2**31 - 1),
     "_generator_backpressure_num_objects": _backpressure,
+    # Module names that the processes of such tasks are forked with, loaded: for large libraries.
+    "_preload": check.names,
 }
 
 ACTOR_OPTIONS: Checks = {
@@ -127,7 +129,7 @@ ACTOR_OPTIONS: Checks = {
     "max_pending_calls": check.whole(-1, "-1 is no limit"),
     "object_store_memory": _no_effect,
     "allow_out_of_order_execution": _no_effect,
-    # Module names that the actor's process is forked with, loaded: for large libraries.
+    # As of tasks.
     "_preload": check.names,
     # More of them, for which the first processes do not wait: those that start later have them.
     "_preload_later": check.names,

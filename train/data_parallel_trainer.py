@@ -184,6 +184,7 @@ class DataParallelTrainer:
             # In local mode a debugger may hold the train loop.
             hang_timeout=None if is_local(self.scaling_config) else failures.hang_timeout_s,
             collective_timeout=tunables().train_collective_timeout,
+            preload=self._loop.datasets.modules,
             configuration=describe_run(
                 name=config.name,
                 train_loop=self.train_loop_per_worker,

@@ -132,6 +132,8 @@ class TaskOptions(_Demand):
     runtime_env: Mapping[str, Any] | None = None
     #: For generators: how many yielded values may wait unread; -1 is no limit.
     generator_backpressure: int = -1
+    #: Modules that its process has imported when it starts: forked from where they are loaded.
+    preload: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,8 @@ class LeaseSpec(_Demand):
     name: str
     #: As in ``TaskOptions``.
     max_calls: int | None = None
+    #: As in ``TaskOptions``.
+    preload: Sequence[str] = ()
     #: JSON, with what was uploaded for it; empty: none.
     runtime_env: str = ""
 
@@ -156,7 +160,7 @@ class _Actor(_Demand):
     max_restarts: int = 0  # -1: without end
     max_concurrency: int | None = None  # None: 1, or 1000 for an asyncio actor
     concurrency_groups: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    #: Modules that the process has imported when it starts: forked from where they are loaded.
+    #: As in ``TaskOptions``.
     preload: Sequence[str] = ()
     #: More of them, which processes have that start when they are loaded; no process waits for it.
     preload_later: Sequence[str] = ()

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 from miniray.common.absent import absent, tell_imports
 
 if TYPE_CHECKING:
-    from miniray.data.compute import ActorPoolStrategy, TaskPoolStrategy
-    from miniray.data.context import DataContext, ExecutionOptions, ExecutionResources
+    from miniray.data.context import (
+        ActorPoolStrategy,
+        DataContext,
+        ExecutionOptions,
+        ExecutionResources,
+        TaskPoolStrategy,
+    )
     from miniray.data.dataset import Dataset, MaterializedDataset
     from miniray.data.read_api import (
         from_arrow,
@@ -69,14 +74,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ActorPoolStrategy": "compute",
+    "ActorPoolStrategy": "context",
     "DataContext": "context",
     "DataError": "transforms",
     "Dataset": "dataset",
     "ExecutionOptions": "context",
     "ExecutionResources": "context",
     "MaterializedDataset": "dataset",
-    "TaskPoolStrategy": "compute",
+    "TaskPoolStrategy": "context",
 }
 
 _READ = "read the files in a function given to from_items(paths).flat_map()"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from miniray.data.blocks import check_format, table_to_batch, table_to_rows
 from miniray.data.tables import concat, rebatched
-from miniray.data.torch_batches import TorchSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 def check_whole(caller: str, name: str, value: Any, least: int) -> None:
@@ -166,3 +166,75 @@ def mixed(tables: Iterable[Any], window: int, seed: int | None) -> Iterator[Any]
     for table in rebatched(tables, window):
         order = random.permutation(table.num_rows)
         yield concat([table]).take(order)
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchSpec:
+    """How batches of tensors are made.
+
+    Attributes:
+        dtypes: One for all columns, one for each by name, or None.
+        device: Where they go: a device, "auto" or None.
+        collate_fn: Makes the batch of arrays in place of what is here.
+        pin_memory: Whether they are put into pinned memory.
+    """
+
+    dtypes: Any = None
+    device: Any = "auto"
+    collate_fn: Callable[[Any], Any] | None = None
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtypes is not None and self.collate_fn is not None:
+            raise ValueError(
+                "iter_torch_batches() takes dtypes or collate_fn, not both; convert in collate_fn."
+            )
+
+    def batch(self, columns: Mapping[str, Any]) -> Any:
+        """Return a batch of columns."""
+        import torch
+
+        batch = (self.collate_fn or collate_torch(self.dtypes))(columns)
+        if self.pin_memory:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            batch = pin_memory(batch)
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device is None or not isinstance(batch, dict):
+            return batch
+        return {
+            name: value.to(device, non_blocking=True) if hasattr(value, "to") else value
+            for name, value in batch.items()
+        }
+
+
+def collate_torch(dtypes: Any) -> Callable[[Any], Any]:
+    """Return what makes tensors of a dictionary of arrays.
+
+    Args:
+        dtypes: A dtype of PyTorch for all columns, one for each column by name, or None.
+    """
+
+    def collate(columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: _tensor(name, array, dtypes.get(name) if isinstance(dtypes, dict) else dtypes)
+            for name, array in columns.items()
+        }
+
+    return collate
+
+
+def _tensor(name: str, array: Any, dtype: Any) -> Any:
+    import torch
+
+    if array.dtype.kind == "O" or array.dtype.kind in "USMm":
+        raise TypeError(
+            f"The column {name!r} has no numbers of one shape (dtype {array.dtype}), so it can't "
+            f"be a tensor. Leave it out of the data, or pass iter_torch_batches(collate_fn=...), "
+            f"which gets the columns as arrays."
+        )
+    # Arrays over shared memory are read-only, which tensors cannot be.
+    writable = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
+    return torch.as_tensor(writable, dtype=dtype)

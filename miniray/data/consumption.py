@@ -10,12 +10,12 @@ from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
-from miniray.data.sources import BlocksDatasource, BlockUnit
+from miniray.data.sources import BlockUnit, UnitsDatasource
 from miniray.data.stats import ExecutionStats
 from miniray.data.tables import concat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from miniray.data.batches import Batches
     from miniray.data.plan import PlanNode
@@ -64,18 +64,23 @@ class Consumption:
 
     Args:
         plan: What it is made of.
+        schema: Its columns, if they are known.
+        stats: What its execution has done, if there was one.
     """
 
-    def __init__(self, plan: PlanNode) -> None:
+    def __init__(
+        self, plan: PlanNode, schema: Any = None, stats: ExecutionStats | None = None
+    ) -> None:
         self._plan = plan
-        self._stats: ExecutionStats | None = None
-        self._schema: Any = None
+        self._schema = schema
+        self._stats = stats
 
     def _units(
         self, plan: PlanNode | None = None, *, ordered: bool | None = None
     ) -> Iterator[ReadUnit]:
-        stats = self._stats = ExecutionStats()
-        return execute(plan or self._plan, stats=stats, ordered=ordered)
+        root = optimised(plan or self._plan)
+        stats = self._stats = ExecutionStats(root.name)
+        return execute(root, stats=stats, ordered=ordered)
 
     def _tables(self) -> Iterator[Any]:
         for unit in self._units():
@@ -172,17 +177,24 @@ class Consumption:
         Raises:
             NotImplementedError: It is not materialized.
         """
-        if isinstance(self._plan, Read) and isinstance(self._plan.source, BlocksDatasource):
-            return len(self._plan.source.blocks)
-        raise NotImplementedError(
-            "num_blocks() is known of materialized datasets only: call materialize() first."
-        )
+        blocks = self._blocks()
+        if blocks is None:
+            raise NotImplementedError(
+                "num_blocks() is known of materialized datasets only: call materialize() first."
+            )
+        return len(blocks)
 
     def size_bytes(self) -> int:
         """Return the bytes of all blocks, by executing the dataset if it is not materialized."""
-        if isinstance(self._plan, Read) and isinstance(self._plan.source, BlocksDatasource):
-            return sum(block.size for block in self._plan.source.blocks)
-        return sum(unit.size for unit in self._units(ordered=False))
+        blocks = self._blocks()
+        return sum(unit.size for unit in (self._units(ordered=False) if blocks is None else blocks))
+
+    def _blocks(self) -> Sequence[ReadUnit] | None:
+        """Return the blocks of a materialized dataset; None if it is not."""
+        source = self._plan.source if isinstance(self._plan, Read) else None
+        if isinstance(source, UnitsDatasource) and all(unit.refs for unit in source.parts):
+            return source.parts if source.made else None
+        return None
 
     def input_files(self) -> list[str]:
         """Return the files that are read."""
@@ -275,9 +287,7 @@ class Consumption:
         print(explained(optimised(self._plan)))  # noqa: T201
 
     def __repr__(self) -> str:
-        materialized = isinstance(self._plan, Read) and isinstance(
-            self._plan.source, BlocksDatasource
-        )
+        materialized = self._blocks() is not None
         schema = self._schema
         names = "?" if schema is None else str(len(schema.names))
         rows = str(self.count()) if materialized else "?"

@@ -1,12 +1,31 @@
-"""``DataContext``: how datasets are executed, for the whole process."""
+"""How datasets are executed: settings of the process, and what functions of the user run on."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from miniray.data.plan import Compute, PoolSize
+from miniray.data.transforms import Udf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MiB = 2**20
+#: Options of the tasks or actors; others of theirs are accepted too, and checked when these start.
+_OPTIONS = (
+    "num_cpus",
+    "num_gpus",
+    "memory",
+    "resources",
+    "label_selector",
+    "runtime_env",
+    "accelerator_type",
+    "scheduling_strategy",
+    "max_retries",
+    "retry_exceptions",
+)
 
 
 @dataclasses.dataclass
@@ -89,3 +108,141 @@ class DataContext:
                 f"DataContext has no {name!r}.{meant} Its fields are {', '.join(known)}."
             )
         object.__setattr__(self, name, value)
+
+
+# --- what functions run on --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskPoolStrategy:
+    """Run a function in tasks.
+
+    Args:
+        size: Tasks at once, at most. Default: as many as there are CPUs.
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and (not isinstance(self.size, int) or self.size < 1):
+            raise ValueError(f"TaskPoolStrategy(size={self.size!r}) must be 1 or more.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorPoolStrategy:
+    """Run a class in the actors of a pool.
+
+    Args:
+        size: How many actors. Not with the others.
+        min_size: Least actors. Default: 1.
+        max_size: Most actors. Default: as many as the cluster can run.
+        initial_size: Actors at the beginning. Default: ``min_size``.
+    """
+
+    size: int | None = None
+    min_size: int | None = None
+    max_size: int | None = None
+    initial_size: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [self.size, self.min_size, self.max_size, self.initial_size]
+        if any(each is not None and (not isinstance(each, int) or each < 1) for each in given):
+            raise ValueError(f"{self!r}: numbers of actors are whole and 1 or more.")
+        if self.size is not None and any(each is not None for each in given[1:]):
+            raise ValueError(f"{self!r}: give size alone, or min_size and max_size.")
+        if self.max_size is not None and self.max_size < (self.min_size or 1):
+            raise ValueError(f"{self!r}: max_size is below min_size.")
+
+    @property
+    def bounds(self) -> PoolSize:
+        """Least and most actors."""
+        if self.size is not None:
+            return PoolSize(self.size, self.size)
+        return PoolSize(self.min_size or 1, self.max_size or 0)
+
+
+def udf_of(caller: str, function: Any, given: dict[str, Any]) -> Udf:
+    """Return a function with its arguments, which are taken out of what was given.
+
+    Raises:
+        TypeError: It can't be called.
+        ValueError: There are arguments of a constructor, but no class.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"{caller}() takes a function or a class with __call__, not {function!r:.80}."
+        )
+    is_class = isinstance(function, type)
+    if is_class and "__call__" not in dir(function):
+        raise TypeError(f"{caller}({function.__name__}): the class has no __call__.")
+    udf = Udf(
+        function,
+        tuple(given.pop("fn_args", None) or ()),
+        given.pop("fn_kwargs", None) or {},
+        tuple(given.pop("fn_constructor_args", None) or ()),
+        given.pop("fn_constructor_kwargs", None) or {},
+    )
+    if not is_class and (udf.init_args or udf.init_kwargs):
+        raise ValueError(
+            f"{caller}(fn_constructor_args=...) is for classes, and {udf.name} is a function."
+        )
+    return udf
+
+
+def compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
+    """Return what a function runs on.
+
+    Raises:
+        TypeError: There is no such argument.
+        ValueError: A value makes no sense.
+    """
+    options = {key: value for key, value in given.items() if value is not None}
+    strategy = options.pop("compute", None)
+    concurrency = options.pop("concurrency", None)
+    options.update(options.pop("ray_remote_args", None) or {})
+    unknown = [key for key in options if key not in _OPTIONS]
+    if unknown:
+        raise TypeError(
+            f"{caller}() has no argument {unknown[0]!r}. Options of what it runs on are: compute, "
+            f"concurrency, {', '.join(_OPTIONS)}."
+        )
+    if strategy is not None and concurrency is not None:
+        raise ValueError(f"{caller}() takes compute or concurrency, not both.")
+    if strategy is None:
+        strategy = _from_concurrency(caller, udf, concurrency)
+    if isinstance(strategy, TaskPoolStrategy):
+        if udf.is_class:
+            raise ValueError(
+                f"{caller}({udf.name}) is a class, whose objects live in actors: use "
+                f"compute=ActorPoolStrategy(size=n), or give a function."
+            )
+        return Compute(options=options, most=strategy.size)
+    if not isinstance(strategy, ActorPoolStrategy):
+        raise ValueError(
+            f"{caller}(compute={strategy!r}) must be a TaskPoolStrategy or an ActorPoolStrategy."
+        )
+    return Compute(strategy.bounds, strategy.initial_size or 0, options)
+
+
+def _from_concurrency(caller: str, udf: Udf, value: Any) -> TaskPoolStrategy | ActorPoolStrategy:
+    numbers = value if isinstance(value, tuple) else (value,)
+    whole = all(isinstance(each, int) and each > 0 for each in numbers if each is not None)
+    if not whole or not 1 <= len(numbers) <= 3 or (len(numbers) > 1 and not udf.is_class):
+        raise ValueError(
+            f"{caller}(concurrency={value!r}) must be a number of tasks or actors, or for a class "
+            f"(least, most) or (least, most, initial) actors."
+        )
+    if not udf.is_class:
+        return TaskPoolStrategy(value)
+    if len(numbers) == 1:
+        return ActorPoolStrategy(size=value)
+    return ActorPoolStrategy(None, *numbers)
+
+
+def check_gpu_batches(udf: Udf, compute: Compute, batch_size: Any) -> None:
+    """Raise ValueError if batches for a GPU have no size: a block may not fit its memory."""
+    if compute.options.get("num_gpus") and not isinstance(batch_size, int):
+        raise ValueError(
+            f"map_batches({udf.name}, num_gpus={compute.options['num_gpus']}) needs a batch_size: "
+            f"how many rows fit into the memory of the GPU."
+        )

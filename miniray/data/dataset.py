@@ -6,10 +6,10 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Any, cast
 
-from miniray.data.batches import check_whole
+from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import check_format
-from miniray.data.compute import check_gpu_batches, compute_of, udf_of
 from miniray.data.consumption import stored
+from miniray.data.context import DataContext, check_gpu_batches, compute_of, udf_of
 from miniray.data.executor import table_of
 from miniray.data.expressions import Expr, parsed
 from miniray.data.grouped import Share
@@ -20,11 +20,12 @@ from miniray.data.plan import (
     Read,
     Union,
     chain,
+    counted,
     optimised,
+    stacked,
 )
 from miniray.data.rearranged import Rearranging
-from miniray.data.sources import BlocksDatasource, BlockUnit
-from miniray.data.splits import sliced, streamed
+from miniray.data.sources import BlockUnit, CutWish, UnitsDatasource, ranged
 from miniray.data.transforms import (
     Columns,
     FilterExpr,
@@ -38,8 +39,8 @@ from miniray.data.writers import write
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.data.batches import StreamIterator
     from miniray.data.plan import PlanNode
+    from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
 
 #: Methods of Ray's datasets that are not here, and what to do instead.
@@ -259,9 +260,8 @@ class Dataset(Rearranging):
                 empty = empty or block
         if blocks or empty is not None:
             self._schema = self._schema or table_of((blocks or [empty])[0].part(0, 1)).schema
-        made = MaterializedDataset(Read(BlocksDatasource(blocks, self._schema)))
-        made._stats, made._schema = self._stats, self._schema
-        return made
+        plan = Read(UnitsDatasource(blocks, self._schema))
+        return MaterializedDataset(plan, self._schema, self._stats)
 
     # --- splits -------------------------------------------------------------------------
 
@@ -277,8 +277,7 @@ class Dataset(Rearranging):
         check_whole("split", "n", n, 1)
         rows, dataset = self._counted()
         least, more = divmod(rows, n)
-        bounds = [number * least + min(number, more) for number in range(n + 1)]
-        return dataset._between(bounds)
+        return dataset._between([number * least + min(number, more) for number in range(n + 1)])
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Any]:
         """Split before the rows of these numbers."""
@@ -356,16 +355,33 @@ class Dataset(Rearranging):
         """
         del locality_hints
         check_whole("streaming_split", "n", n, 1)
-        return streamed(self, n, Dataset, equal=equal)
+        found = None if equal or counted(optimised(self._plan)) else chain(optimised(self._plan))
+        if found is None:
+            return [StreamIterator(part) for part in self.split(n)]
+        read, stages = found  # rows are not known: every n-th unit
+        wish = CutWish(DataContext.get_current().target_max_block_size, 4 * n)
+        units = list(read.units(wish))
+        parts = [_part_of(read, units[number::n]) for number in range(n)]
+        return [StreamIterator(Dataset(stacked(part, stages))) for part in parts]
 
     def _counted(self) -> tuple[int, Dataset]:
-        """Return the number of rows, and a dataset of which ranges can be taken."""
-        return sliced(self)
+        """Return the number of rows, and a dataset of which ranges can be taken.
 
-    def _between(self, bounds: Sequence[int]) -> list[Any]:
-        from miniray.data.splits import between
+        That is this one, or where functions change the number of rows, its blocks.
+        """
+        dataset = self if counted(optimised(self._plan)) else self.materialize()
+        return dataset.count(), dataset
 
-        return [between(self, low, high) for low, high in itertools.pairwise(bounds)]
+    def _between(self, ends: Sequence[int]) -> list[Any]:
+        """Return the ranges of rows between these, lazily, of what ``_counted`` returned."""
+        found = counted(optimised(self._plan))
+        assert found is not None
+        read, stages = found
+        units = list(read.units(CutWish(DataContext.get_current().target_max_block_size)))
+        return [
+            type(self)(stacked(_part_of(read, ranged(units, low, high)), stages), self._schema)
+            for low, high in itertools.pairwise(ends)
+        ]
 
     # --- files --------------------------------------------------------------------------
 
@@ -397,6 +413,12 @@ class Dataset(Rearranging):
     ) -> None:
         """Write each cell of a column as an image. Arguments as of ``write_parquet``."""
         write(self, file_format, path, {**options, "column": column})
+
+
+def _part_of(read: Read, units: Sequence[ReadUnit]) -> Read:
+    """Return a read of some of the units, or of parts of them."""
+    source = read.source
+    return Read(UnitsDatasource(units, source.schema(), source.files(), "Split"))
 
 
 class MaterializedDataset(Dataset):

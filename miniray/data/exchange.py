@@ -189,13 +189,15 @@ class Partition(ReadUnit):
     Attributes:
         sides: Of each input, its units.
         how: Makes one table of theirs; None: they come one after another.
-        place: Which of how many partitions this is.
+        part_number: Which partition this is.
+        parts: Of how many.
         key: As of any unit.
     """
 
     sides: tuple[tuple[ReadUnit, ...], ...]
     how: How | None = None
-    place: tuple[int, int] = (0, 1)
+    part_number: int = 0
+    parts: int = 1
     key: int | None = None
     refs: tuple[ObjectRef[Any], ...] = dataclasses.field(init=False, default=())
     counts: tuple[int, ...] = dataclasses.field(init=False, default=())
@@ -213,14 +215,14 @@ class Partition(ReadUnit):
     def label(self) -> str:
         """The partition, or its units."""
         if self.how is not None:
-            return f"partition {self.place[0] + 1} of {self.place[1]} of {self.how.name}"
+            return f"partition {self.part_number + 1} of {self.parts} of {self.how.name}"
         first, last = self.sides[0][0].label, self.sides[0][-1].label
         return first if first == last else f"{first} up to {last}"
 
     def bare(self) -> ReadUnit:
         """Return the same without refs; how many values each unit gets is kept."""
         sides = tuple(tuple(unit.bare() for unit in side) for side in self.sides)
-        made = Partition(sides, self.how, self.place, self.key)
+        made = Partition(sides, self.how, self.part_number, self.parts, self.key)
         object.__setattr__(made, "counts", self.counts)
         return made
 

@@ -6,6 +6,7 @@ start. Where none has anything, the consumer waits for the calls whose blocks co
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -24,24 +25,20 @@ from miniray.data.plan import (
     Regroup,
     Stage,
     Union,
+    check_lengths,
     count_of,
     has_user_code,
     optimised,
     walk,
 )
-from miniray.data.sources import (
-    BlocksDatasource,
-    CutWish,
-    TablesDatasource,
-    ranged,
-)
+from miniray.data.sources import CutWish, ranged
 from miniray.data.stages import InlineFeed, PoolFeed, StageFeed
 from miniray.data.stats import RUNNING, ExecutionStats, RowProgress
-from miniray.data.transforms import Gather
+from miniray.data.transforms import DataError, Gather
 from miniray.data.work import StageWork
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from miniray.data.plan import PlanNode
     from miniray.data.sources import ReadUnit
@@ -57,7 +54,7 @@ _LOOKED_AT = 64
 def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> UnitFeed:
     """Return the feed of a node; ``wish`` says how the node above would have its input."""
     if isinstance(node, Read):
-        return SourceFeed(_units(node, wish))
+        return SourceFeed(node.units(wish))
     if isinstance(node, Union):
         return UnionFeed([functools.partial(_feed, each, setting, wish) for each in node.inputs])
     if isinstance(node, Limit):
@@ -177,20 +174,15 @@ class ExchangeFeed(UnitFeed):
             units_of_it = tuple(tuple(own[place]) for own in pieces)
             for own in pieces:
                 own[place] = []
-            yield Partition(units_of_it, how, (place, len(bounds) + 1))
+            yield Partition(units_of_it, how, place, len(bounds) + 1)
 
     def _aligned(self, sides: Sequence[list[ReadUnit]], parts: int) -> Iterator[ReadUnit]:
-        counts = [sum(unit.rows or 0 for unit in side) for side in sides]
-        if len(set(counts)) > 1:
-            raise ValueError(
-                f"zip() needs datasets of the same length; these have "
-                f"{', '.join(map(str, counts))} rows."
-            )
-        ends = [part * counts[0] // parts for part in range(parts + 1)]
+        rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
+        ends = [part * rows // parts for part in range(parts + 1)]
         for place, (low, high) in enumerate(itertools.pairwise(ends)):
             cut = [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
             if cut:
-                yield Partition(tuple(map(tuple, cut)), self._node.how, (place, parts))
+                yield Partition(tuple(map(tuple, cut)), self._node.how, place, parts)
 
     def _sampled(
         self, sides: Sequence[list[ReadUnit]]
@@ -218,7 +210,7 @@ class ExchangeFeed(UnitFeed):
             found.sort(key=lambda unit: unit.place or (0, 0))
         pieces: list[list[ReadUnit]] = [[] for _ in range(parts)]
         for number, unit in enumerate(found):
-            pieces[unit.place[1] if unit.place else number % parts].append(unit)
+            pieces[unit.place.number if unit.place else number % parts].append(unit)
         return pieces
 
 
@@ -242,19 +234,9 @@ def _calls(units: list[ReadUnit], size: int) -> Iterator[ReadUnit]:
         yield Partition((tuple(held),), key=rows)
 
 
-def _units(node: Read, wish: CutWish) -> Iterator[ReadUnit]:
-    if node.shuffle is None:
-        return node.source.units(wish)
-    import random
-
-    units = list(node.source.units(wish))
-    random.Random(node.shuffle).shuffle(units)  # noqa: S311 -- no secret
-    return iter(units)
-
-
 def _read_by_tasks(node: PlanNode) -> PlanNode:
     """Return a node whose units are blocks: one more stage where they are of a source."""
-    if isinstance(node, Read) and not isinstance(node.source, BlocksDatasource | TablesDatasource):
+    if isinstance(node, Read) and not node.source.made:
         return Stage((node,), ())
     if isinstance(node, Exchange):
         return Stage((node,), ())
@@ -273,9 +255,9 @@ def execute(
     stats: ExecutionStats | None = None,
     seed: int = 0,
     share: int = 1,
-    units: Iterator[ReadUnit] | None = None,
+    below: UnitFeed | None = None,
 ) -> Iterator[ReadUnit]:
-    """Yield the blocks of a plan, in order, while its stages run ahead of the reader.
+    """Return the blocks of a plan, in order; its stages run ahead of the reader.
 
     Args:
         plan: The plan.
@@ -284,7 +266,8 @@ def execute(
         stats: Where to count.
         seed: What random numbers of tasks are drawn from.
         share: Among how many executions pools are divided.
-        units: What is read in place of the units of the plan's source.
+        below: What is read in place of the plan's source. Calls for it start at once, and none of
+            its units may be left out.
 
     Raises:
         DataError: A function of the user or a file has failed.
@@ -292,40 +275,40 @@ def execute(
     context = DataContext.get_current()
     root = optimised(plan)
     if local is None:
-        local = not has_user_code(root) and units is None and _is_small(root, context)
+        local = not has_user_code(root) and below is None and _is_small(root, context)
+    errors = context.max_errored_blocks if below is None else 0
+    resources = {} if local else cluster_resources()
+    if resources:
+        _check_pools(root, resources)
     setting = Setting(
-        dataclasses.replace(context),
+        dataclasses.replace(context, max_errored_blocks=errors),
         local=local,
         ordered=context.execution_options.preserve_order if ordered is None else ordered,
         seed=seed,
         share=share,
-        resources={} if local else cluster_resources(),
+        resources=resources,
         pooled=_pooled(root),
-        stats=stats or ExecutionStats(),
+        stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
         from miniray.data.plan import explained
 
         print(explained(root))  # noqa: T201 -- asked for
-    wish = CutWish(context.target_max_block_size)
-    feed = _given(root, setting, units) if units is not None else None
-    if feed is None:
+    if below is not None:
+        feed = _over(below, root if isinstance(root, Stage) else Stage((root,), ()), setting)
+        feed.start()
+    else:
+        wish = CutWish(context.target_max_block_size)
         feed = _feed(root if local else _read_by_tasks(root), setting, wish)
-    setting.stats.name = root.name
     progress = RowProgress(setting.stats) if context.enable_progress_bars else None
-    yield from _drained(feed, setting.stats, progress)
+    return _drained(feed, setting.stats, progress)
 
 
-def _given(root: PlanNode, setting: Setting, units: Iterator[ReadUnit]) -> UnitFeed:
-    """Return the feed of the plan's stages over other units than those of its source."""
-    stages: list[Stage] = []
-    while isinstance(root, Stage):
-        stages.insert(0, root)
-        root = root.inputs[0]
-    feed: UnitFeed = SourceFeed(units)
-    for stage in stages or [Stage((root,), ())]:
-        feed = _run(stage, feed, setting, 1)
-    return feed
+def _over(feed: UnitFeed, node: PlanNode, setting: Setting) -> UnitFeed:
+    """Return the feed of a plan's stages over another feed than its source's."""
+    if not isinstance(node, Stage):
+        return feed
+    return _run(node, _over(feed, node.inputs[0], setting), setting)
 
 
 def _drained(
@@ -367,8 +350,27 @@ def _pooled(node: PlanNode) -> float:
 def _own_pool(node: PlanNode) -> float:
     if not isinstance(node, Stage) or node.compute.pool is None:
         return 0
-    cpus: float = node.compute.pool[0] * node.compute.options.get("num_cpus", 0)
+    cpus: float = node.compute.pool.least * node.compute.options.get("num_cpus", 0)
     return cpus
+
+
+def _check_pools(root: PlanNode, resources: Mapping[str, float]) -> None:
+    """Raise DataError if pools that live until all inputs of an exchange are there do not fit."""
+    for node in walk(root):
+        held: collections.Counter[str] = collections.Counter()
+        for each in node.inputs if isinstance(node, Exchange) else ():
+            pool = each.compute.pool if isinstance(each, Stage) else None
+            if isinstance(each, Stage) and pool is not None:
+                options = each.compute.options
+                demand = {"GPU": options.get("num_gpus", 0), **(options.get("resources") or {})}
+                held.update({name: amount * pool.least for name, amount in demand.items()})
+        for name, amount in held.items():
+            if amount > resources.get(name, 0):
+                raise DataError(
+                    f"The inputs of {node.name} end in pools that hold {amount:g} {name} together, "
+                    f"of {resources.get(name, 0):g}: a pool lives until all inputs are there. Call "
+                    f"materialize() on one input before, or use fewer actors."
+                )
 
 
 def _is_small(root: PlanNode, context: DataContext) -> bool:

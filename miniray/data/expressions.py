@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 #: Functions of pyarrow.compute by the operator that users write.
 _BINARY = {
@@ -29,6 +30,16 @@ _BINARY = {
 }
 
 
+def _operator(sign: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr]:
+    """Return the method for an operator; ``swapped`` is for expressions on its right."""
+
+    def method(self: Expr, other: Any) -> Expr:
+        pair = (wrapped(other), self) if swapped else (self, wrapped(other))
+        return FunctionCall(_BINARY[sign], pair)
+
+    return method
+
+
 class Expr:
     """What is computed of the columns of a table. Made by ``col`` and ``lit``."""
 
@@ -41,8 +52,9 @@ class Expr:
         return set()
 
     def alias(self, name: str) -> Expr:
-        """Name the result."""
-        return Named(self, name)
+        """Return the expression: what uses it names the result, as ``with_column(name, expr)``."""
+        del name
+        return self
 
     def is_null(self) -> Expr:
         """Whether a value is null."""
@@ -60,57 +72,15 @@ class Expr:
         """Convert to a type of Arrow, or to the one of this name."""
         return FunctionCall("cast", (self,), values=(kind,))
 
-    def _with(self, sign: str, other: Any, *, swapped: bool = False) -> Expr:
-        pair = (wrapped(other), self) if swapped else (self, wrapped(other))
-        return FunctionCall(_BINARY[sign], pair)
-
-    def __add__(self, other: Any) -> Expr:
-        return self._with("+", other)
-
-    def __radd__(self, other: Any) -> Expr:
-        return self._with("+", other, swapped=True)
-
-    def __sub__(self, other: Any) -> Expr:
-        return self._with("-", other)
-
-    def __rsub__(self, other: Any) -> Expr:
-        return self._with("-", other, swapped=True)
-
-    def __mul__(self, other: Any) -> Expr:
-        return self._with("*", other)
-
-    def __rmul__(self, other: Any) -> Expr:
-        return self._with("*", other, swapped=True)
-
-    def __truediv__(self, other: Any) -> Expr:
-        return self._with("/", other)
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return self._with("/", other, swapped=True)
-
-    def __lt__(self, other: Any) -> Expr:
-        return self._with("<", other)
-
-    def __le__(self, other: Any) -> Expr:
-        return self._with("<=", other)
-
-    def __gt__(self, other: Any) -> Expr:
-        return self._with(">", other)
-
-    def __ge__(self, other: Any) -> Expr:
-        return self._with(">=", other)
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._with("==", other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._with("!=", other)
-
-    def __and__(self, other: Any) -> Expr:
-        return self._with("&", other)
-
-    def __or__(self, other: Any) -> Expr:
-        return self._with("|", other)
+    __add__, __radd__ = _operator("+"), _operator("+", swapped=True)
+    __sub__, __rsub__ = _operator("-"), _operator("-", swapped=True)
+    __mul__, __rmul__ = _operator("*"), _operator("*", swapped=True)
+    __truediv__, __rtruediv__ = _operator("/"), _operator("/", swapped=True)
+    __lt__, __le__ = _operator("<"), _operator("<=")
+    __gt__, __ge__ = _operator(">"), _operator(">=")
+    __eq__ = _operator("==")  # type: ignore[assignment]
+    __ne__ = _operator("!=")  # type: ignore[assignment]
+    __and__, __or__ = _operator("&"), _operator("|")
 
     def __invert__(self) -> Expr:
         return FunctionCall("invert", (self,))
@@ -162,22 +132,6 @@ class Literal(Expr):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Named(Expr):
-    """An expression with a name."""
-
-    inner: Expr
-    name: str
-
-    def evaluate(self, table: Any) -> Any:
-        """Return the values of the inner expression."""
-        return self.inner.evaluate(table)
-
-    def columns(self) -> set[str]:
-        """Return the columns of the inner expression."""
-        return self.inner.columns()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class FunctionCall(Expr):
     """A function of pyarrow.compute over other expressions."""
 
@@ -223,7 +177,7 @@ def wrapped(value: Any) -> Expr:
 def full(values: Any, rows: int) -> Any:
     """Return what an expression gave as a column: a scalar for each row."""
     if isinstance(values, pa.Scalar):
-        return pa.array([values.as_py()] * rows, values.type)
+        return pa.repeat(values, rows)
     return values
 
 
@@ -239,21 +193,22 @@ def comparisons(expr: Expr) -> Iterator[tuple[str, str, Any]]:
         yield left.name, expr.function, right.value
 
 
-_OPERATORS: dict[type, str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.And: "&",
-    ast.Or: "|",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
+#: Functions of pyarrow.compute by the operator in a text.
+_PARSED: dict[type, str] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Gt: "greater",
+    ast.GtE: "greater_equal",
+    ast.And: "and_kleene",
+    ast.Or: "or_kleene",
+    ast.BitAnd: "and_kleene",
+    ast.BitOr: "or_kleene",
 }
 
 
@@ -282,10 +237,10 @@ def _parse(node: Any, text: str) -> Expr:
             return ~inner(operand)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return Literal(-value)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return inner(left)._with(_OPERATORS[type(op)], inner(right))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _PARSED:
+            return FunctionCall(_PARSED[type(op)], (inner(left), inner(right)))
         case ast.BoolOp(op=op, values=values):
-            return _joined(_OPERATORS[type(op)], [inner(value) for value in values])
+            return _joined(_PARSED[type(op)], map(inner, values))
         case ast.Compare(left=left, ops=ops, comparators=others):
             return _compared(left, ops, others, inner, text)
     raise ValueError(
@@ -302,16 +257,13 @@ def _compared(
         if isinstance(op, ast.In | ast.NotIn):
             expr = inner(left).is_in(ast.literal_eval(other))
             found.append(~expr if isinstance(op, ast.NotIn) else expr)
-        elif type(op) in _OPERATORS:
-            found.append(inner(left)._with(_OPERATORS[type(op)], inner(other)))
+        elif type(op) in _PARSED:
+            found.append(FunctionCall(_PARSED[type(op)], (inner(left), inner(other))))
         else:
             raise ValueError(f"{text!r} has an operator that is not known.")
         left = other
-    return _joined("&", found)
+    return _joined("and_kleene", found)
 
 
-def _joined(sign: str, parts: list[Expr]) -> Expr:
-    result = parts[0]
-    for part in parts[1:]:
-        result = result._with(sign, part)
-    return result
+def _joined(function: str, parts: Iterable[Expr]) -> Expr:
+    return functools.reduce(lambda left, right: FunctionCall(function, (left, right)), parts)

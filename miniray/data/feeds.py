@@ -85,7 +85,7 @@ class Setting:
             DataError: Not even the least number of them does.
         """
         each = compute.options.get("num_cpus", 0)
-        least = compute.pool[0] if compute.pool is not None else 1
+        least = compute.pool.least if compute.pool is not None else 1
         others = self.pooled - least * each
         cpus = self.resources.get("CPU", 0)
         most = int((cpus - 1 - others) / each) if each else 2**31
@@ -110,6 +110,9 @@ class UnitFeed:
     """Gives units, one after another, without waiting."""
 
     done = False
+
+    def start(self) -> None:
+        """Start what can run before anything is asked for."""
 
     def poll(self) -> ReadUnit | None:
         """Return the next unit; None if there is none yet, or, if ``done``, none any more."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import operator
 import os
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -17,10 +18,11 @@ from miniray.data.sources import Datasource, ReadUnit
 from miniray.data.transforms import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from miniray.data.sources import CutWish
 
+T = TypeVar("T")
 #: Bytes of lines that are parsed at once.
 _CHUNK = 8 * 2**20
 
@@ -236,18 +238,11 @@ class FileUnit(ReadUnit):
     def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         try:
             for table in self.format.tables(path, start, stop):
-                yield self._finished(from_file(table), path)
+                include = self.format.paths
+                yield with_path(from_file(table), path, partitions(path), include=include)
         except (pa.ArrowException, OSError, ValueError) as error:
             kind = self.format.kind
             raise DataError(f"{path} can't be read as a {kind} file: {error}") from error
-
-    def _finished(self, table: Any, path: str) -> Any:
-        for name, value in partitions(path).items():
-            if name not in table.column_names:
-                table = table.append_column(name, full(pa.scalar(value), table.num_rows))
-        if self.format.paths:
-            table = table.append_column("path", full(pa.scalar(path), table.num_rows))
-        return table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,21 +266,23 @@ class FilesDatasource(Datasource):
         inflates = self.format.inflates
         total = sum(size for _, size in self.found) * inflates
         target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
-        held: list[tuple[str, int, int]] = []
-        held_size = 0
+        small = []
         for path, size in self.found:
-            if held and held_size + size > target:
-                yield FileUnit(self.format, tuple(held), held_size * inflates)
-                held, held_size = [], 0
-            if size > 2 * target and self._can_be_cut(path):
-                for start in range(0, size, target):
-                    stop = 2**62 if start + target >= size else start + target
-                    yield FileUnit(self.format, ((path, start, stop),), target * inflates)
+            if size <= 2 * target or not self._can_be_cut(path):
+                small.append((path, size))
                 continue
-            held.append((path, 0, 2**62))
-            held_size += size
-        if held:
-            yield FileUnit(self.format, tuple(held), held_size * inflates)
+            yield from self._together(small, target)
+            small = []
+            for start in range(0, size, target):
+                stop = 2**62 if start + target >= size else start + target
+                yield FileUnit(self.format, ((path, start, stop),), target * inflates)
+        yield from self._together(small, target)
+
+    def _together(self, files: Sequence[tuple[str, int]], target: int) -> Iterator[ReadUnit]:
+        """Yield units of files that have so many bytes together, at most."""
+        for some in bunched(files, operator.itemgetter(1), target):
+            size = sum(size for _, size in some) * self.format.inflates
+            yield FileUnit(self.format, tuple((path, 0, 2**62) for path, _ in some), size)
 
     def _can_be_cut(self, path: str) -> bool:
         format_ = self.format
@@ -390,3 +387,32 @@ def partitions(path: str) -> dict[str, str]:
         if sign and name:
             found[name] = urllib.parse.unquote(value)
     return found
+
+
+def with_path(table: Any, path: str, values: Mapping[str, Any], *, include: bool) -> Any:
+    """Return a table of a file with what its path tells.
+
+    Args:
+        table: The rows.
+        path: Of the file.
+        values: Those of ``partitions``; a column that is there stays.
+        include: Add the column "path".
+    """
+    new = {name: value for name, value in values.items() if name not in table.column_names}
+    for name, value in {**new, **({"path": path} if include else {})}.items():
+        table = table.append_column(name, full(pa.scalar(value), table.num_rows))
+    return table
+
+
+def bunched(items: Iterable[T], weight: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield items that follow each other, as many together as weigh ``most``; at least one."""
+    held: list[T] = []
+    have = 0
+    for item in items:
+        if held and have + weight(item) > most:
+            yield held
+            held, have = [], 0
+        held.append(item)
+        have += weight(item)
+    if held:
+        yield held

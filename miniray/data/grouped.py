@@ -18,57 +18,33 @@ from miniray.data.aggregate import (
     Sum,
     runs,
 )
-from miniray.data.blocks import batch_to_table, check_format, table_to_batch
-from miniray.data.compute import compute_of, udf_of
+from miniray.data.blocks import check_format
+from miniray.data.context import compute_of, udf_of
 from miniray.data.ordered import Ordered, key_table
 from miniray.data.plan import Apply, Exchange, optimised, schema_of
-from miniray.data.transforms import Transform, failed
+from miniray.data.transforms import MapBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from miniray.data.plan import PlanNode
-    from miniray.data.transforms import Where
 
 
 @dataclasses.dataclass(frozen=True)
-class MapGroups(Transform):
+class MapGroups(MapBatches):
     """Calls a function for each group of a partition, whose rows are sorted by key."""
 
-    udf: Any
-    keys: tuple[str, ...]
-    batch_format: str | None = "default"
-    zero_copy: bool = True
-    user = True
-    keeps_count = False
+    keys: tuple[str, ...] = ()
+    called = ", a group,"
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """Ray's name of the operator."""
-        return f"MapGroups({self.udf.name})"
-
-    def prepared(self) -> Transform:
-        """Make an object of the class."""
-        return dataclasses.replace(self, udf=self.udf.made())
-
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield what the function makes of the groups."""
+    def batches(self, tables: Iterator[Any]) -> Iterator[Any]:
+        """Yield the groups."""
         for table in tables:
-            if not table.num_rows:
+            if not self.keys or not table.num_rows:
+                yield table
                 continue
-            keys = key_table(table, self.keys, self.name) if self.keys else None
-            for low, high in runs(keys) if keys is not None else [(0, table.num_rows)]:
-                yield from self._call(table.slice(low, high - low), low, where)
-
-    def _call(self, group: Any, low: int, where: Where) -> Iterator[Any]:
-        try:
-            batch = table_to_batch(group, self.batch_format, writable=not self.zero_copy)
-            result = self.udf(batch)
-            for each in result if hasattr(result, "__next__") else (result,):
-                yield batch_to_table(each)
-        except (Exception, SystemExit) as error:
-            rows = f"rows {low} to {low + group.num_rows - 1}, a group,"
-            raise failed(self.name, where, rows, error) from error
+            for low, high in runs(key_table(table, self.keys, self.name)):
+                yield table.slice(low, high - low)
 
 
 def key_names(caller: str, key: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -96,7 +72,42 @@ def key_names(caller: str, key: Any, columns: Sequence[str] | None) -> tuple[str
     return tuple(names)
 
 
-class GroupedData:
+class Aggregating:
+    """Aggregations of columns.
+
+    Of a dataset each returns the value of a column, a dictionary of those of several, or None of
+    no rows; of its groups a dataset with a row for each. ``on``: a column, or a list of columns;
+    by default all. ``ignore_nulls``: leave out null, which otherwise makes the result null.
+    """
+
+    def _over(self, kind: type[AggregateFn], on: Any, **options: Any) -> Any:
+        """Aggregate each of the columns."""
+        raise NotImplementedError
+
+    def sum(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Compute sums."""
+        return self._over(Sum, on, ignore_nulls=ignore_nulls)
+
+    def min(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Find the smallest values."""
+        return self._over(Min, on, ignore_nulls=ignore_nulls)
+
+    def max(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Find the largest values."""
+        return self._over(Max, on, ignore_nulls=ignore_nulls)
+
+    def mean(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Compute means."""
+        return self._over(Mean, on, ignore_nulls=ignore_nulls)
+
+    def std(
+        self, on: str | list[str] | None = None, ddof: int = 1, ignore_nulls: bool = True
+    ) -> Any:
+        """Compute standard deviations, divided by rows - ddof."""
+        return self._over(Std, on, ddof=ddof, ignore_nulls=ignore_nulls)
+
+
+class GroupedData(Aggregating):
     """The groups of a dataset.
 
     Args:
@@ -143,8 +154,8 @@ class GroupedData:
         how = Combine(keys, (False,) * len(keys), aggs=aggs)
         return self._make(Exchange((below,), how, self._partitions))
 
-    def over(self, kind: type[Any], on: Any, **options: Any) -> Any:
-        """Aggregate columns in the same way; by default all that are no keys."""
+    def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
+        """Aggregate all columns that are no keys, if ``on`` is None."""
         if on is None:
             known = self._columns or self._make(self._plan).columns() or []
             on = [name for name in known if name not in self._keys]
@@ -156,28 +167,6 @@ class GroupedData:
     def count(self) -> Any:
         """Return how many rows each group has."""
         return self.aggregate(Count())
-
-    def sum(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return sums of columns for each group."""
-        return self.over(Sum, on, ignore_nulls=ignore_nulls)
-
-    def min(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the smallest values of columns for each group."""
-        return self.over(Min, on, ignore_nulls=ignore_nulls)
-
-    def max(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the largest values of columns for each group."""
-        return self.over(Max, on, ignore_nulls=ignore_nulls)
-
-    def mean(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the means of columns for each group."""
-        return self.over(Mean, on, ignore_nulls=ignore_nulls)
-
-    def std(
-        self, on: str | list[str] | None = None, ddof: int = 1, ignore_nulls: bool = True
-    ) -> Any:
-        """Return the standard deviations of columns for each group."""
-        return self.over(Std, on, ddof=ddof, ignore_nulls=ignore_nulls)
 
     def map_groups(
         self,
@@ -199,7 +188,14 @@ class GroupedData:
         udf = udf_of("map_groups", fn, options)
         how = Ordered(self._keys, (False,) * len(self._keys), name="GroupBy")
         below = Exchange((self._plan,), how, self._partitions if self._keys else 1)
-        step = MapGroups(udf, self._keys, batch_format, zero_copy_batch)
+        step = MapGroups(
+            udf,
+            batch_format=batch_format,
+            zero_copy=zero_copy_batch,
+            changes_count=True,
+            label=f"MapGroups({udf.name})",
+            keys=self._keys,
+        )
         return self._make(Apply((below,), step, compute_of("map_groups", udf, options)))
 
     def __repr__(self) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Rows of a unit whose keys are looked at before the bounds of partitions are chosen.
 _SAMPLED = 500
-_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "day": 86400 * 10**9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,23 +48,38 @@ class Ordered(How):
         del side
         return self.keys
 
-    def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
+    def bounds(self, samples: Sequence[Any], parts: int) -> Any:
         """Return keys that divide the samples into equal parts."""
         if self.given:
-            return [(value,) for value in sorted(self.given, reverse=self.descending[0])]
+            ordered = sorted(self.given, reverse=self.descending[0])
+            return pa.table({self.keys[0]: ordered})
         try:
             keys = concat(samples)
         except ValueError as error:
             raise DataError(f"{self.name}: {error}") from None
-        keys = keys.take(key_order(keys, self.descending))
+        if not keys.num_rows:
+            return keys
         places = [part * keys.num_rows // parts for part in range(1, parts)]
-        return [tuple(_row(keys, place)) for place in places] if keys.num_rows else []
+        return keys.take(key_order(keys, self.descending).take(places))
 
-    def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
-        """Return the sorted table between the bounds."""
-        table, keys = self._sorted(table, side)
-        ends = [_place(keys, bound, self.descending) for bound in bounds]
-        return sliced(table, [*ends, table.num_rows])
+    def cut(self, table: Any, first: int, side: int, bounds: Any) -> list[Any]:
+        """Return the sorted table between the bounds, which are a table of keys."""
+        keys = key_table(table, self.side_keys(side), self.name, self.keys)
+        # A bound comes before the rows that are equal to it, by as many keys as it has.
+        both = concat(
+            [
+                each.add_column(
+                    bounds.num_columns, ORDER, pa.repeat(pa.scalar(number, pa.int8()), len(each))
+                )
+                for number, each in enumerate((bounds, keys))
+            ]
+        )
+        down = list(self.descending)
+        down.insert(bounds.num_columns, False)
+        order = key_order(both, down).to_numpy()
+        places = np.flatnonzero(order < len(bounds)) - np.arange(len(bounds))
+        table = table.combine_chunks().take(order[order >= len(bounds)] - len(bounds))
+        return sliced(table, [*places.tolist(), table.num_rows])
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         """Return the rows in order; those of equal keys stay in theirs."""
@@ -131,40 +145,6 @@ def key_order(keys: Any, descending: Sequence[bool]) -> Any:
         return pa.array([], pa.int64())
     signs = ["descending" if each else "ascending" for each in descending]
     return pc.sort_indices(keys, sort_keys=list(zip(keys.column_names, signs, strict=True)))
-
-
-def _row(keys: Any, place: int) -> list[Any]:
-    """Return the keys of a row as Python compares them: times in ns, whatever their unit."""
-    return [_plain(column[place]) for column in keys.columns]
-
-
-def _plain(key: Any) -> Any:
-    if not pa.types.is_temporal(key.type) or not key.is_valid:
-        return key.as_py()
-    unit = {pa.date32(): "day", pa.date64(): "ms"}.get(key.type) or key.type.unit
-    return key.value * _NANOSECONDS[unit]
-
-
-def _place(keys: Any, bound: Sequence[Any], descending: Sequence[bool]) -> int:
-    """Return how many of the sorted keys come before a bound."""
-    low, high = 0, keys.num_rows
-    while low < high:
-        middle = (low + high) // 2
-        if _before(_row(keys, middle), bound, descending):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _before(row: Sequence[Any], bound: Sequence[Any], descending: Sequence[bool]) -> bool:
-    for own, other, down in zip(row, bound, descending, strict=False):
-        kinds = [2 if v is None else int(v != v) for v in (own, other)]  # 1 is NaN
-        if kinds[0] != kinds[1]:
-            return kinds[0] < kinds[1]
-        if not kinds[0] and own != other:
-            return bool(own > other) if down else bool(own < other)
-    return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from miniray.data.blocks import from_file
 from miniray.data.expressions import Expr, comparisons, full
-from miniray.data.files import find_files, is_local, partitions
+from miniray.data.files import bunched, find_files, is_local, partitions, with_path
 from miniray.data.sources import Datasource, ReadUnit
 from miniray.data.transforms import DataError
 
@@ -91,11 +92,10 @@ class ParquetUnit(ReadUnit):
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows."""
-        opened: tuple[str, Any] | None = None
-        for piece in self.pieces:
-            if opened is None or opened[0] != piece.path:
-                opened = piece.path, self.wanted.open(piece.path)
-            yield from self._read(opened[1], piece)
+        for path, pieces in itertools.groupby(self.pieces, key=lambda piece: piece.path):
+            file = self.wanted.open(path)
+            for piece in pieces:
+                yield from self._read(file, piece)
         pa.default_memory_pool().release_unused()
 
     def _read(self, file: Any, piece: Piece) -> Iterator[Any]:
@@ -126,16 +126,11 @@ class ParquetUnit(ReadUnit):
     def _finished(self, table: Any, path: str) -> Any:
         wanted = self.wanted
         table = from_file(table)
-        schema = from_file(wanted.schema.empty_table()).schema if wanted.schema else None
-        if schema is not None and table.schema.names != schema.names:
-            table = _with_missing(table, schema, wanted)
-        for name, value in _partition_values(path).items():
-            if name not in table.column_names:
-                table = table.append_column(name, full(pa.scalar(value), table.num_rows))
+        if wanted.schema is not None and table.schema.names != wanted.schema.names:
+            table = _with_missing(table, wanted.schema, wanted)
+        table = with_path(table, path, _partition_values(path), include=wanted.paths)
         if wanted.expr is not None:
             table = table.filter(full(wanted.expr.evaluate(table), table.num_rows))
-        if wanted.paths:
-            table = table.append_column("path", full(pa.scalar(path), table.num_rows))
         return table.select(list(wanted.columns)) if wanted.columns is not None else table
 
     def part(self, start: int, stop: int) -> ReadUnit:
@@ -172,20 +167,33 @@ def _partition_values(path: str) -> Mapping[str, Any]:
     }
 
 
+class Footer(NamedTuple):
+    """What the end of a file tells."""
+
+    metadata: Any
+    schema: Any
+
+
 class ParquetDatasource(Datasource):
     """Parquet files. Their footers are read when units are made, except for the first one's.
 
     Args:
         files: Paths and sizes.
         wanted: What is read of them.
+        footers: Those that were read before, by path.
     """
 
     name = "ReadParquet"
 
-    def __init__(self, files: Sequence[tuple[str, int]], wanted: Selection) -> None:
+    def __init__(
+        self,
+        files: Sequence[tuple[str, int]],
+        wanted: Selection,
+        footers: dict[str, Footer] | None = None,
+    ) -> None:
         self._files = files
         self._wanted = wanted
-        self._footers: dict[str, Any] = {}
+        self._footers: dict[str, Footer] = {} if footers is None else footers
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_footers": {}}
@@ -193,12 +201,9 @@ class ParquetDatasource(Datasource):
     def schema(self) -> Any:
         """Return the schema, of the first footer and the folders' names."""
         first = self._files[0][0]
-        schema = from_file(self._footer(first)[1].empty_table())
-        for name, value in _partition_values(first).items():
-            if name not in schema.column_names:
-                schema = schema.append_column(name, pa.array([], pa.scalar(value).type))
-        if self._wanted.paths:
-            schema = schema.append_column("path", pa.array([], pa.string()))
+        schema = from_file(self._footer(first).schema.empty_table())
+        values = _partition_values(first)
+        schema = with_path(schema, first, values, include=self._wanted.paths)
         columns = self._wanted.columns
         return schema.schema if columns is None else schema.select(list(columns)).schema
 
@@ -210,7 +215,7 @@ class ParquetDatasource(Datasource):
         """Return the number of rows from the footers; None if rows are left out."""
         if self._wanted.expr is not None:
             return None
-        return int(sum(footer[0].num_rows for footer in self._all_footers()))
+        return int(sum(footer.metadata.num_rows for footer in self._all_footers()))
 
     def selected(self, columns: Sequence[str]) -> Datasource | None:
         """Return a source of these columns; those that it lacks are an error."""
@@ -220,25 +225,25 @@ class ParquetDatasource(Datasource):
             raise ValueError(
                 f"{self._files[0][0]} has no column {missing[0]!r}, but {', '.join(known)}."
             )
-        return self._with(dataclasses.replace(self._wanted, columns=tuple(columns)))
+        return self._with(columns=tuple(columns))
 
     def filtered(self, expr: Expr) -> Datasource | None:
         """Return a source that leaves out the rows for which the expression is not true."""
         if not expr.columns() <= set(self.schema().names) or self._wanted.columns is not None:
             return None
         both = expr if self._wanted.expr is None else self._wanted.expr & expr
-        return self._with(dataclasses.replace(self._wanted, expr=both))
+        return self._with(expr=both)
 
-    def _with(self, wanted: Selection) -> ParquetDatasource:
-        source = ParquetDatasource(self._files, wanted)
-        source._footers = self._footers
-        return source
+    def _with(self, **changes: Any) -> ParquetDatasource:
+        wanted = dataclasses.replace(self._wanted, **changes)
+        return ParquetDatasource(self._files, wanted, self._footers)
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
         wanted = self._wanted
         footers = self._all_footers()
-        schema = _unified([(p, f[1]) for (p, _), f in zip(self._files, footers, strict=True)])
+        schema = _unified([(p, f.schema) for (p, _), f in zip(self._files, footers, strict=True)])
+        schema = from_file(schema.empty_table()).schema
         wanted = dataclasses.replace(wanted, schema=schema)
         groups = [
             (Piece(path, group, 0, metadata.row_group(group).num_rows), metadata.row_group(group))
@@ -251,22 +256,25 @@ class ParquetDatasource(Datasource):
         step = wish.rows_each(rows, sum(sizes)) if rows else 1
         # Who reads the end of a row group decodes its beginning too: only for functions' sake.
         cut = max(step, dataclasses.replace(wish, target=sum(sizes) + 1).rows_each(rows, 0))
-        held: list[Piece] = []
-        held_rows = held_size = 0
+        small = []
         for (piece, _), size in zip(groups, sizes, strict=True):
-            if held and held_rows + piece.stop > step:
-                yield ParquetUnit(wanted, tuple(held), held_size)
-                held, held_rows, held_size = [], 0, 0
             if piece.stop <= step:
-                held.append(piece)
-                held_rows += piece.stop
-                held_size += size
+                small.append((piece, size))
                 continue
+            yield from self._together(small, step, wanted)
+            small = []
             for start in range(0, piece.stop, cut):
                 part = dataclasses.replace(piece, start=start, stop=min(start + cut, piece.stop))
                 yield ParquetUnit(wanted, (part,), size * (part.stop - start) // piece.stop)
-        if held:
-            yield ParquetUnit(wanted, tuple(held), held_size)
+        yield from self._together(small, step, wanted)
+
+    def _together(
+        self, small: Sequence[tuple[Piece, int]], rows: int, wanted: Selection
+    ) -> Iterator[ReadUnit]:
+        """Yield units of row groups that have so many rows together, at most."""
+        for some in bunched(small, lambda each: each[0].stop, rows):
+            pieces, sizes = zip(*some, strict=True)
+            yield ParquetUnit(wanted, pieces, sum(sizes))
 
     def _may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group say that no row passes the filter."""
@@ -283,13 +291,13 @@ class ParquetDatasource(Datasource):
                 return False
         return True
 
-    def _footer(self, path: str) -> Any:
+    def _footer(self, path: str) -> Footer:
         if path not in self._footers:
             with self._wanted.open(path) as file:
-                self._footers[path] = file.metadata, file.schema_arrow
+                self._footers[path] = Footer(file.metadata, file.schema_arrow)
         return self._footers[path]
 
-    def _all_footers(self) -> list[Any]:
+    def _all_footers(self) -> list[Footer]:
         missing = [path for path, _ in self._files if path not in self._footers]
         if len(missing) > 1:
             with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.data.transforms import Columns, FilterExpr, Transform
 
@@ -11,7 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from miniray.data.exchange import How
-    from miniray.data.sources import Datasource
+    from miniray.data.sources import CutWish, Datasource, ReadUnit
+
+
+class PoolSize(NamedTuple):
+    """How many actors a pool has."""
+
+    least: int
+    #: 0: as many as the cluster can run.
+    most: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +28,13 @@ class Compute:
     """What a step runs on.
 
     Attributes:
-        pool: Least and most actors; None: tasks.
+        pool: The actors; None: tasks.
         initial: Actors at the beginning.
         options: Options of tasks or actors: num_cpus, num_gpus and so on.
         most: Tasks at once, at most; None: as many as there are CPUs.
     """
 
-    pool: tuple[int, int] | None = None
+    pool: PoolSize | None = None
     initial: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     most: int | None = None
@@ -57,6 +66,14 @@ class Read(PlanNode):
     def name(self) -> str:
         """The name of the source."""
         return self.source.name
+
+    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
+        """Yield the units of the source, in the order in which they are read."""
+        if self.shuffle is None:
+            return self.source.units(wish)
+        units = list(self.source.units(wish))
+        random.Random(self.shuffle).shuffle(units)  # noqa: S311 -- no secret
+        return iter(units)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,19 +252,48 @@ def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
     return (node, tuple(stages)) if isinstance(node, Read) else None
 
 
+def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
+    """Return what ``chain`` does if rows are known by number; None if they are not."""
+    found = chain(node)
+    if found is None or not all(keeps_count(stage.steps) for stage in found[1]):
+        return None
+    return None if found[0].source.count() is None else found
+
+
+def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
+    """Return a plan with stages on top, whatever they had below them."""
+    for stage in stages:
+        node = dataclasses.replace(stage, inputs=(node,))
+    return node
+
+
 def count_of(node: PlanNode) -> int | None:
     """Return the number of rows if it is known without executing the plan."""
     if isinstance(node, Read):
         return node.source.count()
     if isinstance(node, Stage) and not keeps_count(node.steps):
         return None
-    if isinstance(node, Exchange):
-        return count_of(node.inputs[0]) if node.how.keeps_count else None
     counts = [count_of(each) for each in node.inputs]
-    if None in counts:
+    if (isinstance(node, Exchange) and not node.how.keeps_count) or None in counts:
         return None
+    if isinstance(node, Exchange):
+        return check_lengths(counts)
     total = sum(filter(None, counts))
     return min(total, node.rows) if isinstance(node, Limit) else total
+
+
+def check_lengths(counts: Sequence[int | None]) -> int | None:
+    """Return how many rows datasets have that are put beside each other.
+
+    Raises:
+        ValueError: Not all have as many.
+    """
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"zip() needs datasets of the same length; these have "
+            f"{', '.join(map(str, counts))} rows."
+        )
+    return counts[0]
 
 
 def schema_of(node: PlanNode) -> Any:
@@ -271,7 +317,9 @@ def explained(node: PlanNode) -> str:
         where = ""
         if isinstance(each, Stage):
             pool = each.compute.pool
-            where = "  [tasks]" if pool is None else f"  [pool of {pool[0]} to {pool[1]} actors]"
+            where = (
+                "  [tasks]" if pool is None else f"  [pool of {pool.least} to {pool.most} actors]"
+            )
             if each.compute.options:
                 where += f" {dict(each.compute.options)}"
         lines.append(f"{'   ' * depth}{'+- ' if depth else ''}{each.name}{where}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from miniray.data.batches import check_whole
+from miniray.data.blocks import batch_to_table
 from miniray.data.dataset import Dataset, MaterializedDataset
 from miniray.data.files import (
     BinaryFormat,
@@ -18,13 +21,14 @@ from miniray.data.files import (
 from miniray.data.parquet import parquet_source
 from miniray.data.plan import Read
 from miniray.data.sources import (
-    BlocksDatasource,
     BlockUnit,
-    IndexedDatasource,
-    ItemsDatasource,
-    RangeDatasource,
-    TablesDatasource,
+    ItemsUnit,
+    RangeUnit,
+    ReadUnit,
+    TableUnit,
+    UnitsDatasource,
 )
+from miniray.data.tables import concat
 
 if TYPE_CHECKING:
     import builtins
@@ -52,32 +56,43 @@ def _seed_of(caller: str, shuffle: Any) -> int | None:
     return random.randrange(2**31) if shuffle else None  # noqa: S311 -- no secret
 
 
+def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Dataset:
+    return Dataset(Read(UnitsDatasource(units, schema, name=name)))
+
+
 def range(n: int, **options: Any) -> Dataset:
     """Return the numbers from 0 up to, without, n, in the column "id"."""
     _checked("range", options, ())
     check_whole("range", "n", n, 0)
-    return Dataset(Read(RangeDatasource(n)))
+    schema = pa.schema([("id", pa.int64())])
+    return _of_units([RangeUnit(0, n, None)], "ReadRange", schema)
 
 
 def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Dataset:
     """Return n tensors of a shape in the column "data", each filled with its number."""
     _checked("range_tensor", options, ())
     check_whole("range_tensor", "n", n, 0)
-    return Dataset(Read(RangeDatasource(n, tuple(shape))))
+    schema = pa.schema([("data", pa.fixed_shape_tensor(pa.int64(), shape))])
+    return _of_units([RangeUnit(0, n, tuple(shape))], "ReadRange", schema)
 
 
 def from_items(items: Sequence[Any], **options: Any) -> Dataset:
     """Return a row for each item: a dictionary as it is, others in the column "item"."""
     _checked("from_items", options, ())
-    return Dataset(Read(ItemsDatasource(list(items))))
+    return _of_units([ItemsUnit(list(items), 0, len(items))], "FromItems")
 
 
 def from_arrow(tables: Any) -> Dataset:
     """Return the rows of a ``pyarrow.Table``, or of several."""
-    from miniray.data.blocks import batch_to_table
-
-    found = tables if isinstance(tables, list | tuple) else [tables]
-    return Dataset(Read(TablesDatasource([batch_to_table(table) for table in found])))
+    given = tables if isinstance(tables, list | tuple) else [tables]
+    found = [batch_to_table(table) for table in given]
+    units: list[ReadUnit] = []
+    start = 0
+    for table in found:
+        units.append(TableUnit(table, start))
+        start += table.num_rows
+    schema = concat([table.slice(0, 0) for table in found]).schema
+    return _of_units(units, "FromArrow", schema)
 
 
 def from_pandas(dfs: Any) -> Dataset:
@@ -100,7 +115,7 @@ def from_arrow_refs(tables: Any) -> Dataset:
     """Return the rows of tables in the object store."""
     found = tables if isinstance(tables, list | tuple) else [tables]
     units = [BlockUnit((ref,), None, 0) for ref in found]
-    return MaterializedDataset(Read(BlocksDatasource(units)))
+    return MaterializedDataset(Read(UnitsDatasource(units)))
 
 
 def from_pandas_refs(dfs: Any) -> Dataset:
@@ -125,7 +140,8 @@ def from_torch(dataset: Any) -> Dataset:
             f"from_torch({type(dataset).__name__}) needs __len__ and __getitem__: tasks read items "
             f"by number."
         )
-    return Dataset(Read(IndexedDatasource(put(dataset), len(dataset))))
+    count = len(dataset)
+    return _of_units([ItemsUnit(None, 0, count, (put(dataset),))], "FromTorch")
 
 
 def from_huggingface(dataset: Any) -> Dataset:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from miniray.data.aggregate import Max, Mean, Min, Std, Sum, Unique
+from miniray.data.aggregate import Unique
 from miniray.data.batches import check_whole
 from miniray.data.consumption import Consumption
 from miniray.data.exchange import Aligned, Numbered
-from miniray.data.grouped import GroupedData, key_names
+from miniray.data.grouped import Aggregating, GroupedData, key_names
 from miniray.data.ordered import JOINS, Join, Ordered
 from miniray.data.plan import Exchange, PlanNode, Regroup, optimised, schema_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from miniray.data.exchange import How
 
 
-class Rearranging(Consumption):
+class Rearranging(Consumption, Aggregating):
     """The methods of a dataset that need all rows before they give the first."""
 
     def _of(self, plan: PlanNode) -> Any:
@@ -141,35 +141,8 @@ class Rearranging(Consumption):
         return rows[0] if rows else None
 
     def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
-        found = self._one(self.groupby(None).over(kind, on, **options))
+        found = self._one(self.groupby(None)._over(kind, on, **options))
         return next(iter(found.values())) if found is not None and len(found) == 1 else found
-
-    def sum(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the sum of a column, or a dictionary of those of several; None of no rows.
-
-        Args:
-            on: The columns. Default: all.
-            ignore_nulls: Leave out null; otherwise it makes the result None.
-        """
-        return self._over(Sum, on, ignore_nulls=ignore_nulls)
-
-    def min(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the smallest value of columns; see ``sum``."""
-        return self._over(Min, on, ignore_nulls=ignore_nulls)
-
-    def max(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the largest value of columns; see ``sum``."""
-        return self._over(Max, on, ignore_nulls=ignore_nulls)
-
-    def mean(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Return the mean of columns; see ``sum``."""
-        return self._over(Mean, on, ignore_nulls=ignore_nulls)
-
-    def std(
-        self, on: str | list[str] | None = None, ddof: int = 1, ignore_nulls: bool = True
-    ) -> Any:
-        """Return the standard deviation of columns, divided by rows - ddof; see ``sum``."""
-        return self._over(Std, on, ddof=ddof, ignore_nulls=ignore_nulls)
 
     def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:
         """Return the different values of a column, in the order in which they come."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
+import concurrent.futures
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import rows_to_table
-from miniray.data.tables import concat
+from miniray.data.blocks import batch_to_table, column, from_file, rows_to_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 #: Rows of one table that items or numbers are made into, at most.
 _TOGETHER = 65_536
+#: Files whose metadata are read at once.
+_READERS = 16
+
+
+class Place(NamedTuple):
+    """Where a block was made."""
+
+    #: The call of its stage.
+    call: int
+    #: How many blocks that call had made before.
+    number: int
 
 
 class ReadUnit(abc.ABC):
@@ -31,8 +42,10 @@ class ReadUnit(abc.ABC):
     size: int = 0
     #: What random numbers of functions are drawn from; None: its place among the calls.
     key: int | None = None
-    #: Of a block: the call of its stage that has made it, and how many blocks came before.
-    place: tuple[int, int] | None = None
+    #: Of a block: where it was made.
+    place: Place | None = None
+    #: Whether its rows are in memory, so that no task has to read them.
+    made: bool = False
     #: Refs whose values ``read`` gets, in this order.
     refs: tuple[ObjectRef[Any], ...] = ()
 
@@ -85,6 +98,11 @@ class Datasource(abc.ABC):
 
     #: Its name in a plan, such as "ReadParquet".
     name: str = "Read"
+
+    @property
+    def made(self) -> bool:
+        """Whether all rows are in memory, so that no task has to read them."""
+        return False
 
     @abc.abstractmethod
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
@@ -174,8 +192,6 @@ class RangeUnit(ReadUnit):
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield tables of the numbers."""
-        from miniray.data.blocks import column
-
         step = max(1, _TOGETHER // max(1, int(np.prod(self.shape or (1,)))))
         for low in range(self.start, self.stop, step):
             numbers: Any = np.arange(low, min(low + step, self.stop), dtype=np.int64)
@@ -189,32 +205,6 @@ class RangeUnit(ReadUnit):
     def part(self, start: int, stop: int) -> ReadUnit:
         """Return a range within this one."""
         return RangeUnit(self.start + start, min(self.start + stop, self.stop), self.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class RangeDatasource(Datasource):
-    """The numbers from 0 on, or tensors filled with them."""
-
-    rows: int
-    shape: tuple[int, ...] | None = None
-    name = "ReadRange"
-
-    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield ranges."""
-        whole = RangeUnit(0, self.rows, self.shape)
-        step = wish.rows_each(self.rows, whole.size) if self.rows else 1
-        for start in range(0, self.rows, step):
-            yield whole.part(start, start + step)
-
-    def schema(self) -> Any:
-        """Return the one column."""
-        if self.shape is None:
-            return pa.schema([("id", pa.int64())])
-        return pa.schema([("data", pa.fixed_shape_tensor(pa.int64(), self.shape))])
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return self.rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,49 +242,12 @@ class ItemsUnit(ReadUnit):
 
 
 @dataclasses.dataclass(frozen=True)
-class ItemsDatasource(Datasource):
-    """A list of items."""
-
-    items: Sequence[Any]
-    name = "FromItems"
-
-    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield parts of the list."""
-        step = wish.rows_each(len(self.items), 0) if self.items else 1
-        for start in range(0, len(self.items), step):
-            items = self.items[start : start + step]
-            yield ItemsUnit(items, start, start + len(items))
-
-    def count(self) -> int:
-        """Return the number of items."""
-        return len(self.items)
-
-
-@dataclasses.dataclass(frozen=True)
-class IndexedDatasource(Datasource):
-    """A dataset with ``__len__`` and ``__getitem__``, in the object store."""
-
-    ref: ObjectRef[Any]
-    rows: int
-    name = "FromTorch"
-
-    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield ranges of numbers."""
-        step = wish.rows_each(self.rows, 0) if self.rows else 1
-        for start in range(0, self.rows, step):
-            yield ItemsUnit(None, start, min(start + step, self.rows), (self.ref,))
-
-    def count(self) -> int:
-        """Return the number of items."""
-        return self.rows
-
-
-@dataclasses.dataclass(frozen=True)
 class TableUnit(ReadUnit):
     """Rows of a table in this process, which travel with the task."""
 
     table: Any
     start: int = 0
+    made = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", self.table.num_rows)
@@ -315,31 +268,42 @@ class TableUnit(ReadUnit):
 
 
 @dataclasses.dataclass(frozen=True)
-class TablesDatasource(Datasource):
-    """Tables in this process."""
+class FragmentUnit(ReadUnit):
+    """A piece of a ``pyarrow.dataset.Dataset``: a row group of Parquet, or a whole file."""
 
-    tables: Sequence[Any]
-    name: str = "FromArrow"
+    fragment: Any
+    known: Any
+    rows: int
 
-    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield slices of the tables."""
-        total = self.count()
-        step = wish.rows_each(total, sum(table.nbytes for table in self.tables)) if total else 1
-        before = 0
-        if not total and self.tables:
-            yield TableUnit(self.tables[0])  # it tells the columns
-        for table in self.tables:
-            for start in range(0, table.num_rows, step):
-                yield TableUnit(table.slice(start, step), before + start)
-            before += table.num_rows
+    @classmethod
+    def all_of(cls, dataset: Any) -> list[FragmentUnit]:
+        """Return the pieces of a dataset; metadata of several files are read at once.
 
-    def schema(self) -> Any:
-        """Return that of the tables together."""
-        return concat([table.slice(0, 0) for table in self.tables]).schema
+        Raises:
+            ValueError: It is filtered or projected, so that metadata do not tell its rows.
+        """
+        schema = dataset.schema
 
-    def count(self) -> int:
-        """Return the number of rows."""
-        return sum(table.num_rows for table in self.tables)
+        def pieces(fragment: Any) -> list[FragmentUnit]:
+            if not hasattr(fragment, "row_groups"):
+                return [cls(fragment, schema, fragment.count_rows())]
+            return [
+                cls(fragment.subset(row_group_ids=[group.id]), schema, group.num_rows)
+                for group in fragment.row_groups
+            ]
+
+        with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+            return [unit for each in pool.map(pieces, dataset.get_fragments()) for unit in each]
+
+    @property
+    def label(self) -> str:
+        """The file."""
+        return str(self.fragment.path)
+
+    def read(self, *values: Any) -> Iterator[Any]:
+        """Yield the rows."""
+        # One column after another by one thread: training has the others.
+        yield from_file(self.fragment.to_table(schema=self.known, use_threads=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,8 +315,9 @@ class BlockUnit(ReadUnit):
     size: int
     start: int = 0
     origin: str = ""
-    place: tuple[int, int] | None = None
+    place: Place | None = None
     whole: bool = True
+    made = True
 
     @property
     def label(self) -> str:
@@ -364,8 +329,6 @@ class BlockUnit(ReadUnit):
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows."""
-        from miniray.data.blocks import batch_to_table
-
         table = batch_to_table(values[0])
         yield table if self.rows is None else table.slice(self.start, self.rows)
 
@@ -380,49 +343,39 @@ class BlockUnit(ReadUnit):
 
 
 @dataclasses.dataclass(frozen=True)
-class BlocksDatasource(Datasource):
-    """Blocks in the object store: each is a unit, as it is."""
+class UnitsDatasource(Datasource):
+    """Units that are there already: numbers, items, tables, blocks, or parts of another source.
 
-    blocks: Sequence[ReadUnit]
-    known: Any = None
-    name: str = "Blocks"
-
-    def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield the blocks, cut where more units or smaller ones are wanted."""
-        rows = self.count()
-        step = wish.rows_each(rows, sum(block.size for block in self.blocks)) if rows else 0
-        for block in self.blocks:
-            if not step or not block.rows or block.rows <= step or wish.parts <= 1:
-                yield block
-                continue
-            for start in range(0, block.rows, step):
-                yield block.part(start, start + step)
-
-    def schema(self) -> Any:
-        """Return what was seen when the blocks were made."""
-        return self.known
-
-    def count(self) -> int | None:
-        """Return the number of rows, if all blocks have one."""
-        rows = [block.rows for block in self.blocks]
-        return None if None in rows else sum(filter(None, rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedDatasource(Datasource):
-    """Units that are there already, in their order."""
+    Attributes:
+        parts: The units, in their order.
+        known: Their schema; None: only reading tells.
+        paths: The files that are read.
+        name: As plans name it.
+    """
 
     parts: Sequence[ReadUnit]
     known: Any = None
     paths: Sequence[str] = ()
-    name: str = "Split"
+    name: str = "Blocks"
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield the units as they are."""
-        yield from self.parts
+        """Yield the units, cut where more or smaller ones are wanted; blocks for functions only."""
+        rows = self.count()
+        step = wish.rows_each(rows, sum(unit.size for unit in self.parts)) if rows else 0
+        for unit in [unit for unit in self.parts if unit.rows != 0] or self.parts[:1]:
+            if not step or not unit.rows or unit.rows <= step or (unit.refs and wish.parts <= 1):
+                yield unit
+                continue
+            for start in range(0, unit.rows, step):
+                yield unit.part(start, start + step)
+
+    @property
+    def made(self) -> bool:
+        """Whether those of all units are."""
+        return all(unit.made for unit in self.parts)
 
     def schema(self) -> Any:
-        """Return that of the source that they are of."""
+        """Return the schema."""
         return self.known
 
     def count(self) -> int | None:
@@ -431,7 +384,7 @@ class FixedDatasource(Datasource):
         return None if None in rows else sum(filter(None, rows))
 
     def files(self) -> list[str]:
-        """Return the files of the source that they are of."""
+        """Return the files."""
         return list(self.paths)
 
 

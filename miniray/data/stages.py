@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.api import get, kill
 from miniray.data.feeds import UnitFeed, index_of
 from miniray.data.plan import Read, count_of, walk
-from miniray.data.sources import BlockUnit, TableUnit
+from miniray.data.sources import BlockUnit, Place, TableUnit
 from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError, Where
 from miniray.data.work import PoolWorker, task_of
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from miniray.data.sources import ReadUnit
     from miniray.data.work import StageWork
 
+#: What every process that reads data needs; loading it takes as long as some reads. Arrow imports
+#: pandas, if it is installed, at the first value that it is given by Python: its dataset does so.
+MODULES = ("miniray.data.parquet", "miniray.data.work", "pyarrow.dataset")
 #: Objects of a call that may be unread before it pauses: two blocks and their records.
 _UNREAD = 4
 #: Calls in the window of a stage for each that can run at once.
@@ -99,7 +102,7 @@ class Running:
             )
         self._rows += record.rows
         stats.add(record)
-        place = (self._number, record.number)
+        place = Place(self._number, record.number)
         return BlockUnit((block,), record.rows, record.size, origin=self.label, place=place)
 
     def _get(self, ref: Any) -> Any:
@@ -145,6 +148,7 @@ class StageFeed(UnitFeed):
         options = {
             "name": self._stats.name[:100],
             "max_retries": self._setting.context.max_task_retries,
+            "_preload": MODULES,
             "_generator_backpressure_num_objects": _UNREAD,
             **_placed(self._setting),
             **self._compute.options,
@@ -154,7 +158,7 @@ class StageFeed(UnitFeed):
     def poll(self) -> ReadUnit | None:
         """Start what may start, and return the next block if it is there."""
         while True:
-            self._fill()
+            self.start()
             ended = 0
             for call in list(self._calls) if not self._setting.ordered else list(self._calls)[:1]:
                 unit = self._take(call)
@@ -195,7 +199,8 @@ class StageFeed(UnitFeed):
         each = stats.size // max(1, stats.calls - len(self._calls)) if stats.blocks else 0
         return max(1, min(window, self._setting.bytes_in_flight // max(each, 1)))
 
-    def _fill(self) -> None:
+    def start(self) -> None:
+        """Start calls while the window has room, and there is input."""
         window = self._window
         while len(self._calls) < window:
             group = self._groups.next()
@@ -240,10 +245,11 @@ class PoolFeed(StageFeed):
         pool = self._compute.pool
         assert pool is not None
         share = self._setting.share
-        most = pool[1] or max(pool[0], self._setting.slots(self._compute))
+        most = pool.most or max(pool.least, self._setting.slots(self._compute))
         self._most = max(1, min(most, self._setting.actors_at_most(self._compute)) // share)
         options = {
             "max_restarts": self._setting.context.max_actor_restarts,
+            "_preload": MODULES,
             "max_task_retries": self._setting.context.max_task_retries,
             **_placed(self._setting),
             **self._compute.options,
@@ -251,7 +257,7 @@ class PoolFeed(StageFeed):
         self._class: Any = remote(**options)(PoolWorker)
         self._load: dict[Any, int] = {}
         # An actor that does not say num_cpus keeps none: tasks of other stages find theirs.
-        for _ in range(min(self._most, max(1, (self._compute.initial or pool[0]) // share))):
+        for _ in range(min(self._most, max(1, (self._compute.initial or pool.least) // share))):
             self._grow()
 
     def _grow(self) -> None:

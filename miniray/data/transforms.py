@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -49,12 +49,14 @@ class Transform:
     Attributes:
         name: As plans, errors and statistics name it, such as "Map(f)".
         keeps_count: Whether as many rows come out as went in.
+        keeps_schema: Whether the columns stay as they are.
         user: Whether it calls a function of the user.
         least: Rows that it wants at once.
     """
 
     name: str = ""
     keeps_count: bool = True
+    keeps_schema: bool = False
     user: bool = False
     least: int = 1
 
@@ -64,7 +66,7 @@ class Transform:
 
     def schema(self, schema: Any) -> Any:
         """Return the schema of what comes out; None if only running it tells."""
-        return None
+        return schema if self.keeps_schema else None
 
     def prepared(self) -> Transform:
         """Return the step as it is run in a process: an object is made of a class."""
@@ -208,6 +210,20 @@ class MapBatches(Transform):
     changes_count: bool = False
     label: str = ""
     user = True
+    #: What a batch is called in errors, behind its rows.
+    called: ClassVar[str] = ""
+
+    def batches(self, tables: Iterator[Any]) -> Iterator[Any]:
+        """Yield the tables for which the function is called."""
+        if isinstance(self.batch_size, int):
+            yield from rebatched(tables, self.batch_size)
+            return
+        for table in tables:
+            if self.batch_size == "auto" and table.num_rows:
+                rows = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
+                yield from rebatched([table], rows)
+            else:
+                yield table
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -226,10 +242,10 @@ class MapBatches(Transform):
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield what the function makes of the batches."""
         at = 0
-        for table in self._batches(tables):
+        for table in self.batches(tables):
             if not table.num_rows:
                 continue  # functions need not be ready for batches of nothing
-            rows = _rows_text(at, table.num_rows)
+            rows = _rows_text(at, table.num_rows) + self.called
             at += table.num_rows
             made = 0
             for result in self._call(table, rows, where):
@@ -241,17 +257,6 @@ class MapBatches(Transform):
                     f"{where.label}, where as many are expected. If the function changes their "
                     f"number, pass udf_modifying_row_count=True."
                 )
-
-    def _batches(self, tables: Iterator[Any]) -> Iterator[Any]:
-        if isinstance(self.batch_size, int):
-            yield from rebatched(tables, self.batch_size)
-            return
-        for table in tables:
-            if self.batch_size == "auto" and table.num_rows:
-                rows = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
-                yield from rebatched([table], rows)
-            else:
-                yield table
 
     def _call(self, table: Any, rows: str, where: Where) -> Iterator[Any]:
         try:
@@ -269,6 +274,7 @@ class FilterExpr(Transform):
 
     expr: Expr
     keeps_count = False
+    keeps_schema = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -279,10 +285,6 @@ class FilterExpr(Transform):
         """Yield the rows that are kept."""
         for table in tables:
             yield table.filter(_computed(self, self.expr, table, where))
-
-    def schema(self, schema: Any) -> Any:
-        """Return the same."""
-        return schema
 
 
 def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
@@ -370,6 +372,7 @@ class Sample(Transform):
     seed: int
     name = "RandomSample"
     keeps_count = False
+    keeps_schema = True
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield the rows that are drawn, the same ones each time."""
@@ -377,26 +380,19 @@ class Sample(Transform):
         for table in tables:
             yield table.filter(random.random(table.num_rows) < self.fraction)
 
-    def schema(self, schema: Any) -> Any:
-        """Return the same."""
-        return schema
-
 
 @dataclasses.dataclass(frozen=True)
 class Gather(Transform):
     """Makes one block of all rows of a call."""
 
     name = "Repartition"
+    keeps_schema = True
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield one table."""
         found = list(tables)
         if found:
             yield concat(found)
-
-    def schema(self, schema: Any) -> Any:
-        """Return the same."""
-        return schema
 
 
 def run_steps(steps: Iterable[Transform], tables: Iterator[Any], where: Where) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -33,6 +34,7 @@ class Writer(Transform):
         filesystem: Of fsspec.
         folder: On the filesystem.
         first: Number of the first file, behind those that are there.
+        token: Behind each number: two that append at the same time write different files.
         column: The only column that is written, for arrays and images.
         partition_cols: Columns whose values name folders.
         options: Of what writes the format.
@@ -42,6 +44,7 @@ class Writer(Transform):
     filesystem: Any
     folder: str
     first: int = 0
+    token: str = ""
     column: str = ""
     partition_cols: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,15 +63,10 @@ class Writer(Transform):
             if not table.num_rows:
                 continue
             for folder, part in self._partitioned(table):
-                if self.kind in _IMAGES:
-                    for row in range(part.num_rows):
-                        name = f"{self.first + where.index:06d}-{number:06d}.{self.kind}"
-                        self._store(folder, name, self._image(part, row, where))
-                        number += 1
-                    continue
-                name = f"{self.first + where.index:06d}-{number:06d}.{self.kind}"
-                self._store(folder, name, self._bytes(part, where))
-                number += 1
+                for data in self._files(part, where):
+                    place = f"{self.first + where.index:06d}-{number:06d}"
+                    self._store(folder, f"{place}{self.token}.{self.kind}", data)
+                    number += 1
             yield pa.table({"rows": [table.num_rows]})
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
@@ -84,6 +82,14 @@ class Writer(Transform):
             named = zip(self.partition_cols, values, strict=True)
             below = "/".join(f"{name}={quote(str(value), safe='')}" for name, value in named)
             yield f"{self.folder}/{below}", rest.take(pa.array(rows))
+
+    def _files(self, table: Any, where: Where) -> Iterator[bytes]:
+        """Yield the contents of the files for a table."""
+        if self.kind in _IMAGES:
+            for row in range(table.num_rows):
+                yield self._image(table, row, where)
+        else:
+            yield self._bytes(table, where)
 
     def _bytes(self, table: Any, where: Where) -> bytes:
         pickled = [field.name for field in table.schema if isinstance(field.type, Pickled)]
@@ -166,6 +172,7 @@ def write(dataset: Any, kind: str, path: str, options: dict[str, Any]) -> None:
         fs,
         folder.rstrip("/"),
         _next_number(there),
+        f"-{secrets.token_hex(4)}" if mode == "append" else "",
         options.get("column", ""),
         tuple(options.get("partition_cols") or ()),
         {name: value for name, value in options.items() if name not in taken},

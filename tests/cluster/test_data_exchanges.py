@@ -177,3 +177,15 @@ def test_pools_of_two_inputs_that_leave_no_cpu_to_what_brings_them_together_are_
         one.zip(other).take_all()
     both = one.map_batches(lambda batch: batch).zip(other)  # the first pool has ended by then
     assert [row["id_1"] for row in both.take_all()] == list(range(10))
+
+
+def test_pools_of_two_inputs_that_hold_more_than_there_is_are_refused() -> None:
+    class Same:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    one, other = (
+        data.range(10).map_batches(Same, resources={"chip": 1}, concurrency=1) for _ in range(2)
+    )
+    with pytest.raises(data.DataError, match=r"Zip end in pools that hold 2 chip together, of 0"):
+        one.zip(other).take_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,8 +32,16 @@ def test_parquet_csv_and_json_come_back_as_they_were_written(tmp_path: Path) -> 
     assert data.read_parquet(str(tmp_path / "parquet")).take_all() == expected
     assert data.read_json(str(tmp_path / "json")).take_all() == expected
     assert ids(data.read_csv(str(tmp_path / "csv"))) == list(range(100))
-    names = sorted(path.name for path in (tmp_path / "parquet").iterdir())
+    dataset.write_parquet(str(tmp_path / "created"), mode="create")
+    names = sorted(path.name for path in (tmp_path / "created").iterdir())
     assert names == [f"{n:06d}-000000.parquet" for n in range(len(names))]
+
+
+def test_two_that_append_to_a_folder_at_the_same_time_both_add_their_rows(tmp_path: Path) -> None:
+    both = [data.range(40).map(lambda row, add=add: {"id": row["id"] + add}) for add in (0, 40)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda dataset: dataset.write_parquet(str(tmp_path / "out")), both))
+    assert sorted(ids(data.read_parquet(str(tmp_path / "out")))) == list(range(80))
 
 
 def test_modes_say_what_becomes_of_files_that_are_there(tmp_path: Path) -> None:

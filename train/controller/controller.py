@@ -72,7 +72,8 @@ _ENDED = {
 
 
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
-    return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
+    scaling, config = spec.scaling_config, spec.run_config
+    return WorkerGroup(decision, scaling, spec.backend, config, spec.preload)
 
 
 class TrainController:

@@ -19,7 +19,7 @@ from miniray.train.base.policies import RunState
 from miniray.train.callbacks import RunContext
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from miniray.train.base.policies import FailurePolicy, ScalingPolicy
     from miniray.train.config import RunConfig, ScalingConfig
@@ -42,6 +42,8 @@ class RunSpec:
     collective_timeout: float = 0
     #: Seconds without progress after which the workers count as hung; None is no limit.
     hang_timeout: float | None = None
+    #: Modules that reading the datasets needs, with which processes of ranks begin.
+    preload: Sequence[str] = ()
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: Tells it from other runs of the same name; a controller that was started again keeps it.

@@ -98,6 +98,7 @@ class WorkerGroup:
         scaling: ScalingConfig,
         backend: Backend,
         run_config: RunConfig,
+        preload: Sequence[str] = (),
     ) -> None:
         #: Number of workers; of an elastic group it is known once it is placed.
         self.size = decision.num_workers
@@ -105,6 +106,7 @@ class WorkerGroup:
         self._resources = decision.resources_per_worker
         self._scaling = scaling
         self._backend = backend
+        self._preload = preload
         self._runtime_env = run_config.worker_runtime_env
         self._logging = run_config.logging_config
         assert run_config.name is not None
@@ -174,7 +176,7 @@ class WorkerGroup:
         assert self._room is not None
         placement = self._room.placement
         backend = self._backend
-        preload = backend.preload(self._resources)
+        preload = (*self._preload, *backend.preload(self._resources))
         later = backend.preload_later(self._resources)
         actor_class = remote(TrainWorker)
         self._workers = [

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from miniray.exceptions import MinirayError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -38,7 +40,10 @@ def adapt_all(
         raise TypeError(
             f'datasets={_short(datasets)} must be a dictionary, such as {{"train": dataset}}.'
         )
-    sources = {name: adapt(name, dataset) for name, dataset in datasets.items()}
+    sources = {
+        name: adapt(name, dataset, shuffled=config.shuffles(name))
+        for name, dataset in datasets.items()
+    }
     config.check_names(sources)
     for name, source in sources.items():
         check_rows(name, source, num_workers if config.splits(name) else 1)
@@ -56,16 +61,24 @@ def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
         )
 
 
-def adapt(name: Any, dataset: Any) -> Source | StreamSource:
-    """Return the source of one dataset, or of what a function returns; see ``adapt_all``."""
+def adapt(name: Any, dataset: Any, *, shuffled: bool = False) -> Source | StreamSource:
+    """Return the source of one dataset, or of what a function returns; see ``adapt_all``.
+
+    Args:
+        name: Its name.
+        dataset: The dataset, or the function.
+        shuffled: Whether each epoch gets an order of its own.
+    """
     if not isinstance(name, str) or not name:
         raise TypeError(f"datasets has the key {name!r}; names of datasets are non-empty strings.")
     if inspect.isroutine(dataset) or isinstance(dataset, functools.partial):
         dataset = dataset()
     try:
-        source = _source_of(name, dataset)
+        source = _source_of(name, dataset, shuffled=shuffled)
     except (ValueError, FileNotFoundError) as error:
         raise type(error)(f"datasets[{name!r}]: {error}") from error
+    except MinirayError as error:  # a file can't be read
+        raise ValueError(f"datasets[{name!r}]: {error}") from error
     except ImportError as error:
         raise ImportError(
             f"datasets[{name!r}] needs {error.name}, which is not installed. "
@@ -74,12 +87,14 @@ def adapt(name: Any, dataset: Any) -> Source | StreamSource:
     return source
 
 
-def _source_of(name: str, dataset: Any) -> Source | StreamSource:
+def _source_of(name: str, dataset: Any, *, shuffled: bool) -> Source | StreamSource:
     paths = dataset if isinstance(dataset, list | tuple) else [dataset]
     if paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        from miniray.train.data.parquet import parquet_source
+        return _from_paths(paths)
+    if type(dataset).__module__.startswith("miniray.data."):
+        from miniray.train.data.datasets import DatasetSource
 
-        return parquet_source(paths)
+        return DatasetSource(dataset, shuffled=shuffled)
     library = type(dataset).__module__.partition(".")[0]
     if library in _BY_LIBRARY:
         source: Source | StreamSource | None = _BY_LIBRARY[library](dataset)
@@ -123,32 +138,46 @@ def _refusal(dataset: Any) -> str | None:
     return None
 
 
+def _from_paths(paths: Any) -> Source:
+    from miniray.data.parquet import parquet_source
+    from miniray.data.sources import CutWish
+    from miniray.train.data.sources import UnitsSource
+
+    found = parquet_source(paths, None, None, include_paths=False)
+    return UnitsSource(found.units(CutWish(target=1)))  # each row group is one
+
+
 def _from_arrow(dataset: Any) -> Source | None:
     import pyarrow
     import pyarrow.dataset
 
-    from miniray.train.data.parquet import FragmentSource
-    from miniray.train.data.sources import TableSource
+    from miniray.data.sources import FragmentUnit
+    from miniray.train.data.sources import UnitsSource
 
     if isinstance(dataset, pyarrow.Table):
-        return TableSource(dataset)
+        return _of_table(dataset)
     if isinstance(dataset, pyarrow.RecordBatch):
-        return TableSource(pyarrow.Table.from_batches([dataset]))
+        return _of_table(pyarrow.Table.from_batches([dataset]))
     if isinstance(dataset, pyarrow.dataset.InMemoryDataset):
-        return TableSource(dataset.to_table())
+        return _of_table(dataset.to_table())
     if isinstance(dataset, pyarrow.dataset.Dataset):
-        return FragmentSource(dataset)
+        return UnitsSource(FragmentUnit.all_of(dataset))
     return None
 
 
 def _from_pandas(dataset: Any) -> Source | None:
     import pyarrow
 
-    from miniray.train.data.sources import TableSource
-
     if type(dataset).__name__ != "DataFrame":
         return None
-    return TableSource(pyarrow.Table.from_pandas(dataset, preserve_index=False))
+    return _of_table(pyarrow.Table.from_pandas(dataset, preserve_index=False))
+
+
+def _of_table(table: Any) -> Source:
+    from miniray.data.sources import TableUnit
+    from miniray.train.data.sources import UnitsSource, compact
+
+    return UnitsSource([TableUnit(compact(table))])
 
 
 def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
@@ -175,16 +204,7 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
     return HuggingFaceSource(dataset)
 
 
-def _from_miniray(dataset: Any) -> Source | None:
-    if not type(dataset).__module__.startswith("miniray.data."):
-        return None
-    from miniray.train.data.datasets import DatasetSource
-
-    return DatasetSource(dataset)
-
-
 _BY_LIBRARY: Mapping[str, Any] = {
-    "miniray": _from_miniray,
     "pyarrow": _from_arrow,
     "pandas": _from_pandas,
     "datasets": _from_hugging_face,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from miniray.api import cluster_resources
+from miniray.data.context import DataContext
 from miniray.data.dataset import Dataset
+from miniray.data.exchange import Numbered
 from miniray.data.executor import execute, table_of
-from miniray.data.plan import Read, Stage, chain, has_user_code, optimised
-from miniray.data.sources import BlocksDatasource, ReadUnit
-from miniray.data.splits import units_of
+from miniray.data.feeds import UnitFeed
+from miniray.data.plan import Apply, Exchange, Read, Stage, chain, has_user_code, optimised, stacked
+from miniray.data.sources import CutWish, ReadUnit
+from miniray.data.stages import MODULES
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, MapBatches
+from miniray.data.transforms import FilterExpr, MapBatches, MapRows
+from miniray.train.data.order import EpochOrder
 from miniray.train.data.position import part, size_of
 from miniray.train.data.sources import Source
 from miniray.util.placement_group import placement_group_table
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
     from miniray.data.plan import PlanNode
     from miniray.data.transforms import Transform
-    from miniray.train.data.order import EpochOrder
+    from miniray.train.data.order import Span
     from miniray.train.data.position import Range
 
 logger = logging.getLogger(__name__)
@@ -33,6 +38,10 @@ logger = logging.getLogger(__name__)
 #: Units that a dataset with functions is cut into at least. The order of an epoch is one of units,
 #: so that it is not for the cluster to say: a run may go on where there are other CPUs.
 _UNITS = 256
+#: Units of the next pass that are read ahead of its begin, at most.
+_AHEAD = 4
+#: By how much the keys of the same unit differ in two epochs.
+_EPOCHS_APART = 1_000_003
 
 
 class DatasetSource(Source):
@@ -44,16 +53,19 @@ class DatasetSource(Source):
     Args:
         dataset: The dataset. A ``map_batches`` counts as one that keeps the number of rows, which
             is checked, unless it says ``udf_modifying_row_count=True``.
+        shuffled: Whether each epoch has an order of its own: a ``random_shuffle`` is left out then.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
-        node = optimised(dataset._plan)
-        read, stages = _countable(node, dataset)
-        self._plan: PlanNode = read
-        for stage in stages:
-            self._plan = dataclasses.replace(stage, inputs=(self._plan,))
+    modules = (*MODULES, "miniray.train.data.datasets")
+
+    def __init__(self, dataset: Dataset, *, shuffled: bool = False) -> None:
+        if shuffled:
+            dataset = Dataset(_unshuffled(dataset._plan))
+        read, stages = _countable(optimised(dataset._plan), dataset)
+        self._plan = stacked(read, stages)
         parts = _UNITS if has_user_code(self._plan) else 1
-        self._units = [unit for unit in units_of(read, parts) if unit.rows]
+        wish = CutWish(DataContext.get_current().target_max_block_size, parts)
+        self._units = [unit for unit in read.units(wish) if unit.rows]
 
     @property
     def block_sizes(self) -> Sequence[int]:
@@ -64,26 +76,35 @@ class DatasetSource(Source):
         """Not for datasets: their rows come in the order of the epoch."""
         raise NotImplementedError
 
-    def stream(self, order: EpochOrder, ranges: Sequence[Range], epoch: int, share: int) -> Any:
-        """Return what reads these ranges of an epoch's order."""
-        return _StreamReader(self, order, ranges, epoch, share)
+    def passes(self, seed: int | None, whole: Sequence[Range], share: int) -> PassReader:
+        """Return what reads passes over a rank's part."""
+        return PassReader(self, seed, whole, share)
 
-    def tables(self, pieces: Iterator[tuple[int, Any]], epoch: int, share: int) -> Iterator[Any]:
-        """Yield the rows of pieces, in their order.
+    def tables(self, units: UnitFeed, share: int, *, local: bool) -> Iterator[Any]:
+        """Return the rows of units, in their order. Tasks for the first ones begin at once.
 
         Args:
-            pieces: Blocks, each with the numbers of its rows.
-            epoch: From which, with the units, random numbers of functions are drawn.
+            units: Which rows of which units.
             share: How many ranks there are, among which pools are divided.
+            local: Prepare them in this process.
         """
-        local = not _is_cpu_left()
-        if local:
-            _tell_local()
-        units = (Selected(self._units[block], rows, block) for block, rows in pieces)
-        for unit in execute(
-            self._plan, units=units, local=local, ordered=True, seed=epoch, share=share
-        ):
-            yield table_of(unit)
+        made = execute(self._plan, below=units, local=local, ordered=True, share=share)
+        return map(table_of, made)
+
+    def selected(self, block: int, span: Span, epoch: int) -> Selected:
+        """Return rows of a unit. Random numbers of functions follow from the epoch and the unit."""
+        return Selected(self._units[block], span, epoch * _EPOCHS_APART + block)
+
+
+def _unshuffled(node: PlanNode) -> PlanNode:
+    """Return a plan without shuffles that only steps follow which look at single rows."""
+    if isinstance(node, Exchange) and isinstance(node.how, Numbered) and node.how.seed is not None:
+        return _unshuffled(node.inputs[0])
+    if isinstance(node, Apply):
+        step = _expected(node.step)
+        if step.keeps_count or isinstance(step, FilterExpr | MapRows):
+            return dataclasses.replace(node, inputs=(_unshuffled(node.inputs[0]),))
+    return node
 
 
 def _countable(node: PlanNode, dataset: Dataset) -> tuple[Read, tuple[Stage, ...]]:
@@ -102,11 +123,8 @@ def _countable(node: PlanNode, dataset: Dataset) -> tuple[Read, tuple[Stage, ...
         if first < len(steps):
             kept.insert(0, dataclasses.replace(stage, steps=steps[first:]))
         if first:
-            plan: PlanNode = read
-            for below in stages[:place]:
-                plan = dataclasses.replace(below, inputs=(plan,))
-            plan = dataclasses.replace(stage, inputs=(plan,), steps=stage.steps[:first])
-            return _made(Dataset(plan)), tuple(kept)
+            below = [*stages[:place], dataclasses.replace(stage, steps=stage.steps[:first])]
+            return _made(Dataset(stacked(read, below))), tuple(kept)
     known = read.source.count() is not None
     return (read if known else _made(Dataset(read))), tuple(kept)
 
@@ -121,26 +139,25 @@ def _expected(step: Transform) -> Transform:
 def _made(dataset: Dataset) -> Read:
     plan = dataset.materialize()._plan
     assert isinstance(plan, Read)
-    assert isinstance(plan.source, BlocksDatasource)
     return plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Selected(ReadUnit):
-    """Some rows of a unit, in an order of their own.
+    """Some rows of a unit, in the order of an epoch.
 
     Attributes:
         inner: The unit.
-        numbers: Of the rows: a range, or an array.
-        key: The number of the unit: a pass that is resumed draws the same random numbers.
+        span: Which rows.
+        key: From which random numbers are drawn: a pass that is resumed draws the same ones.
     """
 
     inner: ReadUnit
-    numbers: Any
+    span: Span
     key: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", len(self.numbers))
+        object.__setattr__(self, "rows", self.span.stop - self.span.start)
         object.__setattr__(self, "refs", self.inner.refs)
 
     @property
@@ -150,68 +167,139 @@ class Selected(ReadUnit):
 
     def bare(self) -> ReadUnit:
         """Return the rows of the inner unit without its refs."""
-        return Selected(self.inner.bare(), self.numbers, self.key)
+        return Selected(self.inner.bare(), self.span, self.key)
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows in their order."""
-        if isinstance(self.numbers, range):
-            yield from self.inner.part(self.numbers.start, self.numbers.stop).read(*values)
+        numbers = self.span.numbers()
+        if isinstance(numbers, range):
+            yield from self.inner.part(numbers.start, numbers.stop).read(*values)
             return
-        yield concat(list(self.inner.read(*values))).take(pa.array(self.numbers))
+        yield concat(list(self.inner.read(*values))).take(pa.array(numbers))
 
 
-class _StreamReader:
-    """Reads rows of a rank's part, each read going on where the one before has ended."""
+class Passes(UnitFeed):
+    """The units of a rank's passes, and of the pass after the last that has begun the first ones.
+
+    Args:
+        source: Of which the units are.
+        seed: From which the orders of epochs are drawn.
+        whole: The rank's part of a whole epoch.
+        epoch: Of the first pass, which has not begun.
+        ranges: What that one reads.
+    """
 
     def __init__(
         self,
         source: DatasetSource,
-        order: EpochOrder,
-        ranges: Sequence[Range],
+        seed: int | None,
+        whole: Sequence[Range],
         epoch: int,
-        share: int,
+        ranges: Sequence[Range],
     ) -> None:
-        self.size = size_of(ranges)
-        self.source = source
-        self._order = order
-        self._ranges = ranges
+        self._source, self._seed, self._whole = source, seed, whole
+        self._begun = epoch - 1
+        self._open(epoch, ranges)
+
+    def begin(self) -> None:
+        """Give all units of the next pass."""
+        self._begun += 1
+
+    def _open(self, epoch: int, ranges: Sequence[Range]) -> None:
         self._epoch = epoch
-        self._share = share
-        self._at = -1
-        self._tables: Iterator[Any] = iter(())
+        self._given = 0
+        order = EpochOrder(self._source.block_sizes, self._seed, epoch)
+        self._pieces = itertools.chain.from_iterable(itertools.starmap(order.spans, ranges))
+
+    def poll(self) -> ReadUnit | None:
+        """Return the next unit; None if it is of a pass that has to begin first."""
+        if self._epoch > self._begun and self._given >= _AHEAD:
+            return None
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._open(self._epoch + 1, self._whole)
+            return self.poll()
+        self._given += 1
+        return self._source.selected(*piece, self._epoch)
+
+
+class PassReader:
+    """Reads a rank's rows by their place in its part, pass after pass.
+
+    While the rest of a pass is read, the first tasks of the next one run.
+
+    Args:
+        source: Whose rows.
+        seed: From which the orders of epochs are drawn.
+        whole: The rank's part of a whole epoch.
+        share: How many ranks there are.
+    """
+
+    def __init__(
+        self, source: DatasetSource, seed: int | None, whole: Sequence[Range], share: int
+    ) -> None:
+        self.source = source
+        self.size = 0
+        self._seed, self._whole, self._share = seed, whole, share
+        self._epoch = -1
+        self._ranges: Sequence[Range] = ()
+        self._at = -1  # the place from which the tables go on
+        self._left = 0  # rows of the pass before that come first
+        self._local = False
         self._held: list[Any] = []
+
+    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Have the first tasks of a pass run; ``start`` is the place where it begins."""
+        self._epoch, self._ranges, self.size = epoch, ranges, size_of(ranges)
+        self._at, self._left, self._held = start, 0, []
+        self._local = not _is_cpu_left()
+        left = part(ranges, start, self.size)
+        self._units = Passes(self.source, self._seed, self._whole, epoch, left)
+        self._tables = self.source.tables(self._units, self._share, local=self._local)
+
+    def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Begin a pass, with what was prepared for it if that is the one."""
+        prepared = (self._epoch, self._ranges, self._at) == (epoch, ranges, start)
+        if not prepared or self._local == _is_cpu_left():
+            self.prepare(epoch, ranges, start)
+        if self._local:
+            _tell_local()
+        self._units.begin()
+
+    def end(self) -> None:
+        """End the pass: the next one is that over the whole part."""
+        self._left += self.size - self._at
+        self._epoch, self._ranges, self._at = self._epoch + 1, self._whole, 0
+        self.size = size_of(self._whole)
 
     def read(self, start: int, stop: int) -> Any:
         """Return the rows from one place of the part up to, without, another."""
         if start != self._at:
-            pieces = (
-                piece
-                for low, high in part(self._ranges, start, self.size)
-                for piece in self._order.pieces(low, high)
-            )
-            self._tables = self.source.tables(pieces, self._epoch, self._share)
-            self._held = []
+            self.prepare(self._epoch, self._ranges, start)
+            self._units.begin()
+        if self._left:
+            self._rows(self._left)
+            self._left = 0
+        self._at = stop
+        return self._rows(stop - start)
+
+    def _rows(self, wanted: int) -> Any:
         have = sum(table.num_rows for table in self._held)
-        while have < stop - start:
-            table = next(self._tables, None)
-            if table is None:
-                raise DataError(
-                    f"The dataset gave {have} rows where {stop - start} were expected. In a "
-                    f"trainer no unit may be left out: leave max_errored_blocks at 0."
-                )
+        while have < wanted:
+            table = next(self._tables)
             if table.num_rows:
                 self._held.append(table)
                 have += table.num_rows
         whole = concat(self._held)
-        self._held = [whole.slice(stop - start)] if have > stop - start else []
-        self._at = stop
-        return whole.slice(0, stop - start)
+        self._held = [whole.slice(wanted)] if have > wanted else []
+        return whole.slice(0, wanted)
 
 
 _told = False
 
 
 def _tell_local() -> None:
+    """Say once that ranks prepare their data themselves."""
     global _told
     if not _told:
         logger.warning(

@@ -9,7 +9,6 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from miniray.data.torch_batches import collate_torch
 from miniray.train.config.checks import is_whole
 from miniray.train.data.formats import formatter, table_to_numpy
 from miniray.train.data.order import EpochOrder
@@ -27,6 +26,7 @@ from miniray.train.data.sources import Source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from miniray.train.data.datasets import PassReader
     from miniray.train.data.position import BatchPlan
     from miniray.train.data.sources import StreamSource
 
@@ -103,6 +103,8 @@ class DataIterator:
         self._world_size = world_size
         self._seed = None if seed is None else seed + zlib.crc32(name.encode())
         self._position = self._start_of(0)
+        self._reader: PassReader | None = None  # what no pass uses now
+        self._prepare()
         #: Seconds that the train loop has waited for batches, and rows that it was given.
         self.waited, self.rows = 0.0, 0
 
@@ -216,6 +218,7 @@ class DataIterator:
                 epoch with a local shuffle of another number of workers.
         """
         self._position = position_of(state, self._identity, self._world_size)
+        self._prepare()
 
     @property
     def _tabular(self) -> bool:
@@ -242,6 +245,8 @@ class DataIterator:
 
         def make(rows: Any) -> Any:
             if tabular:
+                from miniray.data.batches import collate_torch
+
                 batch = (collate_fn or collate_torch(dtypes))(table_to_numpy(rows))
             else:
                 from torch.utils.data import default_collate
@@ -267,6 +272,20 @@ class DataIterator:
         return size, (self._seed or 0) if seed is None else seed
 
     # --- passes, for BatchIterable ------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Have the first rows of the next pass made, where tasks do that."""
+        self._reader = self._new_reader()
+        if self._reader is not None:
+            position = self._position
+            self._reader.prepare(position.epoch, position.own(self._rank), position.taken)
+
+    def _new_reader(self) -> PassReader | None:
+        if not isinstance(self._source, Source):
+            return None
+        whole = self._start_of(0).own(self._rank)
+        reader: PassReader | None = self._source.passes(self._seed, whole, self._world_size)
+        return reader
 
     def _begin(self, spec: BatchSpec) -> Position:
         position = self._position
@@ -316,15 +335,20 @@ class DataIterator:
             return
         plan = self._plan(position, spec)
         assert plan is not None
-        order = EpochOrder(source.block_sizes, self._seed, position.epoch)
         own = position.own(self._rank)
-        part = source.stream(order, own, position.epoch, self._world_size)
-        part = part or PartReader(source, order, own)
-        mixed = local and LocalShuffle(part, *local, position.epoch)
-        reader = mixed or part
+        passes, self._reader = self._reader or self._new_reader(), None
+        if passes is not None:
+            passes.begin(position.epoch, own, position.taken)
+        part = passes or PartReader(
+            source, EpochOrder(source.block_sizes, self._seed, position.epoch), own
+        )
+        reader = LocalShuffle(part, *local, position.epoch) if local else part
         begin = position.taken
         for start, stop in plan.bounds():
             yield reader.read(begin + start, begin + stop)
+        if passes is not None:
+            passes.end()
+            self._reader = passes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

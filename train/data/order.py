@@ -5,7 +5,7 @@ A permutation is computed entry by entry from a key, so nothing grows with the d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,23 @@ _TOGETHER = 2**14
 _BLOCKS, _ROWS = 1, 2
 
 
+class Span(NamedTuple):
+    """Rows of a block that follow each other in an epoch's order."""
+
+    #: Rows of the block.
+    size: int
+    start: int
+    stop: int
+    #: Of the block's permutation; None: its rows keep their order.
+    key: int | None
+
+    def numbers(self) -> Any:
+        """Return the numbers of the rows: a range where they keep their order, or an array."""
+        if self.key is None:
+            return range(self.start, self.stop)
+        return Permutation(self.size, self.key).take(np.arange(self.start, self.stop))
+
+
 class EpochOrder:
     """Rows of all blocks, one after another, by position.
 
@@ -108,11 +125,8 @@ class EpochOrder:
         self._ready: Any = ()  # numbers of its rows, from this place on
         self._place = 0
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
-        """Blocks of these positions, in order, each with the numbers of its rows.
-
-        The numbers are a range where rows keep their order, otherwise an array.
-        """
+    def spans(self, start: int, stop: int) -> Iterator[tuple[int, Span]]:
+        """Yield the blocks of these positions, in order, each with which of its rows are there."""
         index = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             end = int(self._ends[index])
@@ -120,18 +134,29 @@ class EpochOrder:
             upto = min(stop, end)
             block = int(self._blocks[index])
             if upto > start:
-                yield block, self._rows(block, end - begin, start - begin, upto - begin)
+                key = None
+                if self._seed is not None:
+                    key = derive_key(self._seed, _ROWS, self._epoch, block)
+                yield block, Span(end - begin, start - begin, upto - begin, key)
             start = upto
             index += 1
 
-    def _rows(self, block: int, size: int, start: int, stop: int) -> Any:
-        if self._seed is None:
-            return range(start, stop)
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+        """Yield the blocks of these positions, in order, each with the numbers of its rows.
+
+        The numbers are a range where rows keep their order, otherwise an array.
+        """
+        for block, span in self.spans(start, stop):
+            yield block, self._rows(block, span)
+
+    def _rows(self, block: int, span: Span) -> Any:
+        if span.key is None:
+            return span.numbers()
+        start, stop = span.start, span.stop
         if self._inner is None or self._block != block:
-            key = derive_key(self._seed, _ROWS, self._epoch, block)
-            self._block, self._inner = block, Permutation(size, key)
+            self._block, self._inner = block, Permutation(span.size, span.key)
             self._place, self._ready = 0, self._ready[:0]
         if start < self._place or stop > self._place + len(self._ready):
-            upto = min(size, max(stop, start + _TOGETHER))
+            upto = min(span.size, max(stop, start + _TOGETHER))
             self._place, self._ready = start, self._inner.take(np.arange(start, upto))
         return self._ready[start - self._place : stop - self._place]

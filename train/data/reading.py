@@ -11,6 +11,7 @@ from miniray.train.data.position import part, size_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from miniray.train.data.datasets import PassReader
     from miniray.train.data.order import EpochOrder
     from miniray.train.data.position import Range
     from miniray.train.data.sources import Rows, Source, StreamSource
@@ -52,7 +53,7 @@ class LocalShuffle:
         epoch: Each epoch has an order of its own.
     """
 
-    def __init__(self, reader: PartReader, window: int, seed: int, epoch: int) -> None:
+    def __init__(self, reader: PartReader | PassReader, window: int, seed: int, epoch: int) -> None:
         self._reader = reader
         self._window = window
         self._key = derive_key(seed, epoch)

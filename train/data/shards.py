@@ -25,6 +25,11 @@ class Datasets:
     sources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     config: DataConfig = dataclasses.field(default_factory=DataConfig)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that reading the sources needs, the same ones for each rank."""
+        return tuple(sorted({m for source in self.sources.values() for m in source.modules}))
+
     def published(self, put: Callable[[Any], Any]) -> Datasets:
         """Return the same with refs in place of the data, so that each node gets those only once.
 

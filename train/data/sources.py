@@ -7,7 +7,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from miniray.data.sources import ReadUnit
 
 
 class Rows(Protocol):
@@ -26,6 +28,8 @@ class Source(abc.ABC):
 
     #: Whether pieces are tables of Arrow; otherwise they are lists of items.
     tabular: bool = True
+    #: Modules that reading it needs, and that take long to load.
+    modules: Sequence[str] = ()
 
     @property
     @abc.abstractmethod
@@ -36,9 +40,9 @@ class Source(abc.ABC):
     def open_block(self, block: int) -> Rows:
         """Make the rows of a block available."""
 
-    def stream(self, order: Any, ranges: Any, epoch: int, share: int) -> Any:
-        """Return what reads ranges of an epoch's order; None if blocks are opened for that."""
-        del order, ranges, epoch, share
+    def passes(self, seed: int | None, whole: Any, share: int) -> Any:
+        """Return what reads passes over a rank's part; None if blocks are opened for that."""
+        del seed, whole, share
 
     def combine(self, pieces: Sequence[Any]) -> Any:
         """Pieces of this source as one, in order."""
@@ -73,6 +77,8 @@ class WholeSource(Source):
 
 class StreamSource(abc.ABC):
     """Data that can only be read from the beginning, of unknown length."""
+
+    modules: Sequence[str] = ()
 
     @abc.abstractmethod
     def items(self, epoch: int) -> Iterator[Any]:
@@ -139,12 +145,22 @@ class TableRows:
         return self._table.take(pyarrow.array(rows))
 
 
-class TableSource(WholeSource):
-    """An Arrow table."""
+class UnitsSource(Source):
+    """Units of ``miniray.data`` that each rank reads itself; one is in its memory at a time."""
 
-    def __init__(self, table: Any) -> None:
-        table = _compact(table)
-        super().__init__(TableRows(table), table.num_rows)
+    def __init__(self, units: Iterable[ReadUnit]) -> None:
+        self._units = [unit for unit in units if unit.rows]
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        """Rows of each unit."""
+        return [unit.rows or 0 for unit in self._units]
+
+    def open_block(self, block: int) -> TableRows:
+        """Read a unit."""
+        from miniray.data.tables import concat
+
+        return TableRows(concat(list(self._units[block].read())).combine_chunks())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +179,7 @@ class HuggingFaceSource(WholeSource):
         super().__init__(_HuggingFaceRows(dataset.with_format("arrow")), len(dataset))
 
 
-def _compact(table: Any) -> Any:
+def compact(table: Any) -> Any:
     """Return the table in one chunk per column, and without what it is a slice of.
 
     Taking rows out of many chunks puts these together each time.

@@ -123,7 +123,7 @@ class Templates:
         self._dead: dict[TemplateClient, asyncio.Task[None]] = {}
 
     def get(self, modules: tuple[str, ...], later: tuple[str, ...] = ()) -> TemplateClient:
-        """Return the template that has imported these modules too; make it on first use.
+        """Return a template that has imported these modules too; make it on first use.
 
         It has the ``later`` modules as well if a template has them by now. The first call has one
         load them, beside whatever is forked meanwhile. Raises TemplateGoneError if the first one is
@@ -138,7 +138,14 @@ class Templates:
     ) -> TemplateClient:
         if not modules:
             return parent
-        template = self._larger.get((parent, modules))
+        template = self._larger.get((parent, modules)) or next(
+            (
+                other
+                for (below, names), other in self._larger.items()
+                if below is parent and other.ready and set(modules) <= set(names)
+            ),
+            None,
+        )
         if template is None:
             template = self._larger[parent, modules] = TemplateClient(
                 parent.fork_template(list(modules), beside=beside),

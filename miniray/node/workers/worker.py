@@ -20,7 +20,7 @@ from miniray._proto import head_pb2
 from miniray.accelerators import assigned_environment, needs_fresh_interpreter
 from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE, JOB_ID_VARIABLE
 from miniray.common.log_lines import LineSplitter, LogLine, bar_row
-from miniray.common.specs import GrantedLease
+from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
 from miniray.exceptions import ITS_LOG, JobError
 from miniray.logs.log_files import stamped
 from miniray.node.workers.template import WORKER_VARIABLE
@@ -395,7 +395,8 @@ def pool_key(lease: NodeLease) -> tuple[Any, ...]:
     """Return the key that is equal for leases whose workers can stand in for each other."""
     # Calls are counted per function.
     counted = (lease.max_calls, lease.name) if lease.max_calls else None
-    return (lease.job_id, lease.spec.runtime_env, lease.allocation.devices, counted)
+    modules = tuple(lease.spec.preload) if isinstance(lease.spec, LeaseSpec) else ()
+    return (lease.job_id, lease.spec.runtime_env, lease.allocation.devices, counted, modules)
 
 
 def interpreter(lease: NodeLease, worker: Worker, accelerators: NodeAccelerators) -> str | None:
@@ -449,5 +450,7 @@ def preload(lease: NodeLease, python: str | None) -> tuple[tuple[str, ...], tupl
     """Return the modules that a worker's template must have, and those that it should have."""
     if python is not None:
         return (), ()
-    actor = lease.actor
-    return (tuple(actor.preload), tuple(actor.preload_later)) if actor is not None else ((), ())
+    spec = lease.spec
+    if isinstance(spec, ActorSpec):
+        return tuple(spec.preload), tuple(spec.preload_later)
+    return (tuple(spec.preload), ()) if isinstance(spec, LeaseSpec) else ((), ())

@@ -412,6 +412,9 @@ def test_rows_that_no_one_has_counted_are_dealt_out_and_zipped(tmp_path: Path) -
 def test_datasets_of_different_length_are_not_zipped() -> None:
     with pytest.raises(ValueError, match="the same length; these have 3, 4 rows"):
         made(data.range(3).zip(data.range(4)))
+    with pytest.raises(ValueError, match="the same length; these have 3, 4 rows"):
+        data.range(3).zip(data.range(4)).count()
+    assert data.range(3).zip(data.range(3)).count() == 3
 
 
 @pytest.mark.parametrize("count", [0, 1])

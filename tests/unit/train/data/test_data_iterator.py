@@ -288,12 +288,12 @@ def test_an_error_of_the_dataset_reaches_the_loop_after_the_batches_before_it(pr
 
 
 def test_a_row_group_is_read_once_in_an_epoch_and_not_kept(parquet, monkeypatch):
-    from miniray.train.data import parquet as module
+    from miniray.train.data.sources import UnitsSource
 
     read = []
-    original = module.FragmentSource.open_block
+    original = UnitsSource.open_block
     monkeypatch.setattr(
-        module.FragmentSource,
+        UnitsSource,
         "open_block",
         lambda self, block: read.append(block) or original(self, block),
     )

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet
 
+import miniray
+from miniray.data.plan import explained
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
 from miniray.train.data.iterator import DataIterator
@@ -93,14 +95,14 @@ def test_a_record_batch_is_a_table():
     assert ids(table_of(3).to_batches()[0]) == [0, 1, 2]
 
 
-def test_files_with_different_columns_are_refused(folder):
+def test_files_with_columns_of_different_types_are_refused(folder):
     pa.parquet.write_table(pa.table({"id": ["x"]}), folder / "c.parquet")
-    with pytest.raises(ValueError, match=r"a.parquet has id: int64, .*c.parquet has id: string"):
+    with pytest.raises(ValueError, match=r"a.parquet and .*c.parquet do not go together"):
         adapt("train", folder)
 
 
 def test_what_is_no_parquet_file_is_refused(folder):
-    with pytest.raises(ValueError, match=r"datasets\['train'\].*is a Parquet file: .*notes.txt"):
+    with pytest.raises(ValueError, match=r"datasets\['train'\].*notes.txt is not a Parquet file"):
         adapt("train", folder / "notes.txt")
 
 
@@ -233,3 +235,10 @@ def test_a_dataset_that_can_not_be_pickled_is_named():
 
     with pytest.raises(TypeError, match=r"datasets\['train'\] can't be sent.*TextIOWrapper"):
         Datasets({"train": 1}).published(put)
+
+
+def test_a_shuffle_is_left_out_where_each_epoch_has_an_order_of_its_own(folder):
+    rows = miniray.data.read_parquet(str(folder)).random_shuffle(seed=1)
+    source = adapt("train", rows.select_columns(["id"]), shuffled=True)
+    assert list(source.block_sizes) == [10]
+    assert "RandomShuffle" not in explained(source._plan)
