@@ -57,7 +57,7 @@ LAYERS = """
     miniray.web
 """
 #: Files that a folder shows, at most.
-MOST_FILES = 28
+MOST_FILES = 25
 
 
 def modules() -> dict[str, Path]:
