@@ -22,8 +22,7 @@ from miniray.train.base.failures import WorkerFailure, describe
 from miniray.train.base.policies import RunState, ScalingDecision
 from miniray.train.config.rules import FailureConfig, FixedScaling, LimitedRetries
 from miniray.train.controller.outcome import STOPPING, RunOutcome
-from miniray.train.run.controller_thread import ControllerThread
-from miniray.train.run.local_group import FAILURE_TIMEOUT, LocalGroup
+from miniray.train.run.controller_thread import FAILURE_TIMEOUT, ControllerThread, LocalGroup
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
 from miniray.train.worker.local_link import LinkClient, LinkServer
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.run.local_group import Turn
+    from miniray.train.run.controller_thread import Turn
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
     from miniray.train.worker.controller_client import Carrier
