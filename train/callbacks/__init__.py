@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from miniray.train.callbacks.files import CSVCallback, JSONCallback
-from miniray.train.callbacks.progress import ProgressCallback
 from miniray.train.callbacks.trackers import MLflowCallback, TensorBoardCallback
-from miniray.train.config.run import Callback, RunContext, UserCallback
+from miniray.train.config.run import Callback, ProgressCallback, RunContext, UserCallback
 
 __all__ = [
     "CSVCallback",

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from miniray.logs.screen import is_terminal, write
-from miniray.train.callbacks.progress import ProgressCallback
+from miniray.train.config.run import ProgressCallback
 from miniray.train.progress.meter import WORDS, ProgressMeter, format_row, format_status
 
 if TYPE_CHECKING:

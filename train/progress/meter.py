@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.policies import RunState
-from miniray.train.callbacks.progress import ProgressCallback
+from miniray.train.config.run import ProgressCallback
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
