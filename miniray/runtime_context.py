@@ -13,7 +13,6 @@ from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from miniray.actor import ActorHandle
 
@@ -256,12 +255,7 @@ class InitContext(Mapping[str, Any]):
     def __enter__(self) -> InitContext:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.disconnect()
 
     def __repr__(self) -> str:

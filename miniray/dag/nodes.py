@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.absent import AbsentAttribute
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-
 _NOT_COMPILED = "there are no compiled graphs; execute() runs the graph"
 
 
@@ -161,12 +157,7 @@ class InputNode(DAGNode):
     def __enter__(self) -> InputNode:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: the node is used when the graph runs."""
 
     def _execute(self, run: _Run) -> Any:

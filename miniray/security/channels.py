@@ -21,7 +21,6 @@ from miniray.security.peer_log import Arrivals, PeerLog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
 
     from miniray.security.certificates import Credentials, Identity
 
@@ -266,12 +265,7 @@ class _ProvenChannel(grpc.aio.Channel):
     async def __aenter__(self) -> _ProvenChannel:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -149,9 +149,6 @@ class FailureTuple:
     name: str
     parent: Any
 
-    def __repr__(self) -> str:
-        return f"FailureTuple(obj={self.obj!r}, name={self.name!r}, parent={self.parent!r})"
-
 
 def inspect_serializability(
     base_obj: Any,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray import api
 
@@ -162,16 +162,10 @@ class _Idle:
 _idle = _Idle()
 
 
-class _Stored:
+class _Stored(NamedTuple):
     """Stands for an argument that is in the object store."""
 
-    __slots__ = ("ref",)
-
-    def __init__(self, ref: ObjectRef[Any]) -> None:
-        self.ref = ref
-
-    def __reduce__(self) -> tuple[type[_Stored], tuple[ObjectRef[Any]]]:
-        return _Stored, (self.ref,)
+    ref: ObjectRef[Any]
 
 
 class _Batch:

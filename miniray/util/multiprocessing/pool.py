@@ -22,7 +22,6 @@ from miniray.util.multiprocessing.worker import APPLY, MAP, STARMAP, PoolActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -203,12 +202,7 @@ class Pool:
         self._dispatcher.check_open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.terminate()
 
     def _put(
