@@ -151,7 +151,7 @@ class NodeDaemon:
             worker.ended_unasked = not worker.asked_to_end
             # It is ending most likely; if only its socket broke, it is of no use any more.
             worker.why_killed = refused
-            self._pool.kill(worker)
+            self._pool.ends.kill(worker)
 
     def _process_ended(
         self, ended: head_pb2.ProcessEnded, work: str, *, gone: bool = True, why: str = ""

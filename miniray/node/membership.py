@@ -64,7 +64,7 @@ class Membership:
 
     # --- joining -------------------------------------------------------------------
     async def join(self, timeout: float) -> None:
-        self._welcomed(await self.head.join(self, timeout))
+        self._welcomed(await self.head.session.open(self, timeout))
 
     async def rejoin(self, timeout: float) -> None:
         """Open a session with the head again, or with its successor.

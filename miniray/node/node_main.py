@@ -22,6 +22,7 @@ from miniray.common.host_port import DaemonAddress, join_host_port, parse_addres
 from miniray.common.ids import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.base.node_config import MoverConfig, NodeConfig
+from miniray.node.base.tasks import first_of
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
 from miniray.node.process_setup import end_children, reap, stop_on_signals, when_exits
@@ -49,16 +50,13 @@ from miniray.system.boot_options import (
     advertised_host,
     bind_host,
 )
-from miniray.system.machine import inspect_machine, not_found
+from miniray.system.machine import cpu_count, memory_limit, node_ip, not_found
 from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
 from miniray.version import VERSION
 from miniray.wire.poller import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from miniray.security.certificates import Credentials
-    from miniray.system.machine import Machine
 
 logger = logging.getLogger(__name__)
 
@@ -229,13 +227,12 @@ class NodeStart:
     ) -> NodeConfig:
         options = self.options
         head_host = parse_address(options.address)[0] if options.address else None
-        machine = inspect_machine(head_host)
         host = options.node_ip_address or (
-            machine.ip if options.embedded else advertised_host(options)
+            node_ip(head_host) if options.embedded else advertised_host(options)
         )
         store = options.object_store_memory
         if store is None:
-            store = int(machine.memory * config().object_store_share)
+            store = int(memory_limit() * config().object_store_share)
         secret, credentials = self._token.grpc_secret, self._credentials
         return NodeConfig(
             node_id=self._node_id,
@@ -248,7 +245,7 @@ class NodeStart:
             cluster_address=self._address,
             is_head=options.head,
             drivers_only=options.drivers_only,
-            scalars=self._scalars(machine, host, store, accelerators),
+            scalars=self._scalars(host, store, accelerators),
             accelerators=accelerators,
             labels={
                 **accelerators.labels,
@@ -265,17 +262,13 @@ class NodeStart:
             dial=lambda target: channels.channel(target, secret, credentials),
         )
 
-    def _scalars(
-        self, machine: Machine, host: str, store: int, accelerators: NodeAccelerators
-    ) -> dict[str, float]:
+    def _scalars(self, host: str, store: int, accelerators: NodeAccelerators) -> dict[str, float]:
         options = self.options
         scalars: dict[str, float] = {}
         if not options.drivers_only:
             scalars = {
-                "CPU": options.num_cpus if options.num_cpus is not None else machine.cpus,
-                "memory": (
-                    options.memory if options.memory is not None else int(machine.memory * 0.7)
-                ),
+                "CPU": cpu_count() if options.num_cpus is None else options.num_cpus,
+                "memory": int(memory_limit() * 0.7) if options.memory is None else options.memory,
                 "object_store_memory": store,
                 f"node:{host}": 1.0,
                 **accelerators.resources,
@@ -363,7 +356,7 @@ class NodeStart:
 
     async def _stay(self, daemon: NodeDaemon) -> None:
         """Wait until the node is told to stop, or its head is gone for good."""
-        while not await first_of(daemon.stopped.wait(), daemon.membership.session_ended.wait()):
+        while await first_of(daemon.stopped.wait(), daemon.membership.session_ended.wait()):
             if self.options.embedded and self.options.head:
                 daemon.stop("the head of the cluster is gone", failed=True)
                 return
@@ -378,11 +371,11 @@ class NodeStart:
             if self._head is None:
                 await rejoin(config().head_grace)
                 return
-            rejoined = False
-            while not rejoined:  # a head may end as soon as it serves
+            lost = 1
+            while lost:  # a head may end as soon as it serves
                 await self._head.restart()
                 self._publish()
-                rejoined = await first_of(rejoin(config().head_grace), self._head.ended())
+                lost = await first_of(rejoin(config().head_grace), self._head.ended())
         except (BootError, MinirayError, OSError) as error:
             reason = f"the head of the cluster is gone and did not come back: {error}"
             daemon.stop(reason, failed=True)
@@ -406,19 +399,6 @@ class NodeStart:
         end_children({self._head.pid} if self._head is not None else (), config().stop_grace)
         if self._head is not None:
             self._head.end(grace)
-
-
-async def first_of(wanted: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
-    """Wait for one of two events and cancel the other; return whether the first one happened."""
-    tasks = [asyncio.ensure_future(wanted), asyncio.ensure_future(other)]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    happened = tasks[0].done()
-    for task in tasks:
-        task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result
-    return happened
 
 
 def _token(options: BootOptions, session: Session) -> JoinToken:

@@ -8,6 +8,7 @@ are left out, and those of a driver that is gone, are in the log files only.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import os
 from typing import TYPE_CHECKING, Any
@@ -29,47 +30,42 @@ if TYPE_CHECKING:
 _JOBS, _FILES = 1000, 1000
 
 
+@dataclasses.dataclass(eq=False)
 class OutputRouter:
-    """The way of output to drivers, here and on other nodes.
+    """The way of output to drivers, here and on other nodes."""
 
-    ``read_output`` passes on all that the workers of a job have written.
-    """
+    node_id: bytes
+    clients: ClientServer
+    relay: RelayHub
+    questions: Questions
+    #: Passes on all that the workers of a job have written.
+    read_output: Callable[[bytes], object]
 
-    def __init__(
-        self,
-        node_id: bytes,
-        clients: ClientServer,
-        relay: RelayHub,
-        questions: Questions,
-        read_output: Callable[[bytes], object],
-    ) -> None:
-        self._node_id = node_id
-        self._clients = clients
-        self._relay = relay
-        self._questions = questions
-        self._read_output = read_output
+    def __post_init__(self) -> None:
         #: Lines that were left out and not reported yet: job → (node, log file) → count.
         self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
-        clients.requests["flush_output"] = self.flush
-        relay.notices[r.PUSH] = lambda _, message: self._pass_on(message.to, b"", *message.items)
-        questions.answers["output"] = self._flush_for
+        self.clients.requests["flush_output"] = self.flush
+        self.relay.notices[r.PUSH] = lambda _, message: self._pass_on(
+            message.to, b"", *message.items
+        )
+        self.questions.answers["output"] = self._flush_for
 
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
         """Send lines that a worker printed to the driver of its job, if that still runs."""
         # Output from before a function runs, as of its interpreter, has no name.
         name = "" if worker.lease is None else worker.lease.name
         named = [(line.name or name, line.text) for line in lines]
-        body = (worker.pid, self._node_id.hex()[:8], is_stderr, worker.log_path(is_stderr), named)
+        body = (worker.pid, self.node_id.hex()[:8], is_stderr, worker.log_path(is_stderr), named)
         self._pass_on(worker.job_id, worker.driver_node, "log", body)
 
     def _pass_on(
         self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]
     ) -> None:
         """Send a push on to its process; output to a driver that has much unread is left out."""
-        client = self._clients.clients.get(job_id)
-        if client is None and driver_node in (b"", self._node_id):
+        client = self.clients.clients.get(job_id)
+        if client is None and driver_node in (b"", self.node_id):
             return  # it is gone
-        waiting = self._relay.backlog(driver_node) if client is None else client.conn.backlog()
+        waiting = self.relay.backlog(driver_node) if client is None else client.conn.backlog()
         if topic == "log" and self._is_full(job_id, waiting):
             _, node, _, path, lines = body
             self._count(job_id, node, path, len(lines))
@@ -101,18 +97,18 @@ class OutputRouter:
             self._push(job_id, driver_node, "output_left_out", body)
 
     def _push(self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        if not self._clients.push(job_id, topic, body) and driver_node:
-            self._relay.send(driver_node, Relayed(to=job_id, notice=r.PUSH, items=(topic, body)))
+        if not self.clients.push(job_id, topic, body) and driver_node:
+            self.relay.send(driver_node, Relayed(to=job_id, notice=r.PUSH, items=(topic, body)))
 
     async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver once all output of its workers up to now is on its way to it."""
-        self._flush_for(0, client.job_id, self._node_id)
+        self._flush_for(0, client.job_id, self.node_id)
         # A node that does not answer is ending or overloaded; its log files have all lines.
-        question = (client.job_id, self._node_id)
-        await self._questions.ask_nodes("output", question, 0, self._relay.connected())
+        question = (client.job_id, self.node_id)
+        await self.questions.ask_nodes("output", question, 0, self.relay.connected())
         return None, -1
 
     def _flush_for(self, _seconds: float, job_id: bytes, node: bytes) -> None:
         """Send the output of workers here to the driver of their job, on whichever node."""
-        self._read_output(job_id)
+        self.read_output(job_id)
         self._tell_left_out(job_id, node)

@@ -106,8 +106,8 @@ class WorkerNotices:
             "ready": pool.ready,
             "blocked": self._blocked,
             "exiting": self._exiting,
-            "finishing": pool.finishing,
-            "leaving": pool.leaving,
+            "finishing": pool.ends.finishing,
+            "leaving": pool.ends.kill_later,
             "actor_failed": self._actor_failed,
         }
         for name, handler in of_workers.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -45,26 +46,19 @@ _CODE_SECONDS, _MOST_CODES = 60.0, 100
 _PAUSE, _MOST_TURNED_AWAY = 1.0, 1000
 
 
+@dataclasses.dataclass(eq=False)
 class WebDoor:
-    """Listens for the page's clients once it is opened.
+    """Listens for the page's clients once it is opened."""
 
-    Args:
-        node: Facts of this node.
-        clients: The processes of this node, which ask for codes.
-        fork: Runs ``serve(control)`` of a module in a process of the node's own.
-        opened: Called with ``HOST:PORT`` when it listens.
-    """
+    node: NodeConfig
+    #: The processes of this node, which ask for codes.
+    clients: ClientServer
+    #: Runs ``serve(control)`` of a module in a process of the node's own.
+    fork: Callable[[str], Helper]
+    #: Called with ``HOST:PORT`` when it listens.
+    opened: Callable[[str], object]
 
-    def __init__(
-        self,
-        node: NodeConfig,
-        clients: ClientServer,
-        fork: Callable[[str], Helper],
-        opened: Callable[[str], object],
-    ) -> None:
-        self._node = node
-        self._fork = fork
-        self._opened = opened
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._since = time.time()
         self._listener: socket.socket | None = None
@@ -74,8 +68,8 @@ class WebDoor:
         self._serves = False
         #: When each code ends, by code.
         self._codes: dict[str, float] = {}
-        clients.requests["open_page"] = self._open_page
-        clients.requests["use_page_code"] = self._use_page_code
+        self.clients.requests["open_page"] = self._open_page
+        self.clients.requests["use_page_code"] = self._use_page_code
 
     def open(self) -> str:
         """Listen, unless that is done; return ``HOST:PORT`` for clients.
@@ -83,12 +77,12 @@ class WebDoor:
         Raises:
             OSError: There is no such address on this machine.
         """
-        web = self._node.web
+        web = self.node.web
         if self._listener is None:
             self._listener = _listener(web.host, web.port)
             self._listener.setblocking(False)
             self._loop.add_reader(self._listener.fileno(), self._knock)
-            self._opened(self.address)
+            self.opened(self.address)
         return self.address
 
     @property
@@ -97,14 +91,14 @@ class WebDoor:
         if self._listener is None:
             return ""
         _, port, *_ = self._listener.getsockname()
-        return join_host_port(self._node.web.shown_host, port)
+        return join_host_port(self.node.web.shown_host, port)
 
     def _open_page(self, _client: Client) -> Answer:
         """Answer the page's address, a code that lets one browser in, and a program's token."""
-        if not self._node.is_head:
+        if not self.node.is_head:
             raise ValueError(
                 "The page is served on the machine of the cluster's head, at "
-                f"{self._node.cluster_address}: run `miniray dashboard` there."
+                f"{self.node.cluster_address}: run `miniray dashboard` there."
             )
         address, now = self.open(), self._loop.time()
         self._codes = {code: end for code, end in self._codes.items() if end > now}
@@ -112,7 +106,7 @@ class WebDoor:
             raise ValueError(f"{_MOST_CODES} codes of the page are unused; wait for a minute.")
         code = secrets.token_urlsafe(24)
         self._codes[code] = now + _CODE_SECONDS
-        web = self._node.web
+        web = self.node.web
         return (web.scheme, address, code, web_token(web.key, "api")), -1
 
     def _use_page_code(self, _client: Client, code: str) -> Answer:
@@ -123,7 +117,7 @@ class WebDoor:
     def _knock(self) -> None:
         """Start the web process for a client that waits."""
         assert self._listener is not None
-        node = self._node
+        node = self.node
         facts = {
             "node_socket": node.socket_path,
             "socket_key": node.socket_key,
@@ -139,7 +133,7 @@ class WebDoor:
         copy = -1
         try:
             copy = os.dup(self._listener.fileno())
-            helper = self._fork(_WEB)
+            helper = self.fork(_WEB)
         except (OSError, TemplateGoneError) as error:
             logger.warning("the web process cannot be started: %s", error)
             if copy >= 0:

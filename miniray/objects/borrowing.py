@@ -9,6 +9,7 @@ before it are acknowledged.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -33,22 +34,19 @@ _Holds = dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]]
 _VALUES_SIZE = 1 << 20
 
 
+@dataclasses.dataclass(eq=False)
 class Borrowing:
-    """Both sides of the borrowing protocol for one process. Thread-safe.
+    """Both sides of the borrowing protocol for one process. Thread-safe."""
 
-    Args:
-        table: The objects of this process.
-        peers: The processes that it talks to.
-        recover: Owner's side: makes a lost value, given by the object's id and the value's
-            payload, once more, or tells why that cannot be done.
-    """
+    #: The objects of this process.
+    table: ObjectTable
+    #: The processes that it talks to.
+    peers: PeerTable
+    #: Owner's side: makes a lost value, given by the object's id and the value's payload, once
+    #: more, or tells why that cannot be done.
+    recover: Callable[[bytes, Any], str | None]
 
-    def __init__(
-        self, table: ObjectTable, peers: PeerTable, recover: Callable[[bytes, Any], str | None]
-    ) -> None:
-        self._table = table
-        self._peers = peers
-        self._recover = recover
+    def __post_init__(self) -> None:
         self._numbers = itertools.count(1).__next__
         #: Registrations without an answer yet: number → (owner, its node, what is registered).
         #: The first of an ordinary dictionary takes as long to find as many were removed before it.
@@ -69,7 +67,7 @@ class Borrowing:
         """Make refs for what a value contains, and register them with their owners."""
         refs = []
         fresh: list[Entry] = []
-        table = self._table
+        table = self.table
         for id, owner_node in contained:
             ref, entry = table.adopt(id, owner_node)
             refs.append(ref)
@@ -81,7 +79,7 @@ class Borrowing:
 
     def _register_own(self, entries: list[Entry]) -> None:
         holds: _Holds = {}
-        own = (self._table.process_id, self._table.node_id)
+        own = (self.table.process_id, self.table.node_id)
         # One section: a thread that sees an entry registered also finds what to wait for.
         with self._lock:
             for entry in entries:
@@ -100,7 +98,7 @@ class Borrowing:
 
     def _send_all(self, numbers: list[int], holds: _Holds) -> None:
         for number, ((owner, node), held) in zip(numbers, holds.items(), strict=True):
-            self._peers.get(node, owner).send((p.PEER_BORROW, number, held))
+            self.peers.get(node, owner).send((p.PEER_BORROW, number, held))
 
     def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
         """Tell the owners of refs that a call's executor has kept of its arguments.
@@ -110,7 +108,7 @@ class Borrowing:
         """
         holds: _Holds = {}
         for id, owner_node in borrowed:
-            if self._table.is_owned(id):
+            if self.table.is_owned(id):
                 self._count(id, peer.process_id, peer.node_id)
             else:
                 where = (owner_of(id), owner_node)
@@ -126,12 +124,12 @@ class Borrowing:
         """
         kept = []
         for ref in refs:
-            entry = self._table.entry(ref.binary())
+            entry = self.table.entry(ref.binary())
             if entry is None or entry.registered or not entry.owner_node:
                 continue
             with self._lock:
                 # One count is the call's own list.
-                kept_on = entry.local > 1 and not self._table.is_owned(entry.id)
+                kept_on = entry.local > 1 and not self.table.is_owned(entry.id)
                 if kept_on and not entry.registered:
                     entry.registered = True
                     kept.append((entry.id, entry.owner_node))
@@ -151,7 +149,7 @@ class Borrowing:
             return
 
         def tell() -> None:
-            self._peers.send_surely(owner_node, owner_of(id), (p.PEER_UNBORROW, [id]))
+            self.peers.send_surely(owner_node, owner_of(id), (p.PEER_UNBORROW, [id]))
 
         self.defer(tell)
 
@@ -159,12 +157,12 @@ class Borrowing:
         """Ask the owners for values; answers arrive as values of the entries."""
         by_owner: dict[tuple[bytes, bytes], list[bytes]] = {}
         for entry in entries:
-            if not entry.wanted and not self._table.is_owned(entry.id):
+            if not entry.wanted and not self.table.is_owned(entry.id):
                 entry.wanted = True
                 by_owner.setdefault((owner_of(entry.id), entry.owner_node), []).append(entry.id)
         for (owner, node), ids in by_owner.items():
             self._note_asked(owner, ids)
-            self._peers.get(node, owner).send((p.PEER_WANT, ids))
+            self.peers.get(node, owner).send((p.PEER_WANT, ids))
 
     def _note_asked(self, owner: bytes, ids: list[bytes]) -> None:
         # Before the peer is looked up: one that is lost from then on asks for these again.
@@ -174,13 +172,13 @@ class Borrowing:
     def lost(self, entry: Entry, value: Value) -> None:
         """Ask the owner for another value: this one is gone from shared memory."""
         owner = owner_of(entry.id)
-        with self._table.lock:
+        with self.table.lock:
             if entry.value is not value:
                 return
-            self._table.forget_value(entry.id)
+            self.table.forget_value(entry.id)
             entry.wanted = True
         self._note_asked(owner, [entry.id])
-        peer = self._peers.get(entry.owner_node, owner)
+        peer = self.peers.get(entry.owner_node, owner)
         peer.send((p.PEER_LOST, [(entry.id, payload_of(value))]))
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -195,7 +193,7 @@ class Borrowing:
                     del self._asked[peer.process_id]
         for id, value in values:
             contained = refs_in(value)
-            self._table.set_value(id, value, self.hold(contained) if contained else None)
+            self.table.set_value(id, value, self.hold(contained) if contained else None)
 
     def on_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_ACK: run what waits for a registration that is counted now."""
@@ -241,7 +239,7 @@ class Borrowing:
         if not again:
             self._asked_again.discard(owner)
         for message in again:
-            self._peers.get(peer.node_id, owner).send(message)
+            self.peers.get(peer.node_id, owner).send(message)
 
     def _lost_with(self, peer: Peer) -> None:
         """Fail what was asked of a process; its node is known, if nothing else."""
@@ -257,7 +255,7 @@ class Borrowing:
             asked = self._asked.pop(owner, set())
         for id in asked:
             error = OwnerDiedError(id.hex(), was or f"process {owner.hex()}")
-            self._table.set_value(id, error_value(error))
+            self.table.set_value(id, error_value(error))
 
     # --- owner's side --------------------------------------------------------------
     def on_want(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -266,11 +264,11 @@ class Borrowing:
         ready: list[tuple[bytes, Value]] = []
         size = 0
         for id in ids:
-            entry = self._table.entry(id)
+            entry = self.table.entry(id)
             if entry is None:
                 error = ObjectLostError(id.hex(), "its owner had freed it already")
                 value: Value | None = error_value(error)
-            elif self._table.when_ready(entry, lambda entry: self._send_value(peer, entry)):
+            elif self.table.when_ready(entry, lambda entry: self._send_value(peer, entry)):
                 value = entry.value
                 entry.seen = True
             else:
@@ -288,7 +286,7 @@ class Borrowing:
         """PEER_LOST: replace values that a borrower found gone from shared memory."""
         _, lost = message
         for id, payload in lost:
-            reason = self._recover(id, payload)
+            reason = self.recover(id, payload)
             if reason is None:
                 self.on_want(peer, (p.PEER_WANT, [id]))
             else:
@@ -309,12 +307,12 @@ class Borrowing:
             peer.send((p.PEER_ACK, number))
 
     def _count(self, id: bytes, borrower: bytes, node: bytes) -> None:
-        if self._table.borrow(id, borrower):
+        if self.table.borrow(id, borrower):
             # Being connected to it, or its daemon, tells when it ends.
-            self._peers.get(node, borrower)
+            self.peers.get(node, borrower)
 
     def on_unborrow(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_UNBORROW: uncount a process that holds objects no more."""
         _, ids = message
         for id in ids:
-            self._table.unborrow(id, peer.process_id)
+            self.table.unborrow(id, peer.process_id)

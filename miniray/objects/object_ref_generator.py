@@ -7,6 +7,8 @@ call; what user code iterates over stands on it.
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 import logging
 import threading
 import weakref
@@ -18,7 +20,6 @@ from miniray.messages.value import TRUE, load_error
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Iterator
 
     from miniray.common.names import CallSite
@@ -33,36 +34,29 @@ T = TypeVar("T")
 MOST_REMEMBERED = 10_000
 
 
+@dataclasses.dataclass(eq=False)
 class StreamState:
     """Items of one generator call: sent by the executor, taken by the consumer.
 
     The consumer may be a thread that waits or an event loop; both are woken by callbacks.
-
-    Args:
-        id: By which the call can be cancelled.
-        table: The objects of this process.
-        on_consumed: Tells the executor how many items were taken, which is its backpressure.
-        on_abandoned: Tells it that nobody reads on.
-        limit: How many items may wait unread before the executor pauses; -1: any number.
     """
 
-    def __init__(
-        self,
-        id: bytes,
-        table: ObjectTable,
-        on_consumed: Callable[[int], None],
-        on_abandoned: Callable[[], None],
-        limit: int,
-    ) -> None:
-        self.id = id
+    #: By which the call can be cancelled.
+    id: bytes
+    #: The objects of this process.
+    table: ObjectTable
+    #: Tells the executor how many items were taken, which is its backpressure.
+    on_consumed: Callable[[int], None]
+    #: Tells it that nobody reads on.
+    on_abandoned: Callable[[], None]
+    #: How many items may wait unread before the executor pauses; -1: any number.
+    limit: int
+
+    def __post_init__(self) -> None:
         #: Ids of the first items, by which a run for those that were lost knows which they are.
         self.ids: list[bytes] = []
         #: The Origin they are made again from; None if they cannot be, or need not be kept.
         self.origin: Any = None
-        self.limit = limit
-        self._table = table
-        self._on_consumed = on_consumed
-        self._on_abandoned = on_abandoned
         self._items: collections.deque[ObjectRef[Any]] = collections.deque()
         self._received = 0
         self._consumed = 0
@@ -71,7 +65,7 @@ class StreamState:
         # Reentrant: the collector may drop the generator, and so close it, in any section.
         self._lock = threading.RLock()
         #: In order; a consumer that gives up takes its own back.
-        self._waiters: dict[Callable[[], None], None] = {}
+        self._waiters: dict[Callable[[], object], None] = {}
         #: What ``wait`` waits for: one ref until there is something to take, held by its waiters.
         self._next: weakref.ref[ObjectRef[Any]] | None = None
         self._completed: ObjectRef[Any] | None = None
@@ -92,14 +86,14 @@ class StreamState:
                 return False
             if index < self._received:
                 # The call runs once more: its executor must not wait for what was taken before.
-                self._on_consumed(self._consumed)
+                self.on_consumed(self._consumed)
                 return False
             self._received = index + 1
-            id = self._table.new_id()
-            ref = self._table.create_with_value(id, value, contained)
+            id = self.table.new_id()
+            ref = self.table.create_with_value(id, value, contained)
             if index < MOST_REMEMBERED:
                 self.ids.append(id)
-            self._items.append(ref if made is None else self._table.record(ref, made))
+            self._items.append(ref if made is None else self.table.record(ref, made))
             waiters, self._waiters = self._waiters, {}
         _wake(waiters)
         return True
@@ -110,14 +104,14 @@ class StreamState:
             if self._ended:
                 return
             if error is not None and not self._closed:
-                self._items.append(self._table.create_with_value(self._table.new_id(), error, None))
+                self._items.append(self.table.create_with_value(self.table.new_id(), error, None))
             self._ended = True
             self._error = error
             waiters, self._waiters = self._waiters, {}
             completed = self._completed
         _wake(waiters)
         if completed is not None:
-            self._table.set_value(completed.binary(), self._outcome())
+            self.table.set_value(completed.binary(), self._outcome())
 
     # --- the consumer's side -----------------------------------------------------------
     def take(self) -> ObjectRef[Any] | None:
@@ -127,7 +121,7 @@ class StreamState:
                 return None
             ref = self._items.popleft()
             self._consumed += 1
-            self._on_consumed(self._consumed)  # in here: the counts must arrive in order
+            self.on_consumed(self._consumed)  # in here: the counts must arrive in order
         return ref
 
     @property
@@ -146,11 +140,11 @@ class StreamState:
         """
         with self._lock:
             if self._completed is None:
-                id = self._table.new_id()
+                id = self.table.new_id()
                 if self._ended:
-                    self._completed = self._table.create_with_value(id, self._outcome(), None)
+                    self._completed = self.table.create_with_value(id, self._outcome(), None)
                 else:
-                    self._completed = self._table.create(id)
+                    self._completed = self.table.create(id)
             return self._completed
 
     def take_all(self) -> list[ObjectRef[Any]]:
@@ -170,9 +164,9 @@ class StreamState:
         with self._lock:
             ref = None if self._next is None else self._next()
             if ref is None:
-                ref = self._table.create(self._table.new_id())
+                ref = self.table.create(self.table.new_id())
                 if self.when_changed(self._tell_next):
-                    self._table.set_value(ref.binary(), TRUE)
+                    self.table.set_value(ref.binary(), TRUE)
                 else:
                     self._next = weakref.ref(ref)
             return ref
@@ -182,9 +176,9 @@ class StreamState:
             ref = None if self._next is None else self._next()
             self._next = None
         if ref is not None:
-            self._table.set_value(ref.binary(), TRUE)
+            self.table.set_value(ref.binary(), TRUE)
 
-    def when_changed(self, callback: Callable[[], None]) -> bool:
+    def when_changed(self, callback: Callable[[], object]) -> bool:
         """Call back at the next item or the end; True if there is something to take now."""
         with self._lock:
             if self._items or self._ended or self._closed:
@@ -192,7 +186,7 @@ class StreamState:
             self._waiters[callback] = None
             return False
 
-    def drop_waiter(self, callback: Callable[[], None]) -> None:
+    def drop_waiter(self, callback: Callable[[], object]) -> None:
         """Take back ``when_changed``."""
         with self._lock:
             self._waiters.pop(callback, None)
@@ -209,10 +203,10 @@ class StreamState:
             waiters, self._waiters = self._waiters, {}
         _wake(waiters)
         if not ended:
-            self._on_abandoned()
+            self.on_abandoned()
 
 
-def _wake(waiters: Iterable[Callable[[], None]]) -> None:
+def _wake(waiters: Iterable[Callable[[], object]]) -> None:
     for waiter in waiters:
         try:
             waiter()
@@ -260,17 +254,12 @@ class ObjectRefGenerator(Generic[T]):
                 return ref
             if state.finished:
                 raise StopAsyncIteration
+            changed = asyncio.Event()
             loop = asyncio.get_running_loop()
-            changed: asyncio.Future[None] = loop.create_future()
-
-            def wake(
-                loop: asyncio.AbstractEventLoop = loop, future: asyncio.Future[None] = changed
-            ) -> None:
-                loop.call_soon_threadsafe(_set, future)
-
+            wake = functools.partial(loop.call_soon_threadsafe, changed.set)
             if not state.when_changed(wake):
                 try:
-                    await changed
+                    await changed.wait()
                 finally:
                     state.drop_waiter(wake)
 
@@ -333,8 +322,3 @@ class DynamicObjectRefGenerator(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._refs)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

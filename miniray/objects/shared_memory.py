@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -48,32 +49,23 @@ _LOOKING = 0.1
 _Got = tuple[int, int, int]
 
 
+@dataclasses.dataclass(eq=False)
 class SharedMemory:
     """This process's side of the node's object store. Thread-safe."""
 
-    def __init__(
-        self,
-        link: NodeLink,
-        node_id: bytes,
-        fetches: ValueFetches,
-        make_room: Callable[[], object],
-    ) -> None:
-        """Start with nothing mapped.
+    link: NodeLink
+    node_id: bytes
+    #: What is on its way to this node for this process.
+    fetches: ValueFetches
+    #: Lets go of all that this process needs no more.
+    make_room: Callable[[], object]
 
-        Args:
-            link: To the daemon.
-            node_id: Of this node.
-            fetches: What is on its way to this node for this process.
-            make_room: Lets go of all that this process needs no more.
-        """
+    def __post_init__(self) -> None:
         tunables = config()
         #: Bytes up to which a value is put into no shared memory, and no record made of where.
         self.plain_limit = -1 if tunables.record_call_sites else tunables.inline_limit
-        self._link = link
-        self._make_room = make_room
         #: When a writer may look again for what this process needs no more.
         self._look_again_at = 0.0
-        self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
         #: How many ends of mappings and values the daemon was told of, roughly: threads may count
@@ -81,8 +73,7 @@ class SharedMemory:
         self._returned = 0
         #: The daemon has said that memory is short, since the last request.
         self._is_short = False
-        self.warm = WarmMemory(link)
-        self.fetches = fetches
+        self.warm = WarmMemory(self.link)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
         #: What stays mapped, and what was read once.
@@ -119,9 +110,9 @@ class SharedMemory:
         finally:
             if fd >= 0:
                 os.close(fd)
-        self._link.node_notice("seal_segment", segment, made)
+        self.link.node_notice("seal_segment", segment, made)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
-        return (VALUE_SHARED, (self._node_id, segment, owner_node, value.size), contained)
+        return (VALUE_SHARED, (self.node_id, segment, owner_node, value.size), contained)
 
     def _request(
         self,
@@ -134,11 +125,11 @@ class SharedMemory:
         deadline = deadline_of(timeout)
         before = self._before_request()
         try:
-            return self._link.node_request(method, args, timeout=timeout, undo=undo)
+            return self.link.node_request(method, args, timeout=timeout, undo=undo)
         except (ObjectStoreFullError, OSError) as error:
             if not is_lack_of_memory(error) or not self._has_returned(before):
                 raise
-        return self._link.node_request(method, args, timeout=time_left(deadline), undo=undo)
+        return self.link.node_request(method, args, timeout=time_left(deadline), undo=undo)
 
     def _before_request(self) -> int:
         """Return to the daemon what it lacks; give a mark for ``_has_returned``."""
@@ -162,7 +153,7 @@ class SharedMemory:
         self._drop_kept()
         began = time.monotonic()
         if began >= self._look_again_at:
-            self._make_room()
+            self.make_room()
             ended = time.monotonic()
             self._look_again_at = ended + (ended - began) / _LOOKING
 
@@ -172,7 +163,7 @@ class SharedMemory:
 
     def _discard(self, segment: int) -> None:
         """Free a segment of this node that does not get its value."""
-        self._link.node_notice("discard_segment", segment)
+        self.link.node_notice("discard_segment", segment)
 
     # --- reading -----------------------------------------------------------------
     def map(self, location: Location, timeout: float | None = None) -> tuple[Mapping, Block]:
@@ -204,7 +195,7 @@ class SharedMemory:
     def _not_mapped(self, location: Location, request: int) -> None:
         """Withdraw a request for a value of another node."""
         node_id, *_ = location
-        if node_id != self._node_id:
+        if node_id != self.node_id:
             self.fetches.withdraw([request])
 
     async def map_later(self, location: Location) -> tuple[Mapping, Block]:
@@ -214,7 +205,7 @@ class SharedMemory:
             return kept
         request = self.fetches.next_number()
         args = (*location, request)
-        ask = self._link.node_request_later
+        ask = self.link.node_request_later
         before = self._before_request()
         try:
             try:
@@ -317,7 +308,7 @@ class SharedMemory:
         The memory under them is never used again, as nobody knows when the child unmaps it. What
         this process unmaps later is reported on the same connection, so the daemon reads it later.
         """
-        self._link.node_notice("forked")
+        self.link.node_notice("forked")
 
     def report_unmapped(self) -> None:
         """Tell the daemon which segments this process reads no more."""
@@ -327,7 +318,7 @@ class SharedMemory:
         with contextlib.suppress(IndexError):  # another thread may take some of them
             while True:
                 gone.append(self._unmapped.popleft())
-        self._link.node_notice("unmapped", gone)
+        self.link.node_notice("unmapped", gone)
         self._returned += len(gone)
 
     def close(self) -> None:
@@ -349,5 +340,5 @@ class SharedMemory:
             del dropped, block  # not in the section: its end is reported
             self.report_unmapped()
         *key, _size = location
-        self._link.node_notice("free_segment", *key)
+        self.link.node_notice("free_segment", *key)
         self._returned += 1

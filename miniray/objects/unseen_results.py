@@ -7,6 +7,7 @@ large result and then tells its owner; if it is killed between the two, nobody e
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -41,21 +42,15 @@ MOST_WAITING = 20
 _Kind = tuple[str, type[BaseException]]
 
 
+@dataclasses.dataclass(eq=False)
 class UnseenErrors:
-    """Tells errors that were dropped unread.
+    """Tells errors that were dropped unread."""
 
-    Args:
-        later: Runs a function in a thread in which user code may run: unpickling an error does.
-        clock: As ``time.monotonic``.
-    """
+    #: Runs a function in a thread in which user code may run: unpickling an error does.
+    later: Callable[[Callable[[], None]], object]
+    clock: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self,
-        later: Callable[[Callable[[], None]], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._later = later
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()  # a collection in here may drop further ones
         self._known: dict[_Kind, float] = {}
         self._waiting = 0
@@ -76,7 +71,7 @@ class UnseenErrors:
                 self._skipped += 1
                 return
             self._waiting += 1
-        self._later(lambda: self._tell(value))
+        self.later(lambda: self._tell(value))
 
     def _tell(self, value: Value) -> None:
         with self._lock:
@@ -98,7 +93,7 @@ class UnseenErrors:
 
     def _is_known(self, kind: _Kind) -> bool:
         """Note that such an error is told or raised; whether one was just before."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             known = self._known.get(kind)
             if known is None:

@@ -6,6 +6,7 @@ use. The daemon copies; ``ValueFetches`` is what this process waits for.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -19,7 +20,6 @@ from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.messages.value import Value
@@ -39,31 +39,23 @@ def _nobody_waits(_entry: Entry) -> None:
     """The waiter of a value that is brought here ahead of its use."""
 
 
+@dataclasses.dataclass(eq=False)
 class ValueFetches:
-    """The fetches of this process. Thread-safe.
+    """The fetches of this process. Thread-safe."""
 
-    Args:
-        link: To the daemon.
-        node_id: Of this node.
-        on_lost: Called with a value that turned out to be gone; has it made once more.
-    """
+    link: NodeLink
+    node_id: bytes
+    #: Called with a value that turned out to be gone; has it made once more.
+    on_lost: Callable[[Entry, Value, ObjectLostError], None]
 
-    def __init__(
-        self,
-        link: NodeLink,
-        node_id: bytes,
-        on_lost: Callable[[Entry, Value, ObjectLostError], None],
-    ) -> None:
-        self._link = link
-        self._node_id = node_id
+    def __post_init__(self) -> None:
         #: Names a request, so that it can be withdrawn.
         self.next_number = itertools.count(1).__next__
-        self._on_lost = on_lost
         # Reentrant: a garbage collection may run user code, which may wait, in any section.
         self._lock = threading.RLock()
 
     def is_remote(self, value: Value) -> bool:
-        return is_shared(value) and node_of(value) != self._node_id
+        return is_shared(value) and node_of(value) != self.node_id
 
     def is_here(self, entry: Entry) -> bool:
         """Whether an entry has a value, and that was seen on this node, or failed to get here."""
@@ -95,7 +87,7 @@ class ValueFetches:
             fetch.waiters.append(waiter)
         if begin:
             asked = (*location_of(value), fetch.number)
-            self._link.node_request_async(
+            self.link.node_request_async(
                 "fetch_segment",
                 asked,
                 lambda error, _result, _fd: self._came(entry, fetch, error),
@@ -117,7 +109,7 @@ class ValueFetches:
             fetch.done = True
             waiters, fetch.waiters = fetch.waiters, []
         if isinstance(error, ObjectLostError):
-            self._on_lost(entry, fetch.value, error)
+            self.on_lost(entry, fetch.value, error)
         for waiter in waiters:
             waiter(entry)
 
@@ -138,7 +130,7 @@ class ValueFetches:
         if not unknown:
             return
         places = [location_of(value)[:-1] for _, value in unknown]
-        found, _ = self._link.node_request("are_here", (places,))
+        found, _ = self.link.node_request("are_here", (places,))
         for (entry, value), here in zip(unknown, found, strict=True):
             if here:
                 with self._lock:
@@ -155,67 +147,61 @@ class ValueFetches:
         places = dict.fromkeys(location_of(value) for value in values if self.is_remote(value))
         wanted = [(*place, self.next_number()) for place in places]
         if wanted:
-            self._link.node_notice("prefetch", wanted)
+            self.link.node_notice("prefetch", wanted)
         return [number for *_, number in wanted]
 
     def withdraw(self, numbers: Sequence[int]) -> None:
         if numbers:
-            self._link.node_notice("withdraw", numbers)
+            self.link.node_notice("withdraw", numbers)
 
 
+@dataclasses.dataclass(eq=False)
 class Waits:
-    """How this process waits.
+    """How this process waits."""
 
-    Args:
-        loop: What brings the values.
-        table: The objects of this process.
-        borrowing: Asks the owners of values.
-        block: Runs the wait itself; tells the node when it takes long.
-    """
-
-    def __init__(
-        self, loop: IOLoop, table: ObjectTable, borrowing: Borrowing, block: Block
-    ) -> None:
-        self._loop = loop
-        self._table = table
-        self._borrowing = borrowing
-        self._block = block
+    #: What brings the values.
+    loop: IOLoop
+    table: ObjectTable
+    #: Asks the owners of values.
+    borrowing: Borrowing
+    #: Runs the wait itself; tells the node when it takes long.
+    block: Block
 
     def when_ready(self, entry: Entry, ready: Callable[[Entry], None]) -> bool:
         """Call ``ready(entry)`` once there is a value; True if there is one already."""
-        if self._table.when_ready(entry, ready):
+        if self.table.when_ready(entry, ready):
             return True
-        self._borrowing.want([entry])
+        self.borrowing.want([entry])
         return False
 
     async def for_value(self, entry: Entry) -> None:
         """Wait, in an event loop, until an entry has a value."""
         import asyncio
 
-        self._loop.flush_posted()
+        self.loop.flush_posted()
         loop = asyncio.get_running_loop()
-        there: asyncio.Future[None] = loop.create_future()
+        there = asyncio.Event()
         here = threading.get_ident()
 
         def ready(_entry: Entry) -> None:
-            if self._loop.in_callback and threading.get_ident() == here:
-                _resolve(there)
+            if self.loop.in_callback and threading.get_ident() == here:
+                there.set()
             else:
-                loop.call_soon_threadsafe(_resolve, there)
+                loop.call_soon_threadsafe(there.set)
 
         if not self.when_ready(entry, ready):
             try:
-                await there
+                await there.wait()
             finally:
-                self._table.drop_waiter(entry, ready)
+                self.table.drop_waiter(entry, ready)
 
     @uncut  # the wait itself may be
     def for_callback(self, when: Callable[[Callable[[], None]], bool]) -> None:
         """Wait until ``when`` calls back; not at all if it returns True."""
-        gate = Gate(self._loop)
+        gate = Gate(self.loop)
         if not when(gate.arrived):
-            self._loop.flush_posted()
-            self._block(gate.wait, None)
+            self.loop.flush_posted()
+            self.block(gate.wait, None)
 
     @uncut  # the wait itself may be
     def for_values(
@@ -236,12 +222,12 @@ class Waits:
             failed: Where an entry goes whose value is an error. The wait is over with the first
                 then; None if an error counts like any value.
         """
-        self._loop.flush_posted()
-        self._borrowing.want(pending)
-        gate = Gate(self._loop, needed)
+        self.loop.flush_posted()
+        self.borrowing.want(pending)
+        gate = Gate(self.loop, needed)
         if len(pending) > _FEW:
             return self._for_many(pending, gate, timeout, fetches, failed)
-        table = self._table
+        table = self.table
         arrived: Callable[[Entry], None] = gate.arrived
         if fetches is not None:
             arrived = self._when_here(gate, fetches)
@@ -251,7 +237,7 @@ class Waits:
             for entry in pending:
                 if table.when_ready(entry, arrived):
                     arrived(entry)
-            return self._block(gate.wait, timeout)
+            return self.block(gate.wait, timeout)
         finally:
             for entry in pending:
                 if entry.value is None:
@@ -267,7 +253,7 @@ class Waits:
             if value is not None:
                 if fetches.when_here(entry, value, arrived):
                     gate.arrived()
-            elif self._table.when_ready(entry, arrived):  # it was lost, and made again
+            elif self.table.when_ready(entry, arrived):  # it was lost, and made again
                 arrived(entry)
 
         return arrived
@@ -297,14 +283,14 @@ class Waits:
                 return
             count(entry)
 
-        self._table.watch(arrived)
+        self.table.watch(arrived)
         try:
             for entry in pending:
                 if entry.value is not None:
                     arrived(entry)
-            return self._block(gate.wait, timeout)
+            return self.block(gate.wait, timeout)
         finally:
-            self._table.unwatch(arrived)
+            self.table.unwatch(arrived)
             if fetches is not None:
                 for entry in pending:
                     fetches.drop_waiter(entry, arrived)
@@ -321,11 +307,6 @@ def _unless_failed(gate: Gate, failed: list[Entry]) -> Callable[[Entry], None]:
             gate.arrived()
 
     return arrived
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def deadline_of(timeout: float | None) -> float | None:

@@ -33,12 +33,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_DASHBOARD_PORT = 8265
 
 #: Resources with options of their own, and how to say them.
-_OWN_OPTIONS = {
-    "CPU": "num_cpus",
-    "GPU": "num_gpus",
-    "memory": "memory",
-    "object_store_memory": "object_store_memory",
-}
+_OWN_OPTIONS = check.OWN_OPTION | {"object_store_memory": "object_store_memory"}
 #: More devices of a resource than any machine has, and than the head should keep a list of.
 _MOST_DEVICES = 10_000
 _RESERVED_LABEL_PREFIXES = ("ray.io", "miniray.io")

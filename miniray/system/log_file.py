@@ -69,19 +69,13 @@ class LogFile:
         self.write(lines)
 
     def _rotate(self) -> None:
-        names = [self.path, *(self._older(number) for number in range(1, config().log_files))]
+        older_ones = (f"{self.path.name}.{number}" for number in range(1, config().log_files))
+        names = [self.path, *map(self.path.with_name, older_ones)]
         for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
             if newer.exists():
                 os.replace(newer, older)
         if self.path.exists():  # no older files are kept
             self.path.unlink()
-
-    def _older(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
-
-    def has_lines(self) -> bool:
-        """Return whether anything was written."""
-        return self.path.exists()
 
 
 class StreamLog:
@@ -169,7 +163,8 @@ class StreamLog:
             return 0
         if moment > self._file(self.size // self._limit).stat().st_mtime:
             return self.size
-        return self._marks[bisect.bisect(self._marks, (moment, self.size)) - 1][1]
+        _, offset = self._marks[bisect.bisect(self._marks, (moment, self.size)) - 1]
+        return offset
 
     def remove(self) -> None:
         for file in (*self._files(), self._times):

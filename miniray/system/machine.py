@@ -6,7 +6,6 @@ elsewhere; here are the totals that a node announces when it starts.
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import os
 import socket
@@ -21,29 +20,6 @@ if TYPE_CHECKING:
 #: Routing addresses of no host (RFC 5737, RFC 3849) by version: they lead to the default route.
 _ELSEWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 _CGROUPS = "sys/fs/cgroup"
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a node announces beside its accelerators."""
-
-    cpus: int
-    #: Bytes that our container may use.
-    memory: int
-    #: Bytes of that which nobody uses now.
-    available_memory: int
-    #: Address at which other machines reach us.
-    ip: str
-
-
-def inspect_machine(head: str | None = None) -> Machine:
-    """Look at the machine that we run on.
-
-    Args:
-        head: Host name or address of the cluster's head; it decides which of several
-            addresses is ours. By default, the one that leads outside.
-    """
-    return Machine(cpu_count(), memory_limit(), available_memory(), node_ip(head))
 
 
 def cpu_count(

@@ -28,7 +28,7 @@ LARGEST_NUMBER = 2**63 - 1
 LARGEST_COUNT = 1_000_000
 
 #: What the resources option must not name, and what to use instead.
-_OWN_OPTION = {
+OWN_OPTION = {
     "CPU": "num_cpus",
     "GPU": "num_gpus",
     "memory": "memory",
@@ -167,10 +167,10 @@ def resources(name: str, value: Any) -> dict[str, float]:
     for resource in value:
         if not isinstance(resource, str) or not resource:
             raise wrong_type(f"A resource name in {name}", resource, "a non-empty string")
-        if resource in _OWN_OPTION:
+        if resource in OWN_OPTION:
             raise ValueError(
                 f"{name} must not contain {resource!r}; "
-                f"use the option {_OWN_OPTION[resource]} instead."
+                f"use the option {OWN_OPTION[resource]} instead."
             )
     return {
         plain_text(resource): amount(f"{name}[{resource!r}]", given, resource)

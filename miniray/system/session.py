@@ -211,7 +211,7 @@ def write_record(record: ClusterRecord) -> Path:
     folder = user_root() / "clusters"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{record.session.id}.json"
-    write_private(path, _to_json(record).encode())
+    write_private(path, json.dumps(dataclasses.asdict(record), default=str, indent=1).encode())
     return path
 
 
@@ -362,10 +362,6 @@ def _make_socket_dir() -> Path:
                 continue
             return path
     raise AssertionError("the default base is short enough")
-
-
-def _to_json(record: ClusterRecord) -> str:
-    return json.dumps(dataclasses.asdict(record), default=str, indent=1)
 
 
 def _from_json(text: str) -> ClusterRecord:

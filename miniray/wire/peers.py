@@ -7,6 +7,7 @@ word from the daemon that a process is gone, is reported once per peer.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import marshal
 import os
@@ -79,29 +80,23 @@ class Peer:
         self.channel.flush_blocking(None)
 
 
+@dataclasses.dataclass(eq=False)
 class PeerTable:
-    """All peers of this process, by process id. Thread-safe.
+    """All peers of this process, by process id. Thread-safe."""
 
-    Args:
-        link: To the daemon, which relays to other nodes and knows who this process is.
-        node_id: The node of this process.
-        on_message: Called with what peers send.
-        on_lost: Called once for each peer that is gone.
-    """
+    #: To the daemon, which relays to other nodes and knows who this process is.
+    link: NodeLink
+    #: The node of this process.
+    node_id: bytes
+    _: dataclasses.KW_ONLY
+    #: Called with what peers send.
+    on_message: Callable[[Peer, tuple[Any, ...]], None]
+    #: Called once for each peer that is gone.
+    on_lost: Callable[[Peer], None]
 
-    def __init__(
-        self,
-        link: NodeLink,
-        node_id: bytes,
-        *,
-        on_message: Callable[[Peer, tuple[Any, ...]], None],
-        on_lost: Callable[[Peer], None],
-    ) -> None:
-        self._link = link
+    def __post_init__(self) -> None:
+        link = self.link
         self._loop = link.loop
-        self._node_id = node_id
-        self._on_message = on_message
-        self._on_lost = on_lost
         self._peers: dict[bytes, Peer] = {}
         self._lock = threading.RLock()  # a collection in here may drop a ref
         self._warned = False
@@ -147,10 +142,10 @@ class PeerTable:
         return relayed + [conn.peer for conn in list(self._connections) if conn.peer is not None]
 
     def _connect(self, node_id: bytes, process_id: bytes) -> Peer:
-        if node_id != self._node_id:
+        if node_id != self.node_id:
             return self._relayed_peer(node_id, process_id)
         try:
-            sock = connect(socket_path(self._link.folder, process_id))
+            sock = connect(socket_path(self.link.folder, process_id))
         except (FileNotFoundError, ConnectionRefusedError):
             # It ended; after a planned exit, the daemon answers for what it owned.
             return self._relayed_peer(node_id, process_id)
@@ -164,7 +159,7 @@ class PeerTable:
         conn.peer = peer
         if conn.closed:  # perhaps before it was in the table
             self._loop.call_soon(lambda: self._closed(conn))
-        conn.send((p.PEER_HELLO, self._node_id, self._link.process_id))
+        conn.send((p.PEER_HELLO, self.node_id, self.link.process_id))
         return peer
 
     def _warn_of_limit(self) -> None:
@@ -177,8 +172,8 @@ class PeerTable:
             )
 
     def _relayed_peer(self, node_id: bytes, process_id: bytes) -> Peer:
-        self._link.node_notice("watch", process_id, node_id)
-        return Peer(node_id, process_id, RelaySender(self._link, node_id, process_id))
+        self.link.node_notice("watch", process_id, node_id)
+        return Peer(node_id, process_id, RelaySender(self.link, node_id, process_id))
 
     def _wrap(self, sock: socket.socket, *, server: bool) -> Connection:
         conn = Connection(sock, self._endpoint, server=server)
@@ -192,7 +187,7 @@ class PeerTable:
     def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
         peer = conn.peer
         if peer is not None:
-            self._on_message(peer, message)
+            self.on_message(peer, message)
             return
         kind, *name = message
         if kind != p.PEER_HELLO:
@@ -233,7 +228,7 @@ class PeerTable:
                 continue
             size += len(body)
             try:
-                self._on_message(peer, message)
+                self.on_message(peer, message)
             except Exception:
                 # As on a socket: one bad message must not lose those that came with it.
                 logger.exception("handling message kind %r failed", kind)
@@ -265,7 +260,7 @@ class PeerTable:
             if self._peers.get(peer.process_id) is peer:
                 del self._peers[peer.process_id]
         peer.channel.close()
-        self._on_lost(peer)
+        self.on_lost(peer)
 
     # --- ending ------------------------------------------------------------------
     def hang_up(self) -> None:

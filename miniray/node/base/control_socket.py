@@ -5,7 +5,6 @@ Both ends read whole messages. The daemon's end never blocks: it queues what the
 
 from __future__ import annotations
 
-import array
 import asyncio
 import collections
 import contextlib
@@ -33,16 +32,12 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next message with its descriptors; it is empty once the other end is gone."""
     try:
-        data, ancillary, _, _ = control.recvmsg(
-            MESSAGE_LIMIT, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
+        data, fds, _, _ = socket.recv_fds(
+            control, MESSAGE_LIMIT, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         return b"", []
-    fds = array.array("i")
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return data, list(fds)
+    return data, fds
 
 
 class Control:

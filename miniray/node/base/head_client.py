@@ -135,13 +135,13 @@ class HeadClient:
         self._node_id = node_id
         self._clients = clients
         self.session = HeadSession(channel)
+        self.send = self.session.send
         self._unconfirmed = Unconfirmed(self.session.clock)
+        self.drop_stored = self._unconfirmed.drop_stored
+        self.process_ended = self._unconfirmed.process_ended
         #: Requests of the daemon itself, by number.
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = 0
-
-    async def join(self, member: SessionEvents, timeout: float) -> head_pb2.Welcome:
-        return await self.session.open(member, timeout)
 
     async def rejoin(
         self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
@@ -151,19 +151,13 @@ class HeadClient:
             member, timeout, lambda waiting: [*news(), *self._unconfirmed.to_repeat(waiting)]
         )
 
-    def send(self, message: head_pb2.FromNode) -> None:
-        self.session.send(message)
-
     def report(self, message: head_pb2.FromNode) -> None:
         """Report how an actor ends, or has ended: to this head, and to the next one if need be."""
         self._unconfirmed.reported(message)
-        self.session.send(message)
+        self.send(message)
 
     def recent_reports(self) -> head_pb2.FromNodeBatch:
         return head_pb2.FromNodeBatch(messages=self._unconfirmed.reports())
-
-    def drop_stored(self) -> None:
-        self._unconfirmed.drop_stored()
 
     def request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
         """Send a process's request, or its notice (number 0); refuse one that is too large."""
@@ -176,7 +170,7 @@ class HeadClient:
             )
         )
         self._unconfirmed.sent(message)
-        self.session.send(message)
+        self.send(message)
 
     def _refuse(self, process_id: bytes, number: int, method: str, size: int) -> None:
         error = too_large(size, _LARGEST, f"The request {method!r} to the head")
@@ -213,6 +207,3 @@ class HeadClient:
         client = self._clients.clients.get(reply.process_id)
         if client is not None:
             client.conn.send((p.HEAD_REPLY, reply.request, error, reply.body))
-
-    def process_ended(self, process_id: bytes) -> None:
-        self._unconfirmed.process_ended(process_id)

@@ -23,16 +23,17 @@ def run_in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> a
     return task
 
 
-async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
-    """Run all until one ends; raise its error, if any, and cancel the others."""
+async def first_of(*parts: Coroutine[Any, Any, object]) -> int:
+    """Run all until one ends; return its place, or raise its error, and cancel the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.cancelled():  # by gRPC: it does that when another part of the call fails
-                raise asyncio.InvalidStateError("The stream was cancelled.")
-            if task.done():
-                task.result()
+        if any(task.cancelled() for task in tasks):  # gRPC does that if a part of a call fails
+            raise asyncio.InvalidStateError("The stream was cancelled.")
+        ended = [place for place, task in enumerate(tasks) if task.done()]
+        for place in ended:
+            tasks[place].result()
+        return ended[0]
     finally:
         for task in tasks:
             task.cancel()

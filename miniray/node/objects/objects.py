@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.node.store.spill_files import DiskPlace
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
-    from miniray.node.transfer.pulls import Copying
+    from miniray.node.transfer.transfers import Transfers
 
 
 #: (segment of this node, form, where it begins), and the descriptor of its memory or file.
@@ -47,7 +47,7 @@ class NodeObjects:
     node_id: bytes
     spilling: Spilling
     relay: RelayHub
-    transfers: dataclasses.InitVar[Copying]
+    transfers: dataclasses.InitVar[Transfers]
     #: Where the values are that processes of this node own.
     directory: Directory
     copies: Copies
@@ -55,7 +55,7 @@ class NodeObjects:
     #: Whether a process of this node has not ended.
     runs: Callable[[bytes], bool]
 
-    def __post_init__(self, transfers: Copying, clients: ClientServer) -> None:
+    def __post_init__(self, transfers: Transfers, clients: ClientServer) -> None:
         self.store = store = self.copies.store
         #: Copies on their way.
         self.pulls = Pulls(transfers, self.copies)

@@ -26,7 +26,7 @@ from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Copies, Segment
@@ -142,18 +142,27 @@ class Spilling:
             self._store.changed.set()  # whatever came of it
 
     async def _written(self, segment: Segment) -> DiskPlace:
+        with SPANS.timed("spill", format_bytes(segment.size)):
+            place = await self._place(
+                lambda: self._files.reserve(segment.size),
+                lambda place: self._files.write(place, segment.fd),
+            )
+        self.written += segment.size
+        return place
+
+    async def _place(
+        self, reserve: Callable[[], DiskPlace], use: Callable[[DiskPlace], Awaitable[None]]
+    ) -> DiskPlace:
+        """Use a place on disk for the first time; evict copies there if it has no room."""
         while True:
-            place = self._files.reserve(segment.size)
+            place = reserve()
             try:
-                with SPANS.timed("spill", format_bytes(segment.size)):
-                    await self._files.write(place, segment.fd)
+                await use(place)
+                return place
             except BaseException as error:
                 self._files.release(place)
                 if not isinstance(error, OSError) or not await self._evict_copies(error, place):
                     raise
-            else:
-                self.written += segment.size
-                return place
 
     async def _evict_copies(self, error: OSError, place: DiskPlace) -> bool:
         """Evict unmapped copies on disk if room is missing there; return whether to try again."""
@@ -216,16 +225,7 @@ class Spilling:
 
     async def _make_place(self, size: int) -> DiskPlace | None:
         try:
-            while True:
-                place = self._files.reserve_file(size)
-                try:
-                    await self._files.allocate(place)
-                except OSError as error:
-                    self._files.release(place)
-                    if not await self._evict_copies(error, place):
-                        raise
-                else:
-                    return place
+            return await self._place(lambda: self._files.reserve_file(size), self._files.allocate)
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:  # spilled values need none of their own
                 await self._disk_failed(error)

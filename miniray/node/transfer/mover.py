@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.process_state import set_title
+from miniray.exceptions import AuthenticationError
 from miniray.node.base import control_socket
-from miniray.node.transfer.mover_ends import HELLO, Receives, Sends, same_user, watch_network
+from miniray.node.transfer.mover_ends import HELLO, Receives, Sends, watch_network
 from miniray.node.transfer.moving import CutOffError
 from miniray.security.certificates import Credentials, Identity, client_context, server_context
+from miniray.security.challenge import require_own_uid
 from miniray.security.peer_log import PeerLog
 
 if TYPE_CHECKING:
@@ -126,15 +128,16 @@ class Door:
         try:
             sock.setblocking(False)
             if context is None:
-                if not same_user(sock):
-                    self._refusals.add("a process of another user", "was refused")
-                    sock.close()
-                    return
+                require_own_uid(sock)
                 visitor = _Visitor(sock, "this machine", time.monotonic() + HELLO_WITHIN, True)
             else:
                 watch_network(sock)
                 sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
                 visitor = _Visitor(sock, address[0], time.monotonic() + HELLO_WITHIN, False)
+        except AuthenticationError:
+            self._refusals.add("a process of another user", "was refused")
+            sock.close()
+            return
         except OSError:  # it has left already
             sock.close()
             return

@@ -77,13 +77,6 @@ def _shut(sock: socket.socket, how: int) -> None:
         socket.socket.shutdown(sock, how)
 
 
-def same_user(sock: socket.socket) -> bool:
-    """Return whether the other end of a Unix socket is a process of this user."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    return bool(uid == os.geteuid())
-
-
 def watch_network(sock: socket.socket) -> None:
     """Set options by which a machine that vanished is noticed."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

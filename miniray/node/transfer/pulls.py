@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.base.tasks import run_in
@@ -19,6 +19,7 @@ from miniray.node.store.segments import home_of, segment_of
 if TYPE_CHECKING:
     from miniray.exceptions import ObjectStoreFullError
     from miniray.node.store.segments import Copies, Key, Segment
+    from miniray.node.transfer.transfers import Transfers
 
 #: Part of the store that each kind of what is fetched ahead may take.
 _SHARE = 4
@@ -96,31 +97,17 @@ class _Pull:
     waiters: set[Waiter] = dataclasses.field(default_factory=set)
 
 
-class Copying(Protocol):
-    """How values get here."""
-
-    async def copy(self, key: Key, claim: Claim) -> Segment:
-        """Copy a value into room that is claimed; what it returns is to be sealed."""
-
-    def copied(self, key: Key, size: int) -> None:
-        """Tell the node of a value's owner that the copy is kept here."""
-
-    def ended(self, key: Key) -> None:
-        """Tell the node of a value's owner that the copy is not kept."""
-
-
+@dataclasses.dataclass(eq=False)
 class Pulls:
-    """All requests for copies.
+    """All requests for copies."""
 
-    Args:
-        transfers: Brings them.
-        copies: Where a copy is added when it is whole, and the store that it is in.
-    """
+    #: Brings them.
+    transfers: Transfers
+    #: Where a copy is added when it is whole, and the store that it is in.
+    copies: Copies
 
-    def __init__(self, transfers: Copying, copies: Copies) -> None:
-        self._store = copies.store
-        self._transfers = transfers
-        self._copies = copies
+    def __post_init__(self) -> None:
+        self._store = self.copies.store
         self._pulls: dict[Key, _Pull] = {}
         #: By process and number of its request.
         self._waiters: dict[_Name, Waiter] = {}
@@ -185,7 +172,7 @@ class Pulls:
     def _begin_next(self, lane: _Lane) -> None:
         """Begin what there is room for of what is fetched ahead."""
         while (waiter := lane.next(self._store.capacity // _SHARE)) is not None:
-            number = self._copies.find(waiter.key)
+            number = self.copies.find(waiter.key)
             if number is not None:  # it came while this waited for its turn
                 self._forget(waiter)
                 waiter.segment.set_result(self._store.get(number))
@@ -198,7 +185,7 @@ class Pulls:
     def _begin(self, waiter: Waiter) -> None:
         """Have a request share the transfer of its value; the first begins it."""
         key = waiter.key
-        assert self._copies.find(key) is None  # a second one would never be freed
+        assert self.copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
             claim = Claim(waiter.size, on_full=functools.partial(self._refuse, key))
@@ -275,7 +262,7 @@ class Pulls:
     # --- transfers -----------------------------------------------------------------------
     async def _run(self, pull: _Pull) -> None:
         try:
-            segment = await self._transfers.copy(pull.key, pull.claim)
+            segment = await self.transfers.copy(pull.key, pull.claim)
         except asyncio.CancelledError:
             what = f"segment {segment_of(pull.key)}"
             self._end(pull, ObjectLostError(what, "its transfer was ended"))
@@ -288,11 +275,11 @@ class Pulls:
             self._arrived(pull, segment)
         else:
             self._store.free(segment.number)  # all who waited have left
-            self._transfers.ended(pull.key)
+            self.transfers.ended(pull.key)
 
     def _arrived(self, pull: _Pull, segment: Segment) -> None:
         del self._pulls[pull.key]
-        self._copies.add(pull.key, segment.number)
+        self.copies.add(pull.key, segment.number)
         for waiter in list(pull.waiters):
             lane = waiter.lane
             if lane is not None and lane.for_calls:
@@ -304,7 +291,7 @@ class Pulls:
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
-        self._transfers.copied(pull.key, segment.size)
+        self.transfers.copied(pull.key, segment.size)
         self._begin_next(self._awaited)
 
     def _end(self, pull: _Pull, error: Exception) -> None:

@@ -198,12 +198,11 @@ class Serving:
             segment: Here, complete or filled by the mover.
             job: The number of the mover's work that fills it; 0 if it is complete.
         """
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        over = asyncio.Event()
 
         def released(*, clean: bool) -> None:
             self._store.unmap([segment.number], request.node, left_open=not clean)
-            if not over.done():
-                over.set_result(None)
+            over.set()
 
         self._store.map(segment.number, request.node)
         head = _head(segment)
@@ -218,7 +217,7 @@ class Serving:
         try:
             head = head._replace(mover=offer.address, ticket=offer.ticket)
             self._answer(request.node, request.number, head)
-            await over
+            await over.wait()
         finally:
             self.mover.withdraw(offer.ticket)
 

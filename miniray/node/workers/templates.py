@@ -20,7 +20,6 @@ from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import Worker
 
 #: Jobs that have ended and are remembered.
@@ -184,9 +183,6 @@ class Templates:
                 await self.first.settled(parent.pid)  # what was the parent's falls to that one
             for worker in mine:
                 self.on_exited(worker.pid, signal.SIGKILL)
-
-    def fork_helper(self, module: str) -> Helper:
-        return self.first.fork_helper(module)
 
     def is_first(self, template: TemplateClient | None) -> bool:
         """Return whether the node ends with this template; None: another could not be made."""

@@ -23,6 +23,7 @@ from miniray.common.log_lines import LineSplitter, LogLine, bar_row
 from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
 from miniray.exceptions import ITS_LOG, JobError
 from miniray.logs.log_files import stamped
+from miniray.node.base.tasks import first_of
 from miniray.node.workers.template import WORKER_VARIABLE
 from miniray.system.log_file import LogFile
 from miniray.worker.stdio import has_unread
@@ -234,24 +235,17 @@ class CommandOutput:
             except BlockingIOError:
                 if over:  # what still holds the pipe is no part of the job
                     return b""
-            readable: asyncio.Future[None] = loop.create_future()
-            loop.add_reader(self._read, _set, readable)
-            ended = loop.create_task(self._over.wait())
+            readable = asyncio.Event()
+            loop.add_reader(self._read, readable.set)
             try:
-                await asyncio.wait((readable, ended), return_when=asyncio.FIRST_COMPLETED)
+                await first_of(readable.wait(), self._over.wait())
             finally:
                 loop.remove_reader(self._read)
-                ended.cancel()
 
     def close(self) -> None:
         if self._read >= 0:
             os.close(self._read)
             self._read = -1
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -350,7 +344,7 @@ class Worker:
     def where_log_is(self) -> str:
         """Return a sentence that names its logs and what shows them; empty if it wrote nothing."""
         logs = [output.log for output in reversed(self.outputs) if output.log is not None]
-        written = [log.path for log in logs if log.has_lines()]
+        written = [log.path for log in logs if log.path.exists()]
         if not written:
             return ""
         return f"{ITS_LOG} {' and '.join(map(str, written))}: `miniray logs {self.pid}` shows it."

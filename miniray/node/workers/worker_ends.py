@@ -17,6 +17,7 @@ from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.common.process_state import is_dying
 from miniray.exceptions import describe_eviction
+from miniray.node.base.tasks import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -80,20 +81,18 @@ class WorkerEnds:
         It may wait for calls that need these devices: it is killed after ``reserve_after`` seconds.
         Raises DeviceKeptError if it could not be killed.
         """
-        waiting = [asyncio.ensure_future(each.wait()) for each in (worker.gone, worker.given_up)]
+        ends = first_of(worker.gone.wait(), worker.given_up.wait())
+        waiting = asyncio.ensure_future(ends)
         patience = config().reserve_after
         try:
-            done, _ = await asyncio.wait(
-                waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait({waiting}, timeout=patience)
             if not done:
                 kept = " and ".join(sorted({name for name, _ in worker.devices}))
                 worker.why_killed = describe_eviction(patience, kept)
                 self.kill(worker)
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await waiting
         finally:
-            for future in waiting:
-                future.cancel()
+            waiting.cancel()
         if not worker.gone.is_set():
             raise DeviceKeptError(
                 f"the process {worker.pid}, which had worked on a device of this lease, could "
@@ -107,7 +106,10 @@ class WorkerEnds:
             worker.kill_timer.cancel()
 
     def kill_later(self, worker: Worker, grace: float | None = None) -> None:
-        """Kill a worker that is not gone after the grace period; None: the usual one."""
+        """Kill a worker that is not gone after the grace period; None: the usual one.
+
+        It may still run exit functions of user code.
+        """
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
         worker.kill_timer = asyncio.get_running_loop().call_later(

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import ClientServer
     from miniray.node.base.head_client import HeadClient
     from miniray.node.base.node_config import NodeConfig
-    from miniray.node.base.template_client import Helper
     from miniray.node.workers.worker import NodeLease
     from miniray.runtime_env.install import EnvironmentManager
 
@@ -122,7 +121,7 @@ class WorkerPool:
         self.workers: dict[bytes, Worker] = {}
         #: The workers with a process that is not gone.
         self._by_pid: dict[int, Worker] = {}
-        self._ends = WorkerEnds(
+        self.ends = WorkerEnds(
             self._by_pid.values,
             lambda worker: clients.push(worker.process_id, "exit", ()),
             self._give_up,
@@ -130,11 +129,12 @@ class WorkerPool:
         first = TemplateClient(
             control, template_pid, self._exited, self._template_gone, self._lingers
         )
+        self.fork_helper = first.fork_helper
         self._templates = Templates(
-            first, self._by_pid.values, self._exited, self._lingers, self._ends.killed
+            first, self._by_pid.values, self._exited, self._lingers, self.ends.killed
         )
         soft_limit = max(1, int(node.scalars.get("CPU", 1)))
-        self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
+        self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self.ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -182,10 +182,10 @@ class WorkerPool:
         if worker.command is not None and not kill:
             if worker.pid and worker.template is not None:
                 worker.template.ask(worker.pid)
-                self._ends.kill_later(worker, grace)
+                self.ends.kill_later(worker, grace)
         elif kill:
             worker.why_killed = why
-            self._ends.kill(worker)
+            self.ends.kill(worker)
         elif (
             lease.actor_id is None
             and worker.exiting is None
@@ -196,7 +196,7 @@ class WorkerPool:
             self._idle.add(worker)
             self._clients.push(worker.process_id, "idle", ())
         else:
-            self._ends.ask(worker)
+            self.ends.ask(worker)
 
     def _free(self, lease: NodeLease) -> None:
         self.leases.pop(lease.number, None)
@@ -217,10 +217,10 @@ class WorkerPool:
                 for idle in self._idle.all():
                     if idle.devices & worker.devices:
                         self._idle.remove(idle)
-                        self._ends.ask(idle)
+                        self.ends.ask(idle)
                 for other in list(self._by_pid.values()):
                     if other.lease is None and other.devices & worker.devices:
-                        await self._ends.vacate(other)
+                        await self.ends.vacate(other)
             if lease.spec.runtime_env:
                 worker.environment = await self._environments.prepare(
                     json.loads(lease.spec.runtime_env), lease.job_id, self._events.fetch_blob
@@ -249,7 +249,7 @@ class WorkerPool:
         self._by_pid[worker.pid] = worker
         COUNTED.count("worker_forks_total")
         if self._is_over(lease):
-            self._ends.kill(worker)
+            self.ends.kill(worker)
 
     async def _fork(self, lease: NodeLease, worker: Worker) -> None:
         starting = sum(not each.ready for each in self.workers.values())
@@ -309,15 +309,12 @@ class WorkerPool:
         if lease is not None and lease.actor_id is None and not lease.ending:
             self._head.send(started_report(lease, worker))
 
-    def fork_helper(self, module: str) -> Helper:
-        return self._templates.fork_helper(module)
-
     # --- planned exits -----------------------------------------------------------------
     def end_job(self, job_id: bytes) -> None:
         """Kill the idle workers of a job whose driver is gone: no other job can use them."""
         for worker in self._idle.end_job(job_id):
             worker.exiting = "planned"
-            self._ends.kill(worker)
+            self.ends.kill(worker)
 
     def jobs(self) -> set[bytes]:
         return {worker.job_id for worker in self.workers.values()}
@@ -326,18 +323,7 @@ class WorkerPool:
         worker.exiting = why
         self._idle.remove(worker)
         if why == "cancelled":  # its next message is its end
-            self._ends.kill_later(worker)
-
-    def finishing(self, worker: Worker) -> None:
-        """Let a worker's planned exit wait for what others still need of it."""
-        self._ends.finishing(worker)
-
-    def leaving(self, worker: Worker) -> None:
-        """Give a worker, which runs at most exit functions of user code, a last grace period."""
-        self._ends.kill_later(worker)
-
-    def kill(self, worker: Worker) -> None:
-        self._ends.kill(worker)
+            self.ends.kill_later(worker)
 
     # --- ends ------------------------------------------------------------------------
     def _exited(self, pid: int, status: int) -> None:
@@ -345,7 +331,7 @@ class WorkerPool:
         worker = self._by_pid.pop(pid, None)
         if worker is None:
             return  # its template has died before, or its start has failed
-        self._ends.gone(worker)
+        self.ends.gone(worker)
         worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
         if worker.quarantine is None:
@@ -361,7 +347,7 @@ class WorkerPool:
         worker = self._by_pid.get(pid)
         if worker is None:
             return
-        self._ends.lingers(worker, left)
+        self.ends.lingers(worker, left)
         if worker.quarantine is not None:
             self._put_into_quarantine(worker, quarantine_of(worker, worker.quarantine.since))
 
@@ -425,7 +411,7 @@ class WorkerPool:
     def close(self) -> None:
         """Hang up on all templates: they end their workers."""
         self._closed = True
-        self._ends.close()
+        self.ends.close()
         self._templates.close()
 
     def _template_gone(self) -> None:

@@ -123,7 +123,7 @@ async def test_a_process_that_cannot_be_started_costs_no_descriptor_and_is_not_t
         tries.append(module)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(world.door, "_fork", fork)
+    monkeypatch.setattr(world.door, "fork", fork)
     # Nor can the daemon take the client, to hang up on it.
     monkeypatch.setattr(web_door, "_MOST_TURNED_AWAY", 0)
     monkeypatch.setattr(web_door, "_PAUSE", 0.02)
@@ -134,7 +134,7 @@ async def test_a_process_that_cannot_be_started_costs_no_descriptor_and_is_not_t
         await asyncio.sleep(0.2)
         assert 1 <= len(tries) < 50
         assert len(os.listdir("/proc/self/fd")) <= before
-        monkeypatch.setattr(world.door, "_fork", world._fork)
+        monkeypatch.setattr(world.door, "fork", world._fork)
         await world.starts(1)  # after a while
     world.door.close()
 
@@ -162,6 +162,6 @@ async def test_a_code_is_good_once_and_for_a_minute(monkeypatch: pytest.MonkeyPa
 
 async def test_a_node_without_the_head_says_where_the_page_is() -> None:
     world = World()
-    world.door._node.is_head = False  # type: ignore[misc]
+    world.door.node.is_head = False  # type: ignore[misc]
     with pytest.raises(ValueError, match="machine of the cluster's head"):
         world.clients.requests["open_page"](None)
