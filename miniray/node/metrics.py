@@ -73,7 +73,7 @@ class DeviceUse:
             try:
                 use = family.use(self._host, _TOOL_TIMEOUT)
             except (DetectionError, ValueError, OSError) as error:
-                del self._groups[resource]  # a driver that hangs would keep a process of each try
+                self._groups.pop(resource, None)  # one that hangs would keep a process of each try
                 if not isinstance(error, ToolNotFoundError):
                     text = "the use of %s devices is not told any more: %s"
                     logger.warning(text, resource, error)
