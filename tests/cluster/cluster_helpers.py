@@ -21,13 +21,18 @@ def wait_until(
     *,
     told: Callable[[], object] = str,
 ) -> None:
-    """Return when the condition holds; fail when it does not in time, with what ``told`` says."""
-    deadline = time.monotonic() + timeout
+    """Return when the condition holds; fail when it does not in time, with what ``told`` says.
+
+    The longer it has not held, the less often it is looked at: many conditions ask a cluster, or
+    read what the kernel has on every process, which costs those processor time that have to act.
+    """
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout:
             name = getattr(condition, "__name__", "")
             raise AssertionError(f"not within {timeout} s: {name} {told()}")
-        time.sleep(0.01)
+        time.sleep(min(max(waited / 10, 0.005), 0.05))
 
 
 def wait_for_file(path: Path, timeout: float = 30.0) -> None:

@@ -232,7 +232,8 @@ def command_line() -> Iterator[CommandLine]:
     root = Path(tempfile.mkdtemp(prefix="mr-cl-", dir="/tmp"))
     command = CommandLine(root)
     yield command
-    command.run("stop", "--force", "--include-programs")
+    if command.records() or command.pids():  # many tests start nothing, or stop it themselves
+        command.run("stop", "--force", "--include-programs")
     command.leaves_nothing()
     shutil.rmtree(root)
 

@@ -10,11 +10,14 @@ import sys
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 from cluster_helpers import processes_with, wait_until
 from command_helpers import (
     CROSSING,
     CommandLine,
+    Started,
     assert_crosses,
+    command_line,
     daemons,
     one_line,
 )
@@ -22,7 +25,20 @@ from command_helpers import (
 from miniray.security.token import JoinToken, parse_token
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[CommandLine]:
+    yield from command_line()
+
+
+@pytest.fixture(scope="module")
+def one_node(shared: CommandLine) -> Started:
+    """A cluster that tests of this module share, and leave as it was."""
+    return shared.start_head("--num-cpus", "2")
+
 
 OUTSIDE = """
 import json, sys
@@ -111,9 +127,9 @@ def test_nodes_of_different_machines_talk_over_tls(command: CommandLine) -> None
 
 
 def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
-    command: CommandLine,
+    shared: CommandLine, one_node: Started
 ) -> None:
-    head = command.start_head("--num-cpus", "2")
+    command, head = shared, one_node
     home = command.root / "outside"
     home.mkdir()
     outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
@@ -178,10 +194,12 @@ def test_the_token_is_in_no_environment_but_the_one_it_was_given_in(command: Com
     shutil.rmtree(home)
 
 
-def test_the_token_is_not_on_the_command_line_of_a_start_that_stays(command: CommandLine) -> None:
-    head = command.start_head("--num-cpus", "1")
+def test_the_token_is_not_on_the_command_line_of_a_start_that_stays(
+    shared: CommandLine, one_node: Started
+) -> None:
+    head = one_node
     join = ("start", "--address", head.address, f"--token={head.token}", "--num-cpus", "1")
-    start = command.popen("miniray", *join, "--block")
+    start = shared.popen("miniray", *join, "--block")
     try:
         assert start.stdout is not None
         while "Its logs are in" not in start.stdout.readline():
@@ -193,6 +211,7 @@ def test_the_token_is_not_on_the_command_line_of_a_start_that_stays(command: Com
     finally:
         start.terminate()
         start.communicate(timeout=30)
+    wait_until(lambda: "1 node," in shared.run("status").stdout)
 
 
 #: What the functions of util.state tell outside of a cluster, without init().
@@ -239,8 +258,10 @@ def test_commands_look_at_a_cluster_elsewhere_with_its_token(
     shutil.rmtree(home)
 
 
-def test_a_cluster_is_found_by_any_name_of_its_machine(command: CommandLine) -> None:
-    head = command.start_head("--num-cpus", "1")
+def test_a_cluster_is_found_by_any_name_of_its_machine(
+    shared: CommandLine, one_node: Started
+) -> None:
+    command, head = shared, one_node
     source = "import miniray, json, sys; print(json.dumps(miniray.init(sys.argv[1])['address']))"
     for host in ("localhost", "[::1]"):
         address = f"{host}:{head.port}"
@@ -250,8 +271,8 @@ def test_a_cluster_is_found_by_any_name_of_its_machine(command: CommandLine) -> 
     assert f"Running here: {head.address}." in error
 
 
-def test_workers_run_in_the_folder_of_their_driver(command: CommandLine, tmp_path: Path) -> None:
-    command.start_head("--num-cpus", "1")
+@pytest.mark.usefixtures("one_node")
+def test_workers_run_in_the_folder_of_their_driver(shared: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
     source = """
 import json, os, miniray
@@ -262,7 +283,7 @@ def look():
     return [os.getcwd(), beside.VALUE]
 print(json.dumps(miniray.get(look.remote())))
 """
-    driver = command.popen(sys.executable, "-c", source, cwd=tmp_path)
+    driver = shared.popen(sys.executable, "-c", source, cwd=tmp_path)
     output, _ = driver.communicate(timeout=30)
     assert json.loads(output) == [str(tmp_path.resolve()), 7]
 

@@ -1,4 +1,4 @@
-"""What somebody meets in the first hour: first calls, wrong use, small limits, Ctrl-C."""
+"""What somebody meets in the first hour: first calls, arguments of `init`, small limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import ctypes
 import logging
 import os
 import resource
-import signal
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from cluster_helpers import processes_with, wait_until
 from watched_output import watch
@@ -195,61 +192,7 @@ def test_a_pool_starts_a_cluster_of_its_own_size(address: str | None, tmp_path: 
     assert miniray.cluster_resources()["CPU"] == size
 
 
-# --- wrong use --------------------------------------------------------------------------------
-
-
-def test_wrong_use_is_told_what_to_do() -> None:
-    miniray.init(num_cpus=1)
-    call: Any = add
-    with pytest.raises(TypeError, match=r"add\.remote\(\.\.\.\)"):
-        call(1)
-    call = Counter
-    with pytest.raises(TypeError, match=r"Counter\.remote\(\.\.\.\)"):
-        call()
-    handle: Any = Counter.remote()
-    with pytest.raises(TypeError, match=r"add\.remote\(\.\.\.\)"):
-        handle.add()
-    call = miniray.get
-    with pytest.raises(ValueError, match="takes an ObjectRef or a list of them, not 5"):
-        call(5)
-    with pytest.raises(TypeError, match="item 1 is 'x'"):
-        call([miniray.put(1), "x"])
-    with pytest.raises(TypeError, match="one flat list"):
-        call([[miniray.put(1)]])
-    with pytest.raises(ValueError, match="Make a list of its refs"):
-        call(miniray.put(n) for n in range(2))
-    with pytest.raises(ValueError, match=r"Call it with \.remote\("):
-        call(add)  # forgot .remote()
-    with pytest.raises(ValueError, match=r"Call it with \.remote\("):
-        call(handle.add)
-
-
-def test_what_is_too_large_for_the_head_is_an_error_where_it_is_given() -> None:
-    handle = Counter.options(runtime_env={"env_vars": {"LARGE": "x" * (64 << 20)}})
-    with pytest.raises(ValueError, match=r"'create_actor' to the head takes 64 MiB; it may take"):
-        handle.remote()
-    assert miniray.get(Counter.remote().add.remote(), timeout=30) == 1
-
-
-def test_an_actor_class_may_be_passed_and_used_elsewhere() -> None:
-    miniray.init(num_cpus=2)
-
-    @miniray.remote
-    def make(cls: Any) -> int:
-        return miniray.get(cls.remote(10).add.remote(5))
-
-    assert miniray.get(make.remote(Counter)) == 15
-
-
-def test_refs_and_handles_print_as_what_they_are() -> None:
-    ref = add.remote(1)
-    assert repr(ref) == f"ObjectRef({ref.hex()})"
-    handle = Counter.remote()
-    assert repr(handle).startswith("Actor(Counter, ")
-    assert "Counter.add" in repr(handle.add)
-    assert repr(add) == "RemoteFunction(add)"
-    assert "Counter" in repr(Counter)
-    assert str([ref]) == f"[ObjectRef({ref.hex()})]"
+# --- warnings ----------------------------------------------------------------------------------
 
 
 def test_get_inside_of_an_asyncio_actor_works_and_warns_once(
@@ -268,127 +211,6 @@ def test_get_inside_of_an_asyncio_actor_works_and_warns_once(
     stderr.wait_for("Use `await ref` instead")
     miniray.shutdown()  # everything that was printed has come
     assert stderr.getvalue().count("blocks the event loop") == 1
-
-
-def test_a_function_that_drags_in_much_data_is_named_with_its_variable() -> None:
-    table = np.zeros(2_000_000)
-
-    @miniray.remote
-    def lookup(place: int) -> float:
-        return float(table[place])
-
-    @miniray.remote
-    class Lookup:
-        def at(self, place: int) -> float:
-            return float(table[place])
-
-    with pytest.warns(UserWarning, match=r"lookup is 15\.3 MiB.*variable 'table'") as caught:
-        assert miniray.get(lookup.remote(3)) == 0.0
-    assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match=r"Lookup is 15\.3 MiB.*'table' of .*Lookup.at") as caught:
-        assert miniray.get(Lookup.remote().at.remote(3)) == 0.0
-    assert caught[0].filename == __file__
-
-
-def test_a_very_large_argument_is_named() -> None:
-    miniray.init(num_cpus=1)
-    size = miniray.remote(lambda small, data=None: data.nbytes)
-    data = np.zeros(110 << 20, dtype=np.uint8)
-    with pytest.warns(UserWarning, match=r"Argument 'data'.*ndarray.*110\.0 MiB.*put\(") as caught:
-        assert miniray.get(size.remote(1, data=data)) == data.nbytes
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert miniray.get(size.remote(1, data=miniray.put(data))) == data.nbytes
-
-
-def test_an_argument_that_drags_in_much_data_is_named_with_what_it_is() -> None:
-    miniray.init(num_cpus=1)
-
-    class Model:
-        def __init__(self) -> None:
-            self.name = "small"
-            self.table = np.zeros(2_000_000)
-
-        def answer(self) -> int:
-            return 1
-
-    call = miniray.remote(lambda function: function())
-    model = Model()
-    table = model.table
-    found = r"drags in 15\.3 MiB.*largest in it: attribute 'table' of .*Model\."
-    with pytest.warns(UserWarning, match=r"Argument 1 .*method.*" + found) as caught:
-        assert miniray.get(call.remote(model.answer)) == 1
-    assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match=r"Argument 'function'.*drags in.*variable 'table' of"):
-        assert miniray.get(call.remote(function=lambda: table[0])) == 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # what is plainly data may be as large
-        assert miniray.get(miniray.remote(len).remote(table)) == len(table)
-
-
-def test_an_argument_that_cannot_be_pickled_is_named_down_to_the_attribute() -> None:
-    class Config:
-        def __init__(self) -> None:
-            self.name = "fine"
-            self.options = {"lock": threading.Lock()}
-
-    with pytest.raises(TypeError, match=r"options\['lock'\] is a lock"):
-        add.remote(Config())
-    with pytest.raises(TypeError, match=r"options\['lock'\] is a lock"):
-        miniray.put(Config())
-    assert miniray.get(add.remote(1)) == 2
-
-
-# --- Ctrl-C -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["get", "wait", "iterate", "head"])
-def test_ctrl_c_while_the_driver_waits_leaves_the_cluster_usable(what: str, tmp_path: Path) -> None:
-    miniray.init(num_cpus=2)
-
-    @miniray.remote
-    def slow(path: str) -> Any:
-        Path(path).touch()
-        threading.Event().wait()
-
-    @miniray.remote
-    def slow_items(path: str) -> Any:
-        Path(path).touch()
-        threading.Event().wait()
-        yield 1
-
-    counter = Counter.remote()
-    assert miniray.get(counter.add.remote()) == 1
-    begun = tmp_path / "begun"
-
-    def wait() -> None:
-        if what == "get":
-            miniray.get(slow.remote(str(begun)))
-        elif what == "wait":
-            miniray.wait([slow.remote(str(begun))])
-        elif what == "iterate":
-            next(slow_items.remote(str(begun)))
-        else:
-            ref = slow.remote(str(begun))
-            while True:
-                miniray.nodes()
-                miniray.wait([ref], timeout=0)
-
-    def interrupt() -> None:
-        wait_until(begun.exists)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt) as info:
-        wait()
-    thread.join()
-    if what in ("get", "wait"):
-        assert info.traceback[-1].name == what  # nothing of how it waited
-    assert miniray.get(counter.add.remote(), timeout=20) == 2
-    assert miniray.get(add.remote(1), timeout=20) == 2
-    assert len(miniray.nodes()) == 1
 
 
 # --- small limits -----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ WAIT = "time.sleep(1000)"
 def command(tmp_path: Path) -> Iterator[CommandLine]:
     del tmp_path  # the path of a socket has at most 107 bytes
     root = Path(tempfile.mkdtemp(prefix="mr-hy-", dir="/tmp"))
-    command = CommandLine(root, MINIRAY_HEAD_GRACE="1")
+    command = CommandLine(root, MINIRAY_HEAD_GRACE="1", MINIRAY_STOP_GRACE="1")
     before = shared_memory()
     yield command
     for pid in command.pids():  # of a test that failed
@@ -388,13 +388,13 @@ def breed(path):
     subprocess.Popen([sys.executable, "-c", stubborn], **quiet)
     forked.Process(target=time.sleep, args=(1000,), daemon=True).start()
     spawned.Process(target=time.sleep, args=(1000,)).start()
+    me, pids = os.getpid(), []
     if os.fork() == 0:  # a daemon as the book has it: twice forked, with nothing of its parent's
         os.setsid()
         if os.fork() != 0:
             os._exit(0)
-        os.execve("/bin/sleep", ["sleep", "1000"], {})
+        os.execve("/bin/sleep", ["sleep", f"1000.{me}"], {})  # its parent is told by this alone
     os.wait()
-    me, pids = os.getpid(), []
     while len(pids) < 7:
         time.sleep(0.05)
         pids = [pid for pid in descendants() if pid != me]
@@ -419,7 +419,7 @@ def descendants():
         up = pid
         while up > 1 and up != os.getpid():
             up = parents.get(up, 0)
-        orphan = parents[pid] == template and "sleep" in names[pid]
+        orphan = parents[pid] == template and names[pid].endswith(f"1000.{os.getpid()}\\0")
         if up == os.getpid() or orphan:
             found.append(pid)
     return found
@@ -434,15 +434,35 @@ def children(path: Path) -> list[int]:
     return pids
 
 
-ENDS = {
+#: What ends an actor while its cluster goes on, and what ends both.
+ENDS_OF_ACTORS = {
     "the actor is killed": "miniray.kill(breeder)",
-    "the actor's last handle goes": "del breeder, pid",
+    "the actor's last handle goes": "del breeder",
     "the actor's process is killed": "os.kill(pid, signal.SIGKILL)",
     "the actor exits": "breeder.leave.remote()",
+}
+ENDS_OF_CLUSTERS = {
     "the cluster is shut down": "miniray.shutdown()",
     "the driver is killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "Ctrl-C ends the driver": "os.kill(os.getpid(), signal.SIGINT)",
 }
+BREEDER = f"""{CHILDREN}
+@miniray.remote(num_cpus=0)
+class Breeder:
+    def breed(self, path):
+        return breed(path)
+    def leave(self):
+        miniray.actor.exit_actor()
+"""
+
+
+def breeds(path: Path, end: str) -> str:
+    """Code that makes an actor and its children, and then ends it."""
+    return f"""
+breeder = Breeder.remote()
+pid = miniray.get(breeder.breed.remote({str(path)!r}))
+{end}
+"""
 
 
 def all_end(command: CommandLine, driver: subprocess.Popen[str], pids: list[int]) -> None:
@@ -459,43 +479,39 @@ def all_end(command: CommandLine, driver: subprocess.Popen[str], pids: list[int]
     command.leaves_nothing()
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_the_children_of_an_actor_end_with_it(
+def test_the_children_of_an_actor_end_with_it(command: CommandLine, tmp_path: Path) -> None:
+    paths = {end: tmp_path / str(number) for number, end in enumerate(ENDS_OF_ACTORS)}
+    source = "".join(breeds(paths[end], code) for end, code in ENDS_OF_ACTORS.items())
+    driver = start(command, EMBEDDED + BREEDER + source + WAIT)
+    pids = {end: children(path) for end, path in paths.items()}
+    left = {end: pids[end] for end in ENDS_OF_ACTORS}
+
+    def all_ended() -> bool:
+        for end, family in pids.items():
+            left[end] = [pid for pid in family if is_alive(pid)]
+        return not any(left.values())
+
+    try:
+        wait_until(all_ended, timeout=20, told=lambda: str(left))
+    finally:
+        all_end(command, driver, [pid for family in pids.values() for pid in family])
+
+
+@pytest.mark.parametrize("end", ENDS_OF_CLUSTERS)
+def test_the_children_of_an_actor_end_with_its_cluster(
     command: CommandLine, tmp_path: Path, end: str
 ) -> None:
     path = tmp_path / "pids"
-    source = f"""{CHILDREN}
-@miniray.remote(num_cpus=0)
-class Breeder:
-    def breed(self, path):
-        return breed(path)
-    def leave(self):
-        miniray.actor.exit_actor()
-
-breeder = Breeder.remote()
-pid = miniray.get(breeder.breed.remote({str(path)!r}))
-{ENDS[end]}
-time.sleep(1000)
-"""
-    driver = start(command, EMBEDDED + source)
+    source = EMBEDDED + BREEDER + breeds(path, ENDS_OF_CLUSTERS[end]) + WAIT
+    driver = start(command, source)
     pids = children(path)
     all_end(command, driver, pids)
 
 
 def test_the_children_of_an_actor_end_with_stop(command: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "pids"
-    source = f"""{CHILDREN}
-@miniray.remote(num_cpus=0)
-class Breeder:
-    def breed(self, path):
-        breed(path)
-
-breeder = Breeder.remote()
-miniray.get(breeder.breed.remote({str(path)!r}))
-time.sleep(1000)
-"""
     command.start_head("--num-cpus", "2")
-    driver = start(command, ATTACHED + source)
+    driver = start(command, ATTACHED + BREEDER + breeds(path, WAIT))
     pids = children(path)
     assert command.run("stop").returncode == 0
     left = [pid for pid in pids if is_alive(pid)]

@@ -223,20 +223,20 @@ JOIN = ["start", "--address", "127.0.0.1:1", "--token", str(JoinToken(bytes(32),
     ],
 )
 def test_a_misuse_is_one_line_and_starts_nothing(
-    command: CommandLine, arguments: list[str], said: str
+    shared: CommandLine, arguments: list[str], said: str
 ) -> None:
-    done = command.run(*arguments)
+    before = shared.pids(), shared.records()
+    done = shared.run(*arguments)
     line = one_line(done)
     assert done.returncode == 2
     assert said in line
     assert line.endswith("--help'.")
-    assert not command.pids()
-    assert not command.records()
+    assert (shared.pids(), shared.records()) == before
 
 
 @pytest.mark.parametrize("arguments", [["start", "--head"], ["status"], ["stop"]])
-def test_a_tunable_that_makes_no_sense_is_named(command: CommandLine, arguments: list[str]) -> None:
-    line = one_line(command.run(*arguments, MINIRAY_HEAD_GRACE="soon"))
+def test_a_tunable_that_makes_no_sense_is_named(shared: CommandLine, arguments: list[str]) -> None:
+    line = one_line(shared.run(*arguments, MINIRAY_HEAD_GRACE="soon"))
     assert "MINIRAY_HEAD_GRACE" in line
     assert "'soon'" in line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,19 @@ def test_an_option_is_named_by_the_check_the_spec_and_what_uses_it(
 ) -> None:
     """Nothing on its way from the options to there names it: a new one touches three files."""
     names = {option, option.lstrip("_")}
-    naming = {
-        str(path.relative_to(ROOT))
-        for path in ROOT.rglob("*.py")
-        if "engines" not in path.parts  # another engine has names of its own for options
-        for node in ast.walk(ast.parse(path.read_text()))
-        if _name(node) in names
-    }
+    naming = {path for path, named in _names_in_files().items() if names & named}
     naming.discard("system/option_checks.py")  # how single values are checked
     assert naming == {"options.py", "common/specs.py", used_in}
+
+
+@functools.cache
+def _names_in_files() -> dict[str, set[object]]:
+    """What each file of the package names."""
+    return {
+        str(path.relative_to(ROOT)): {_name(node) for node in ast.walk(ast.parse(path.read_text()))}
+        for path in ROOT.rglob("*.py")
+        if "engines" not in path.parts  # another engine has names of its own for options
+    }
 
 
 def _name(node: ast.AST) -> object:
