@@ -32,7 +32,7 @@ def wait_until(
         if waited > timeout:
             name = getattr(condition, "__name__", "")
             raise AssertionError(f"not within {timeout} s: {name} {told()}")
-        time.sleep(min(max(waited / 10, 0.005), 0.03))
+        time.sleep(min(max(waited / 10, 0.01), 0.03))
 
 
 def wait_for_file(path: Path, timeout: float = 30.0) -> None:

@@ -1,4 +1,4 @@
-"""What somebody meets in the first hour: first calls, arguments of `init`, small limits."""
+"""What somebody meets in the first hour: first calls, `init`, small limits, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import ctypes
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,6 +213,57 @@ def test_get_inside_of_an_asyncio_actor_works_and_warns_once(
     stderr.wait_for("Use `await ref` instead")
     miniray.shutdown()  # everything that was printed has come
     assert stderr.getvalue().count("blocks the event loop") == 1
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["get", "wait", "iterate", "head"])
+def test_ctrl_c_while_the_driver_waits_leaves_the_cluster_usable(what: str, tmp_path: Path) -> None:
+    miniray.init(num_cpus=2)
+
+    @miniray.remote
+    def slow(path: str) -> Any:
+        Path(path).touch()
+        threading.Event().wait()
+
+    @miniray.remote
+    def slow_items(path: str) -> Any:
+        Path(path).touch()
+        threading.Event().wait()
+        yield 1
+
+    counter = Counter.remote()
+    assert miniray.get(counter.add.remote()) == 1
+    begun = tmp_path / "begun"
+
+    def wait() -> None:
+        if what == "get":
+            miniray.get(slow.remote(str(begun)))
+        elif what == "wait":
+            miniray.wait([slow.remote(str(begun))])
+        elif what == "iterate":
+            next(slow_items.remote(str(begun)))
+        else:
+            ref = slow.remote(str(begun))
+            while True:
+                miniray.nodes()
+                miniray.wait([ref], timeout=0)
+
+    def interrupt() -> None:
+        wait_until(begun.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt) as info:
+        wait()
+    thread.join()
+    if what in ("get", "wait"):
+        assert info.traceback[-1].name == what  # nothing of how it waited
+    assert miniray.get(counter.add.remote(), timeout=20) == 2
+    assert miniray.get(add.remote(1), timeout=20) == 2
+    assert len(miniray.nodes()) == 1
 
 
 # --- small limits -----------------------------------------------------------------------------

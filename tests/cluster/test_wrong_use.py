@@ -1,24 +1,17 @@
-"""Wrong use is told with what to do instead, and Ctrl-C leaves a cluster as it was."""
+"""Wrong use of a cluster is told with what to do instead."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_until
 
 import miniray
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-#: Tasks that nobody waits for any more keep a CPU each.
-CLUSTER = {"num_cpus": 8}
 
 
 @miniray.remote
@@ -34,9 +27,6 @@ class Counter:
     def add(self, amount: int = 1) -> int:
         self.value += amount
         return self.value
-
-
-# --- wrong use --------------------------------------------------------------------------------
 
 
 def test_wrong_use_is_told_what_to_do() -> None:
@@ -155,52 +145,3 @@ def test_an_argument_that_cannot_be_pickled_is_named_down_to_the_attribute() -> 
     with pytest.raises(TypeError, match=r"options\['lock'\] is a lock"):
         miniray.put(Config())
     assert miniray.get(add.remote(1)) == 2
-
-
-# --- Ctrl-C -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["get", "wait", "iterate", "head"])
-def test_ctrl_c_while_the_driver_waits_leaves_the_cluster_usable(what: str, tmp_path: Path) -> None:
-    @miniray.remote
-    def slow(path: str) -> Any:
-        Path(path).touch()
-        threading.Event().wait()
-
-    @miniray.remote
-    def slow_items(path: str) -> Any:
-        Path(path).touch()
-        threading.Event().wait()
-        yield 1
-
-    counter = Counter.remote()
-    assert miniray.get(counter.add.remote()) == 1
-    begun = tmp_path / "begun"
-
-    def wait() -> None:
-        if what == "get":
-            miniray.get(slow.remote(str(begun)))
-        elif what == "wait":
-            miniray.wait([slow.remote(str(begun))])
-        elif what == "iterate":
-            next(slow_items.remote(str(begun)))
-        else:
-            ref = slow.remote(str(begun))
-            while True:
-                miniray.nodes()
-                miniray.wait([ref], timeout=0)
-
-    def interrupt() -> None:
-        wait_until(begun.exists)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt) as info:
-        wait()
-    thread.join()
-    if what in ("get", "wait"):
-        assert info.traceback[-1].name == what  # nothing of how it waited
-    assert miniray.get(counter.add.remote(), timeout=20) == 2
-    assert miniray.get(add.remote(1), timeout=20) == 2
-    assert len(miniray.nodes()) == 1
