@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import dataclasses
 import operator
 import threading
 from typing import TYPE_CHECKING
@@ -33,26 +34,21 @@ if TYPE_CHECKING:
     from miniray.wire.peers import Peer, PeerTable
 
 
+@dataclasses.dataclass(eq=False)
 class ActorClient(Channel):
     """One actor, seen from one caller. Thread-safe."""
 
+    actor_id: bytes
+    name: str
+    _calls: CallTable
+    _peers: PeerTable
+    #: Calls that may wait or run; -1: no limit.
+    _max_pending: int
+
     takes_force = False
 
-    def __init__(
-        self,
-        actor_id: bytes,
-        name: str,
-        calls: CallTable,
-        peers: PeerTable,
-        *,
-        max_pending_calls: int,
-    ) -> None:
-        self.actor_id = actor_id
-        self.name = name
-        self._calls = calls
-        self.finished = calls.ended.finished_methods
-        self._peers = peers
-        self._max_pending = max_pending_calls
+    def __post_init__(self) -> None:
+        self.finished = self._calls.ended.finished_methods
         # Reentrant: a garbage collection may run user code, which may call, in any section.
         self._lock = threading.RLock()
         self.state = PENDING

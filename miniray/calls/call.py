@@ -178,6 +178,13 @@ class Call:
         return self.retries if self.retries < 0 else self.retries + self.tries - 1
 
     @property
+    def status(self) -> str:
+        """Where it is, in Ray's words for the states of tasks."""
+        if self.waiting:
+            return "PENDING_ARGS_AVAIL"
+        return "PENDING_NODE_ASSIGNMENT" if self.peer is None else "SUBMITTED_TO_WORKER"
+
+    @property
     def cancel_ids(self) -> tuple[bytes, ...]:
         """Ids by which it can be cancelled: of its results, or of its stream."""
         return self.return_ids if self.stream is None else (self.stream.id,)

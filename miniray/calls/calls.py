@@ -96,8 +96,7 @@ class CallTable:
         if serialized.size > config().inline_limit:
             table = self._table
             return self._shared_memory.write(serialized, table.process_id, table.node_id)
-        contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
-        return serialized.form, serialized.payload(), contained
+        return serialized.value()
 
     def submit(self, call: Call) -> None:
         """Register a call and have its channel send it, as soon as its refs have values.

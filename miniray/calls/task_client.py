@@ -42,34 +42,27 @@ _MOST_TOLD = 100
 _MAX_LEASES = 1024
 
 
+@dataclasses.dataclass(eq=False)
 class TaskClient(Channel):
     """Queues and leases of all shapes; ``Call.options`` is the group of a task. Thread-safe."""
 
-    def __init__(
-        self,
-        calls: CallTable,
-        peers: PeerTable,
-        link: NodeLink,
-        loop: IOLoop,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._calls = calls
-        self.finished = calls.ended.finished_tasks
-        self._peers = peers
-        self._link = link
-        self._loop = loop
+    _calls: CallTable
+    _peers: PeerTable
+    _link: NodeLink
+    _loop: IOLoop
+    #: Tells the user something.
+    _tell: Callable[[str], None]
+    _clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.finished = self._calls.ended.finished_tasks
         self._lock = threading.RLock()
         self._numbers = itertools.count(1).__next__
         self._groups: dict[Any, TaskGroup] = {}
         self._by_id: dict[int, TaskGroup] = {}
         self._look_at = _FEW
         self._by_peer: dict[bytes, HeldLease] = {}
-        self._clock = clock
         self._sweeping = False
-        #: Tells the user something.
-        self._tell = tell
         #: Functions whose retries were reported.
         self._told: set[str] = set()
 

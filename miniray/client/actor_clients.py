@@ -239,11 +239,7 @@ class ActorClients(Channel):
             client = self._clients.get(id)
             if client is None:
                 client = self._clients[id] = ActorClient(
-                    id,
-                    info.name,
-                    self.calls,
-                    self.peers,
-                    max_pending_calls=info.max_pending_calls,
+                    id, info.name, self.calls, self.peers, info.max_pending_calls
                 )
                 if subscribe:
                     self.link.head_notice("subscribe_actor", id)

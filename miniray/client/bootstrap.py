@@ -135,7 +135,7 @@ class DriverOutput:
         )
 
     def warn(self, text: str) -> None:
-        self._thread.put_note("miniray: " + "\n".join(map(printable, text.split("\n"))))
+        self._thread.put("miniray: " + "\n".join(map(printable, text.split("\n"))))
 
     def _on_log(
         self, pid: int, node: str, is_stderr: bool, _path: str, lines: list[tuple[str, str]]
@@ -149,7 +149,7 @@ class DriverOutput:
 
     def _on_left_out(self, counts: Sequence[tuple[str, str, int]]) -> None:
         if self._wanted:
-            self._thread.put_note(left_out_note(counts, self._own_node))
+            self._thread.put(left_out_note(counts, self._own_node))
 
     def fetch(self) -> None:
         """Let everything come that workers have printed up to now."""

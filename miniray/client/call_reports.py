@@ -93,7 +93,7 @@ class CallReports:
     ) -> dict[str, Any]:
         states: collections.Counter[tuple[str, str, str]] = collections.Counter()
         for call in open_calls:
-            states[_kind(call), call.name, _state(call)] += 1
+            states[_kind(call), call.name, call.status] += 1
         running = [(id, name, since) for id, name, since in works if since is not None]
         names = collections.Counter(name for _, name, _ in running)
         return {
@@ -116,7 +116,7 @@ class CallReports:
             "makes": call.cancel_ids,
             "name": call.name,
             "type": _kind(call),
-            "state": _state(call),
+            "state": call.status,
             "actor_id": channel.actor_id if isinstance(channel, ActorClient) else b"",
             "shape": call.options.id if isinstance(call.options, TaskGroup) else 0,
             "node": peer.node_id if peer is not None else b"",
@@ -150,12 +150,6 @@ def _kind(call: Call) -> str:
     if isinstance(call.channel, ActorClient):
         return "ACTOR_TASK"
     return "NORMAL_TASK" if isinstance(call.options, TaskGroup) else "ACTOR_CREATION_TASK"
-
-
-def _state(call: Call) -> str:
-    if call.waiting:
-        return "PENDING_ARGS_AVAIL"
-    return "PENDING_NODE_ASSIGNMENT" if call.peer is None else "SUBMITTED_TO_WORKER"
 
 
 # --- threads and coroutines --------------------------------------------------------------

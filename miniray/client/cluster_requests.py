@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from miniray.common.object_ref import ObjectRef
     from miniray.common.runtime import ActorLocation
     from miniray.common.state_types import NodeMemory
-    from miniray.messages.value import Value
     from miniray.objects.objects import ObjectTable
     from miniray.wire.node_link import NodeLink
 
@@ -101,10 +100,7 @@ class ClusterRequests(RuntimeHead):
         serialized = serialize(value)
 
         def answer(error: Any, _result: Any, _fd: int) -> None:
-            if error is None:
-                found: Value = (serialized.form, serialized.payload(), ())
-            else:
-                found = error_value(rebuild_error(error))
+            found = serialized.value() if error is None else error_value(rebuild_error(error))
             self._awaited_groups.pop(object_id, None)
             self.table.set_value(object_id, found)
 

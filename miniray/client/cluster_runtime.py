@@ -13,6 +13,7 @@ import pickle
 import sys
 import threading
 import time
+from concurrent.futures.thread import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
@@ -23,7 +24,7 @@ from miniray.client.actor_clients import ActorClients
 from miniray.client.call_reports import CallReports
 from miniray.client.cluster_requests import ClusterRequests
 from miniray.client.job_uploads import JobUploads
-from miniray.client.object_access import FutureThreads, ObjectAccess
+from miniray.client.object_access import ObjectAccess
 from miniray.client.object_reports import ObjectReports
 from miniray.client.ref_tracking import RefTracking
 from miniray.client.submission import Returns, Submission
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     from miniray.objects.objects import Entry
     from miniray.wire.io_loop import IOLoop
     from miniray.wire.node_link import NodeLink
+
+
+#: Name of threads that read values of futures, and how many may: some take long.
+FUTURE_THREAD, _FUTURE_THREADS = "miniray-future", 32
 
 
 class Answers:
@@ -174,7 +179,7 @@ class ClusterRuntime(Runtime):
             loop.call_later,
             self._recover,
         )
-        self.tasks = TaskClient(self.call_table, self.peers, link, loop, tell=self._warn)
+        self.tasks = TaskClient(self.call_table, self.peers, link, loop, self._warn)
         self._recovery = ValueRecovery(table, self.borrowing, self.call_table, link)
         self.actors = ActorClients(
             facts, link, self.peers, table, self.borrowing, self.call_table, self.uploads
@@ -194,7 +199,7 @@ class ClusterRuntime(Runtime):
         self.refs.begin()
 
     def _make_api(self, waits: Waits) -> None:
-        self._threads = FutureThreads()
+        self._threads = ThreadPoolExecutor(_FUTURE_THREADS, FUTURE_THREAD)
         self._unseen_errors = UnseenErrors(self._threads.submit)
         self.head = ClusterRequests(self.facts, self.link, self.table, self.call_table, self.actors)
         self.objects = ObjectAccess(
@@ -402,7 +407,7 @@ class ClusterRuntime(Runtime):
         self.tell_counts()
         hooks.end()
         self._give_up()
-        self._threads.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._on_shutdown()
         self._give_up()  # what other threads have begun to wait for meanwhile
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
     from miniray.wire.node_link import NodeLink
 
 
+@dataclasses.dataclass(eq=False)
 class JobUploads:
     """Functions, classes, and the files of environments, each made available once."""
 
-    def __init__(self, link: NodeLink, facts: ProcessFacts, table: ObjectTable) -> None:
-        self._link = link
-        self._facts = facts
-        self._table = table
+    _link: NodeLink
+    _facts: ProcessFacts
+    _table: ObjectTable
+
+    def __post_init__(self) -> None:
         #: Keys of the code that every worker can get.
         self.published: set[bytes] = set()
         self._environments: dict[str, dict[str, Any]] = {}

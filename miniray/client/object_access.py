@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import pickle
-import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls.calls import NOT_ATTACHED
@@ -42,30 +41,6 @@ _TO_MAP = 1.0
 #: Values behind those that ``wait`` returns as ready that it has brought to this node. So few that
 #: a loop which takes one value at a time stays linear.
 _NEXT = 4
-#: Values of futures that are read at once at most: some may take long.
-_FUTURE_THREADS = 32
-
-
-class FutureThreads:
-    """Threads in which values of futures are read and unpickled, which may take any time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collection in here may make a future
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-
-    def submit(self, read: Callable[[], None]) -> concurrent.futures.Future[None]:
-        """Read something soon; RuntimeError if there are no threads any more, at the end."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = concurrent.futures.ThreadPoolExecutor(
-                    _FUTURE_THREADS, thread_name_prefix="miniray-future"
-                )
-            return self._pool.submit(read)
-
-    def end(self) -> None:
-        """Read nothing more that was not begun."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,8 +51,8 @@ class ObjectAccess(RuntimeObjects):
     _shared_memory: SharedMemory
     #: How this process waits.
     _waits: Waits
-    #: Read values of futures.
-    _threads: FutureThreads
+    #: In which values of futures are read and unpickled, which may take any time.
+    _threads: concurrent.futures.Executor
     #: Is told which errors user code gets.
     _unseen_errors: UnseenErrors
     #: Makes a lost value again, or tells why not; see ``recovery.py``.
@@ -95,11 +70,8 @@ class ObjectAccess(RuntimeObjects):
         serialized = serialize(value)
         if serialized.size > self._shared_memory.plain_limit:
             return self._put_recorded(serialized)
-        contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
-        stored = (serialized.form, serialized.payload(), contained)
-        return self._table.create_with_value(
-            self._table.new_id(), stored, list(serialized.refs) or None
-        )
+        refs = list(serialized.refs) or None
+        return self._table.create_with_value(self._table.new_id(), serialized.value(), refs)
 
     @uncut  # the memory would be nobody's; the ref of a small value drops that by itself
     def _put_recorded(self, serialized: Serialized) -> ObjectRef[Any]:
@@ -111,8 +83,7 @@ class ObjectAccess(RuntimeObjects):
                 serialized, table.process_id, table.node_id, describe(made)
             )
         else:
-            contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
-            stored = (serialized.form, serialized.payload(), contained)
+            stored = serialized.value()
         refs = list(serialized.refs) or None
         ref = self._table.create_with_value(self._table.new_id(), stored, refs)
         return self._table.record(ref, made)

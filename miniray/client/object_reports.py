@@ -208,7 +208,7 @@ class _Look:
         call = arguments.call
         name = call.name if isinstance(call, Call) else _again(call)
         hold: Hold = {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [name]}
-        status = _status_of(call) if isinstance(call, Call) else "FINISHED"
+        status = call.status if isinstance(call, Call) else "FINISHED"
         return self._told(b"", arguments.value, status, f"arguments of {call.name}", [hold], [])
 
     def _told(
@@ -239,7 +239,7 @@ class _Look:
 def _status(value: Value | None, made: CallSite | None, maker: Call | None) -> str:
     """Return Ray's word for the state of the task that makes an object."""
     if maker is not None:
-        return _status_of(maker)
+        return maker.status
     if is_error(value):
         return "FAILED"
     return "FINISHED" if isinstance(made, str) else "NIL"
@@ -248,12 +248,6 @@ def _status(value: Value | None, made: CallSite | None, maker: Call | None) -> s
 def _again(origin: Origin) -> str:
     """Name the holder of arguments that a task which has ended may need again."""
     return f"{origin.name}, to run again should its result be lost,"
-
-
-def _status_of(call: Call) -> str:
-    if call.waiting:
-        return "PENDING_ARGS_AVAIL"
-    return "PENDING_NODE_ASSIGNMENT" if call.peer is None else "SUBMITTED_TO_WORKER"
 
 
 def _order_of(value: Value | None, id: bytes) -> tuple[int, int, bytes]:

@@ -203,9 +203,7 @@ class Returns:
                 self._table.set_value(stream.id, value)
                 return
             refs = stream.take_all()
-            serialized = serialize(DynamicObjectRefGenerator(refs))
-            contained = tuple((ref.binary(), ref._owner_node) for ref in refs)
-            stored = (serialized.form, serialized.payload(), contained)
+            stored = serialize(DynamicObjectRefGenerator(refs)).value()
             self._table.set_value(stream.id, stored, refs)
 
         self._table.when_ready(completed, ended)  # the call is not sent yet

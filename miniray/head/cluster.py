@@ -69,12 +69,9 @@ class ClusterDirectories:
         self.jobs = jobs = JobDirectory(self._job_over, storage.job_forgotten)
         self.kv = KeyValues(storage.key_value)
         self.code = JobCode(self.kv, jobs, tunables.job_code_limit)
+        news = DriverNews(clients, jobs, timers)
         self.grants = grants = GrantTable(
-            self.scheduler,
-            timers,
-            epoch=identity.epoch,
-            pending_warning=tunables.pending_warning,
-            on_wait=DriverNews(clients, jobs, timers).tell,
+            self.scheduler, timers, identity.epoch, tunables.pending_warning, news.tell
         )
         self.leases = TaskLeases(grants, self.nodes, clients, jobs, self.ends)
         self.actors = ActorRegistry(grants, self.nodes, clients, jobs, storage.actor, events)

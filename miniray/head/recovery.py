@@ -6,6 +6,7 @@ there; one that does not come back within the node timeout is lost.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from typing import TYPE_CHECKING
@@ -45,18 +46,15 @@ _NODES = "_nodes"
 _HELD = tuple[str, Needs, tuple[tuple[str, Needs], ...], tuple[bytes, int] | None]
 
 
+@dataclasses.dataclass(eq=False)
 class HeadRecovery:
     """Merges what earlier heads kept with what nodes report."""
 
-    def __init__(
-        self,
-        cluster: ClusterDirectories,
-        timers: Timers,
-        handle: Callable[[ClusterNode, head_pb2.FromNode], None],
-    ) -> None:
-        self._cluster = cluster
-        self._handle = handle
-        self._timers = timers
+    _cluster: ClusterDirectories
+    _timers: Timers
+    _handle: Callable[[ClusterNode, head_pb2.FromNode], None]
+
+    def __post_init__(self) -> None:
         #: Names of nodes that have something of what was kept, and have not reported.
         self._expected: set[str] = set()
         #: Names of nodes that have reported to this head.

@@ -6,6 +6,7 @@ changed; the other listings are compared with what was pushed before.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,15 @@ _KEYS = {
 Rows = dict[str, Any]
 
 
+@dataclasses.dataclass(eq=False)
 class Watches:
     """Pushes ``rows`` (listing, changed rows by key, keys of rows that are gone) to watchers."""
 
-    def __init__(self, cluster: ClusterDirectories, state: ClusterState, timers: Timers) -> None:
-        self._cluster = cluster
-        self._state = state
-        self._timers = timers
+    _cluster: ClusterDirectories
+    _state: ClusterState
+    _timers: Timers
+
+    def __post_init__(self) -> None:
         #: By process: the listings that it watches.
         self._of: dict[bytes, set[str]] = {}
         #: What was pushed of each watched listing, but for actors.
@@ -54,7 +57,7 @@ class Watches:
         self._to_tell: dict[bytes, list[bytes]] = {}
         self._due = False
         self._pause = _BETWEEN
-        cluster.clients.on_ended.append(self._ended)
+        self._cluster.clients.on_ended.append(self._ended)
 
     def watch(self, process_id: bytes, listings: list[str]) -> None:
         """Push the rows of these listings to a process, and later what changes; no others.

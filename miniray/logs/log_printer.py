@@ -60,19 +60,16 @@ class Repeated:
     count: int = 0  # how many were held back
 
 
+@dataclasses.dataclass(eq=False)
 class LogDeduplicator:
-    """Folds the lines of one stream (stdout or stderr) of all workers.
+    """Folds the lines of one stream (stdout or stderr) of all workers."""
 
-    Args:
-        window: Seconds over which equal lines are folded.
-        numbers: Take lines that differ in numbers only for equal.
-    """
-
-    def __init__(self, window: float, *, numbers: bool = False) -> None:
-        self._window = window
-        self._numbers = numbers
-        #: By what equal lines have in common, in the order of their times.
-        self._lines: dict[str, Repeated] = {}
+    #: Seconds over which equal lines are folded.
+    window: float
+    #: Take lines that differ in numbers only for equal.
+    numbers: bool = False
+    #: By what equal lines have in common, in the order of their times.
+    _lines: dict[str, Repeated] = dataclasses.field(default_factory=dict, init=False)
 
     def admit(self, source: _Source, text: str, now: float) -> bool:
         """Return whether a line is to be printed now; otherwise it is counted.
@@ -84,7 +81,7 @@ class LogDeduplicator:
         """
         if not text.strip() or len(text) > _MAX_LENGTH:
             return True
-        key = _NUMBER.sub("0", text) if self._numbers else text
+        key = _NUMBER.sub("0", text) if self.numbers else text
         line = self._lines.get(key)
         if line is None:
             if len(self._lines) < _MAX_LINES:
@@ -102,7 +99,7 @@ class LogDeduplicator:
         ready: list[Repeated] = []
         while self._lines:
             key, line = next(iter(self._lines.items()))
-            if now - line.since < self._window:
+            if now - line.since < self.window:
                 break
             del self._lines[key]
             if line.count:
@@ -115,7 +112,7 @@ class LogDeduplicator:
         """Return when ``due`` may have something next; None if nothing is held back."""
         held = (line.since for line in self._lines.values() if line.count)
         first = next(held, None)  # lines are in the order of their times
-        return None if first is None else first + self._window
+        return None if first is None else first + self.window
 
     def drain(self) -> list[Repeated]:
         """Return all held-back lines, and forget everything."""

@@ -45,6 +45,11 @@ def left_out_note(counts: Sequence[tuple[str, str, int]], own_node: str) -> str:
     )
 
 
+def _cost(item: LogBatch | str) -> int:
+    lines = [item] if isinstance(item, str) else item.lines
+    return sum(map(len, lines)) + _LINE_COST * len(lines)
+
+
 class LogThread:
     """Prints in a daemon thread of its own. Output is put in by one thread.
 
@@ -68,23 +73,14 @@ class LogThread:
         self._thread = threading.Thread(target=self._run, name="miniray-output", daemon=True)
         self._thread.start()
 
-    def put(self, batch: LogBatch) -> None:
-        """Print lines of a worker, soon; never waits."""
-        cost = sum(map(len, batch.lines)) + _LINE_COST * len(batch.lines)
+    def put(self, item: LogBatch | str) -> None:
+        """Print lines of a worker, or of miniray itself, soon; never waits."""
+        cost = _cost(item)
         if self._put - self._printed + cost > self._limit:
-            self._left_out += len(batch.lines)
+            self._left_out += 1 if isinstance(item, str) else len(item.lines)
             return
         self._put += cost
-        self._queue.put(batch)
-
-    def put_note(self, text: str) -> None:
-        """Print a line of miniray itself on stderr, soon; never waits."""
-        cost = len(text) + _LINE_COST
-        if self._put - self._printed + cost > self._limit:
-            self._left_out += 1
-            return
-        self._put += cost
-        self._queue.put(text)
+        self._queue.put(item)
 
     def close(self) -> None:
         """Print what waits, then end; gives up when the terminal takes nothing for a while."""
@@ -115,10 +111,9 @@ class LogThread:
     def _print(self, item: LogBatch | str) -> None:
         if isinstance(item, str):
             self._printer.print_note(item)
-            self._printed += len(item) + _LINE_COST
         else:
             self._printer.print_batch(item)
-            self._printed += sum(map(len, item.lines)) + _LINE_COST * len(item.lines)
+        self._printed += _cost(item)
 
     def _tell_left_out(self) -> None:
         count = self._left_out - self._left_out_told

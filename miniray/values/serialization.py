@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from miniray.common.object_ref import ObjectRef
+    from miniray.messages.value import Value
 
 #: Of the first byte of a buffer in its block; the second for buffers smaller than ``_LARGE``, of
 #: which a value may have thousands.
@@ -81,6 +82,11 @@ class Serialized:
         if not self.buffers and len(self.parts) == 1:
             return bytes(self.parts[0])  # which it is: no copy
         return b"".join(self.pieces())
+
+    def value(self) -> Value:
+        """Return it as a value that travels inside a message."""
+        refs = tuple([(ref.binary(), ref._owner_node) for ref in self.refs])
+        return self.form, self.payload(), refs
 
     def pieces(self) -> list[bytes | memoryview]:
         """Return what to write one after the other to get the stored form."""

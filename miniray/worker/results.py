@@ -176,8 +176,7 @@ class Results:
             caller = work.caller
             write = self._runtime.shared_memory.write
             return write(serialized, caller.process_id, caller.node_id, work.name)
-        contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
-        return (serialized.form, serialized.payload(), contained)
+        return serialized.value()
 
     def _pin(self, caller: Peer, refs: list[ObjectRef[Any]]) -> int:
         """Keep refs until the caller has counted them, or is gone."""

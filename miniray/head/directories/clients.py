@@ -137,17 +137,19 @@ REMEMBERED = 1000
 UNTIL_UNKNOWN = 10.0
 
 
+@dataclasses.dataclass(eq=False)
 class ProcessEnds:
     """How processes ended lately, for those who saw a process's socket close."""
 
-    def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
-        self._clients = clients
-        self._timers = timers
+    _clients: ClientDirectory
+    _timers: Timers
+
+    def __post_init__(self) -> None:
         self._known: dict[bytes, ProcessExit] = {}
         #: Why processes are being ended, until their end is reported.
         self._reasons: dict[bytes, str] = {}
         self._waiting: dict[bytes, list[Waiter]] = {}
-        clients.on_ended.append(self._ended)
+        self._clients.on_ended.append(self._ended)
 
     def wait(self, waiter: Waiter, process_id: bytes) -> None:
         """Answer a request once it is known how a process ended.

@@ -103,28 +103,22 @@ class Request:
     leaving: bytes = b""
 
 
+@dataclasses.dataclass(eq=False)
 class GrantTable:
     """Requests and leases by number, over one scheduler."""
 
-    def __init__(
-        self,
-        scheduler: ClusterScheduler,
-        timers: Timers,
-        *,
-        epoch: int,
-        pending_warning: float,
-        on_wait: Callable[[bytes, int], None],
-    ) -> None:
-        self.scheduler = scheduler
-        self.timers = timers
-        #: The head's start counter; makes numbers unique over restarts.
-        self.epoch = epoch
-        self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
-        #: Seconds of waiting after which that is told.
-        self.warn_after = pending_warning
-        #: Called with the id of a job of which something has waited long, or cannot be served, and
-        #: how many requests wait.
-        self._on_wait = on_wait
+    scheduler: ClusterScheduler
+    timers: Timers
+    #: The head's start counter; makes numbers unique over restarts.
+    epoch: int
+    #: Seconds of waiting after which that is told.
+    warn_after: float
+    #: Called with the id of a job of which something has waited long, or cannot be served, and how
+    #: many requests wait.
+    _on_wait: Callable[[bytes, int], None]
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count((self.epoch << _NUMBER_BITS) + 1).__next__
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
         self.waiting: dict[int, Request] = {}
@@ -135,8 +129,8 @@ class GrantTable:
         self.on_contention: list[Callable[[], None]] = []
         #: Called after a lease has ended.
         self.on_released: list[Callable[[], None]] = []
-        #: Requester of each placement group.
-        self._group_requesters: dict[bytes, GroupRequester] = {}
+        #: Of all placement groups, once there was one.
+        self._groups: GroupRequester
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
@@ -222,7 +216,7 @@ class GrantTable:
 
     def create_group(self, state: GroupPlacement, requester: GroupRequester) -> None:
         now = self.timers.time()
-        self._group_requesters[state.group_id] = requester
+        self._groups = requester
         self.waiting_groups[state.group_id] = now
         self.apply(self.scheduler.create_group(state, now))
         if state.group_id in self.waiting_groups:
@@ -239,7 +233,6 @@ class GrantTable:
 
     def remove_group(self, group_id: bytes) -> None:
         self.waiting_groups.pop(group_id, None)
-        self._group_requesters.pop(group_id, None)
         self.apply(self.scheduler.remove_group(group_id, self.timers.time()))
 
     # --- carrying out --------------------------------------------------------------
@@ -279,9 +272,7 @@ class GrantTable:
             self._tell_contention()
         for group_id in decisions.placed:
             self.waiting_groups.pop(group_id, None)
-            requester = self._group_requesters.get(group_id)
-            if requester is not None:  # else it was removed by what was told before
-                requester.placed(group_id)
+            self._groups.placed(group_id)
         for number, _ in decisions.infeasible:
             self._tell_wait(number)
 
@@ -311,7 +302,7 @@ class GrantTable:
 
     def _tell_group(self, id: bytes) -> None:
         if id in self.waiting_groups:
-            self._on_wait(self._group_requesters[id].job_of(id), len(self.waiting))
+            self._on_wait(self._groups.job_of(id), len(self.waiting))
 
 
 def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:

@@ -184,13 +184,16 @@ _JOB_ID = 8
 _REFUSED = 1000
 
 
+@dataclasses.dataclass(eq=False)
 class JobCode:
-    """What jobs have brought, by the names of ``code_pieces``; at most ``limit`` bytes."""
+    """What jobs have brought, by the names of ``code_pieces``."""
 
-    def __init__(self, kv: KeyValues, jobs: JobDirectory, limit: int) -> None:
-        self._kv = kv
-        self._jobs = jobs
-        self._limit = limit
+    _kv: KeyValues
+    _jobs: JobDirectory
+    #: Bytes of it at most.
+    _limit: int
+
+    def __post_init__(self) -> None:
         self.used = 0
         #: What each job uses.
         self._names: dict[bytes, set[bytes]] = {}

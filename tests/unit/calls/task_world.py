@@ -28,8 +28,8 @@ class TaskWorld:
             self.me.peers,
             self.link,
             self.me.loop,  # type: ignore[arg-type]
-            clock=lambda: self.now,
-            tell=self.told.append,
+            self.told.append,
+            lambda: self.now,
         )
         self.now = 100.0
         self.leases = 0

@@ -36,7 +36,7 @@ class Fixture:
             "Test",
             self.me.calls,
             self.me.peers,
-            max_pending_calls=max_pending,
+            max_pending,
         )
 
     def call(self, *args: Any, **how: Any) -> Call:

@@ -148,8 +148,8 @@ class World:
             self.me.peers,  # type: ignore[arg-type]
             self.me.link,  # type: ignore[arg-type]
             self.time,  # type: ignore[arg-type]
-            clock=self.time.monotonic,
-            tell=self.told.append,
+            self.told.append,
+            self.time.monotonic,
         )
         self.groups = [self._group(name) for name in SHAPES]
         self.calls: list[Call] = []

@@ -61,7 +61,7 @@ def test_what_waits_is_printed_in_order_at_the_end(capsys: pytest.CaptureFixture
 
 def test_a_note_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     thread = LogThread("/logs")
-    thread.put_note("miniray: f waits")
+    thread.put("miniray: f waits")
     thread.close()
     assert capsys.readouterr() == ("", "miniray: f waits\n")
 

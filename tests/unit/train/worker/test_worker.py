@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fake_runtime import FakeRuntime, fake_runtime
 
-from miniray.client.object_access import FutureThreads
+from miniray.client.cluster_runtime import FUTURE_THREAD
 from miniray.train.worker.backend import Backend
 from miniray.train.worker.worker import TrainWorker
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def test_threads_of_the_train_loop_may_serve_others_and_those_of_miniray_do_not() -> None:
     over = threading.Event()
-    futures = FutureThreads()
+    futures = ThreadPoolExecutor(1, FUTURE_THREAD)
     with fake_runtime():
         futures.submit(lambda: None).result(30)
         assert not TrainWorker(Backend()).serves_others()
@@ -27,7 +28,7 @@ def test_threads_of_the_train_loop_may_serve_others_and_those_of_miniray_do_not(
         over.set()
         server.join()
         assert not TrainWorker(Backend()).serves_others()
-    futures.end()
+    futures.shutdown()
 
 
 def test_actors_that_end_with_a_rank_may_serve_others(monkeypatch: pytest.MonkeyPatch) -> None:
