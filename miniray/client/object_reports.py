@@ -110,28 +110,24 @@ class ObjectReports:
         return lambda: look.report(limit)
 
 
+@dataclasses.dataclass(eq=False)
 class _Look:
     """The objects and calls of a process at one moment.
 
     Other threads go on meanwhile: what they may replace is read once.
     """
 
-    def __init__(
-        self,
-        table: ObjectTable,
-        calls: CallTable,
-        actors: ActorClients,
-        executing: Iterable[tuple[str, Iterable[ObjectRef[Any]]]],
-        detail: bool,
-    ) -> None:
-        self._table = table
-        self._actors = actors
-        self._detail = detail
-        self._entries = table.snapshot()
-        here = [*list(calls.open.values()), *actors.creations()]
+    _table: ObjectTable
+    calls: dataclasses.InitVar[CallTable]
+    _actors: ActorClients
+    _executing: Iterable[tuple[str, Iterable[ObjectRef[Any]]]]
+    _detail: bool
+
+    def __post_init__(self, calls: CallTable) -> None:
+        self._entries = self._table.snapshot()
+        here = [*list(calls.open.values()), *self._actors.creations()]
         self._calls = {call.number: call for call in here}
         self._origins = calls.lineage.pinning()
-        self._executing = executing
         #: Small values that this process owns, and their bytes.
         self._inline = self._inline_bytes = 0
 

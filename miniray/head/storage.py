@@ -154,8 +154,8 @@ def read_group(record: bytes) -> PlacementGroupEntry:
     return group
 
 
-def job_record(job: Job) -> bytes:
-    fields = {name: getattr(job, name) for name in field_names(Job)}
+def job_record(job: Job | SubmittedJob) -> bytes:
+    fields = {name: getattr(job, name) for name in field_names(type(job))}
     return marshal.dumps({**fields, "spec": job.spec.to_wire()})
 
 
@@ -164,14 +164,7 @@ def read_job(record: bytes) -> Job:
     return Job(**{**fields, "spec": JobSpec.from_wire(fields["spec"])})
 
 
-def submitted_job_record(job: SubmittedJob) -> bytes:
-    """Encode a submitted job."""
-    fields = {name: getattr(job, name) for name in field_names(SubmittedJob)}
-    return marshal.dumps({**fields, "spec": job.spec.to_wire()})
-
-
 def read_submitted_job(record: bytes) -> SubmittedJob:
-    """Decode a submitted job."""
     fields = marshal.loads(record)
     return SubmittedJob(**{**fields, "spec": CommandSpec.from_wire(fields["spec"])})
 
@@ -258,8 +251,7 @@ class SqliteStorage(Storage):
         cluster_id, starts, started = row
         database.execute("UPDATE cluster SET epoch = ?", (starts + 1,))
         database.commit()
-        kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: [], _SUBMITTED: []}
-        kept[_EVENT] = []
+        kept: dict[str, list[bytes]] = collections.defaultdict(list)
         for kind, record in database.execute("SELECT kind, record FROM things"):
             kept[kind].append(record)
         values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
@@ -305,7 +297,7 @@ class SqliteStorage(Storage):
         self._change(_JOB, job_id, None)
 
     def submitted_job(self, job: SubmittedJob) -> None:
-        self._change(_SUBMITTED, job.name.encode(), submitted_job_record(job))
+        self._change(_SUBMITTED, job.name.encode(), job_record(job))
 
     def submitted_job_forgotten(self, name: str) -> None:
         self._change(_SUBMITTED, name.encode(), None)

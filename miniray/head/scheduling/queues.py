@@ -6,6 +6,7 @@ Responsible for order and look-up; not for granting.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import heapq
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
@@ -179,31 +180,31 @@ class Pending(NamedTuple):
     since: float
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class ShapeQueue:
     """The waiting requests of one shape, and where such a request may go."""
 
-    __slots__ = (
-        "_index",
-        "_topology",
-        "_why",
-        "anywhere",
-        "bound",
-        "demand",
-        "domain",
-        "number",
-        "preferred",
-        "reserved",
-        "waiting",
+    demand: Demand
+    domain: Domain
+    #: Key of the only pool that may be used, if the placement binds to one.
+    bound: Hashable = None
+    #: Key of the pool to use as long as it could hold such a demand.
+    preferred: Hashable = None
+    #: It names no pool.
+    anywhere: bool = dataclasses.field(init=False)
+    waiting: collections.OrderedDict[int, Pending] = dataclasses.field(
+        default_factory=collections.OrderedDict
     )
+    #: Of the request that waits longest; of the last one if none waits.
+    number: int = 0
+    #: The pool on which room is set aside for the head of the queue.
+    reserved: ResourcePool | None = None
+    _index: CandidateIndex | None = None
+    _topology: int = -1
+    _why: Reason | None = None
 
-    def __init__(self, demand: Demand, domain: Domain) -> None:
-        self.demand = demand
-        self.domain = domain
-        #: Key of the only pool that may be used, if the placement binds to one.
-        self.bound: Hashable = None
-        #: Key of the pool to use as long as it could hold such a demand.
-        self.preferred: Hashable = None
-        placement = demand.placement
+    def __post_init__(self) -> None:
+        placement = self.demand.placement
         if isinstance(placement, NodeAffinity):
             if placement.soft:
                 self.preferred = placement.node_id
@@ -211,16 +212,7 @@ class ShapeQueue:
                 self.bound = placement.node_id
         elif isinstance(placement, BundleAffinity) and placement.bundle_index >= 0:
             self.bound = (placement.placement_group_id, placement.bundle_index)
-        #: It names no pool.
         self.anywhere = self.bound is None and self.preferred is None
-        self.waiting: collections.OrderedDict[int, Pending] = collections.OrderedDict()
-        #: Of the request that waits longest; of the last one if none waits.
-        self.number = 0
-        #: The pool on which room is set aside for the head of the queue.
-        self.reserved: ResourcePool | None = None
-        self._index: CandidateIndex | None = None
-        self._topology = -1
-        self._why: Reason | None = None
 
     @property
     def head(self) -> Pending:

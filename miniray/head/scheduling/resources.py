@@ -39,22 +39,6 @@ class ResourcePool:
     is in debt until others end.
     """
 
-    __slots__ = (
-        "closed",
-        "devices",
-        "free",
-        "key",
-        "labels",
-        "last_placed",
-        "leases",
-        "load",
-        "node_id",
-        "order",
-        "reservation",
-        "total",
-        "version",
-    )
-
     def __init__(
         self,
         node_id: str,
