@@ -196,7 +196,7 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
                 job_id,
                 {
                     "namespace": namespace,
-                    "sys_path": _worker_paths(cwd),
+                    "sys_path": [os.path.abspath(path) if path else cwd for path in sys.path],
                     "cwd": cwd,
                     "entrypoint": " ".join(sys.argv)[:1000],
                     "default_actor_lifetime": options.default_actor_lifetime,
@@ -240,11 +240,6 @@ def _working_directory() -> str:
             "The working directory of this process was removed, and its workers are to have the "
             "same one. Change to another one first, as with os.chdir()."
         ) from None
-
-
-def _worker_paths(cwd: str) -> list[str]:
-    """Return the driver's module search path, as its workers get it."""
-    return [os.path.abspath(path) if path else cwd for path in sys.path]
 
 
 # --- finding and starting ------------------------------------------------------------

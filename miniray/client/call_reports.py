@@ -168,7 +168,7 @@ def _threads() -> Iterator[dict[str, Any]]:
             if local is not None:
                 waits = _ids_of(frame.f_locals.get(local, ()))
                 needed = min(int(frame.f_locals.get("needed", 1)), len(waits))
-            elif execution is None and _module(frame).startswith(_WORKER):
+            elif execution is None and frame.f_globals.get("__name__", "").startswith(_WORKER):
                 execution = _execution_of(frame)
         stack = trimmed(frame_of(frame.f_code, frame.f_lineno) for frame in frames)
         if stack or waits:
@@ -200,7 +200,3 @@ def _execution_in(task: asyncio.Task[Any]) -> context.Execution | None:
     """Return the call for which a coroutine runs: what it starts inherits that."""
     found = (each for each in gc.get_referents(task) if isinstance(each, contextvars.Context))
     return next((each.get(context.execution) for each in found), None)
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))

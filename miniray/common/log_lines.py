@@ -7,6 +7,7 @@ changed. Progress bars redraw a line; of many states that arrive together only t
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 MARK_START = b"\0miniray:name="
@@ -248,18 +249,16 @@ class LineSplitter:
         self._rows = [_Row()]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Row:
     """A line that is not finished."""
 
-    __slots__ = ("_returned", "changed", "is_bar", "is_gap", "is_overwritten", "text")
-
-    def __init__(self) -> None:
-        self.text = b""
-        self.is_bar = False  # it was redrawn at least once
-        self.is_gap = False  # nothing was written to it, it is only above a bar
-        self.changed = False  # since its state was last passed on
-        self._returned = False  # a carriage return came last, so what follows redraws the line
-        self.is_overwritten = False  # the cursor came from above, so what follows replaces it
+    text: bytes = b""
+    is_bar: bool = False  # it was redrawn at least once
+    is_gap: bool = False  # nothing was written to it, it is only above a bar
+    changed: bool = False  # since its state was last passed on
+    is_overwritten: bool = False  # the cursor came from above, so what follows replaces it
+    _returned: bool = False  # a carriage return came last, so what follows redraws the line
 
     def write(self, data: bytes) -> bool:
         """Write at the cursor; returns whether that redraws the line from its beginning."""

@@ -206,7 +206,13 @@ async def _run(options: HeadOptions) -> None:
     address = await _listen_tcp(options, server, identity, token, stop)
     if stop.done():
         return
-    storage = _storage(options, lambda text: head.warn_drivers(text))  # noqa: PLW0108 - made next
+    storage = None
+    if options.tcp_host is not None:  # else it is an embedded cluster, which ends with its head
+        from miniray.head.storage import SqliteStorage
+
+        storage = SqliteStorage(
+            options.session_dir / "head.db", lambda text: head.warn_drivers(text)
+        )
     head = _head(options, address, storage)
     head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head), server)  # type: ignore[no-untyped-call]
     await server.start()
@@ -241,15 +247,6 @@ def _node_ended(loop: asyncio.AbstractEventLoop, fd: int, end: Callable[[str], N
     loop.remove_reader(fd)
     logger.warning("the daemon of the head's node ended unexpectedly")
     end("its node is gone")
-
-
-def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStorage | None:
-    """Return where state is kept; None for an embedded cluster, which ends with its head."""
-    if options.tcp_host is None:
-        return None
-    from miniray.head.storage import SqliteStorage
-
-    return SqliteStorage(options.session_dir / "head.db", warn)
 
 
 def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> Head:

@@ -55,27 +55,24 @@ def may_ask(held: int, by_waiter: int) -> bool:
     return by_waiter == 0 or held > by_waiter + 1
 
 
+@dataclasses.dataclass(eq=False)
 class Revocations:
     """Asks leases back, by one timer, while requests wait."""
 
-    def __init__(
-        self,
-        grants: GrantTable,
-        leases: TaskLeases,
-        *,
-        reserve_after: float,
-    ) -> None:
+    _grants: GrantTable
+    _leases: TaskLeases
+    reserve_after: dataclasses.InitVar[float]
+
+    def __post_init__(self, reserve_after: float) -> None:
         self._gather_after = min(GATHER_AFTER, reserve_after)
         #: Requests that are looked at again when they have waited so long.
         self._too_early: set[int] = set()
-        self._grants = grants
-        self._leases = leases
-        self._timers = grants.timers
+        self._timers = self._grants.timers
         self._armed = False
         #: For each waiter the sets of leases that were asked back and are not over.
         self._asked: dict[Waiter, list[set[int]]] = {}
-        grants.on_contention.append(self.arm)
-        leases.on_changed.append(self._changed)
+        self._grants.on_contention.append(self.arm)
+        self._leases.on_changed.append(self._changed)
 
     def arm(self) -> None:
         if not self._armed:
@@ -318,7 +315,7 @@ class Departures:
         return {name for each in needs for name in _names(each)}
 
     def _end_if_in_the_way(self, request: Request, wanted: set[str]) -> None:
-        lease = self.grants.lease(request.number)
+        lease = self.grants.scheduler.lease(request.number)
         if lease is None:
             return
         kept = lease.allocation.names() & wanted

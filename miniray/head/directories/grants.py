@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.demands import Decisions, Demand
     from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.scheduler import ClusterScheduler
-    from miniray.head.scheduling.table import ResourceLease
 
 logger = logging.getLogger(__name__)
 
@@ -205,9 +204,6 @@ class GrantTable:
 
     def request(self, number: int) -> Request | None:
         return self._requests.get(number)
-
-    def lease(self, number: int) -> ResourceLease | None:
-        return self.scheduler.lease(number)
 
     # --- nodes and groups ----------------------------------------------------------
     def decide(self, change: Callable[..., Decisions], *what: Any, **how: Any) -> None:
