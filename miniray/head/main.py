@@ -211,7 +211,8 @@ async def _run(options: HeadOptions) -> None:
         from miniray.head.storage import SqliteStorage
 
         storage = SqliteStorage(
-            options.session_dir / "head.db", lambda text: head.warn_drivers(text)
+            options.session_dir / "head.db",
+            lambda text: head.warn_drivers(text),  # noqa: PLW0108 - it is made next
         )
     head = _head(options, address, storage)
     head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head), server)  # type: ignore[no-untyped-call]
