@@ -94,8 +94,10 @@ class ResourcePool:
         """Return whether this fits now, beside what is reserved for others than the owner."""
         if not self.fits(needs):
             return False
-        aside = self._aside(owner)
-        return aside is _NOTHING or all(
+        aside = self.reservation
+        if aside is None or aside.owner is owner:
+            return True
+        return all(
             self.devices[name].fits(units, aside.devices.get(name))
             if name in self.devices
             else units <= self.free[name] - aside.scalars.get(name, 0)
