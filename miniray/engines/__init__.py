@@ -79,6 +79,6 @@ def start_ray(options: Any) -> tuple[Runtime, dict[str, Any]]:
             "The engine 'ray' needs Ray, in the version of the cluster: "
             "pip install 'miniray[ray]' 'ray==VERSION'."
         ) from None
-    from miniray.engines.ray.start import connect_to_ray
+    from miniray.engines.ray.runtime import connect_to_ray
 
     return connect_to_ray(options)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.runtime import runtime_or_none
 from miniray.common.series import Series
+from miniray.engines import refuse_on_ray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +56,7 @@ class _Values:
 
     def _begin(self) -> None:
         if not self._at_exit:
-            if (runtime := runtime_or_none()) is not None:
-                runtime.head.tell_node("metrics", [])  # an engine without metrics refuses it here
+            refuse_on_ray("util.metrics")
             self._at_exit = True
             atexit.register(self.tell)
         self._timer = threading.Timer(_INTERVAL, self.tell)

@@ -24,6 +24,7 @@ from miniray.util.tpu_reservation import (
     intact_slices,
     ready_slices,
     reserve_tpu_slice,
+    tpu_hosts,
 )
 from miniray.util.tpu_slices import SlicePlacementGroup, run_on_slice, slice_placement_group
 
@@ -246,5 +247,4 @@ def get_num_ready_tpu_slices(topology: str, accelerator_type: str) -> int:
 
 
 def _hosts() -> list[TpuHost]:
-    runtime = runtime_or_none()
-    return [] if runtime is None else TpuHost.all_of(runtime.head.listing("node_states"))
+    return [] if runtime_or_none() is None else tpu_hosts()

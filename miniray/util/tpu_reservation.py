@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.accelerators import SliceShape, slice_shape
 from miniray.accelerators.tpu import CHIP_COUNTS
 from miniray.common.runtime import current_runtime
+from miniray.engines import refuse_on_ray
 from miniray.exceptions import GetTimeoutError
 from miniray.system import option_checks as check
 from miniray.util.placement_group import (
@@ -147,7 +148,7 @@ def slice_names(group: PlacementGroup) -> list[str]:
 
 def _useless(shape: SliceShape) -> list[str]:
     """Return the slices not to reserve; none if there are no others."""
-    states = current_runtime().head.listing("node_states")
+    states = _node_states()
     hosts = TpuHost.all_of(states)
     head = head_resource(shape.pod_type)
     heads_in_use = [state["node_id"] for state in states if state["used"].get(head)]
@@ -157,7 +158,12 @@ def _useless(shape: SliceShape) -> list[str]:
 
 def tpu_hosts() -> list[TpuHost]:
     """Return the cluster's living nodes with TPU chips."""
-    return TpuHost.all_of(current_runtime().head.listing("node_states"))
+    return TpuHost.all_of(_node_states())
+
+
+def _node_states() -> list[dict[str, Any]]:
+    refuse_on_ray("util.tpu")
+    return current_runtime().head.listing("node_states")
 
 
 def wait_for(groups: list[PlacementGroup], timeout: float | None) -> bool:

@@ -11,14 +11,22 @@ import sysconfig
 import tempfile
 import venv
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 from cluster_helpers import wait_until
 from slurm_cluster import free_ports
 
 import miniray
+from miniray.cli.main import main
+from miniray.cluster_utils import Cluster
+from miniray.engines.capabilities import REFUSED
 from miniray.exceptions import ActorDiedError, DeathCause, EngineError, TaskError
+from miniray.util import metrics, state, tpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = [pytest.mark.engine("ray"), pytest.mark.usefixtures("cluster")]
 CLUSTER = {"num_cpus": 1, "num_gpus": 1}
@@ -50,13 +58,6 @@ def test_refs_pass_through_other_picklers() -> None:
         return miniray.get(pickle.loads(pickled))
 
     assert miniray.get(read.remote(pickle.dumps(ref))) == "kept"
-
-
-def test_state_is_refused_with_the_command_of_ray() -> None:
-    from miniray.util import state
-
-    with pytest.raises(EngineError, match="`ray list actors`"):
-        state.list_actors()
 
 
 def test_an_actor_that_was_killed_says_so() -> None:
@@ -121,7 +122,25 @@ def test_the_error_of_a_constructor_arrives_with_its_class() -> None:
     assert isinstance(caught.value.creation_error.cause, KeyError)
 
 
-#: Prints where a worker has miniray from.
+def test_nothing_of_actors_stays_with_rays_head() -> None:
+    from ray.experimental import internal_kv
+
+    @miniray.remote
+    class Kept:
+        def __init__(self, fails: bool) -> None:
+            if fails:
+                raise KeyError("absent")
+
+        def nothing(self) -> None: ...
+
+    named = Kept.options(name="engine-kept").remote(False)
+    miniray.get(named.nothing.remote())
+    with pytest.raises(ActorDiedError):
+        miniray.get(Kept.remote(True).nothing.remote())
+    assert internal_kv._internal_kv_list("miniray") == []
+
+
+#: Prints where a worker has miniray from, and what a generator yields.
 DRIVER = """
 import miniray
 
@@ -129,8 +148,16 @@ import miniray
 def place():
     return miniray.__file__
 
+@miniray.remote
+def count():
+    yield 1
+
 miniray.init(engine="ray")
 print(miniray.get(place.remote()))
+try:
+    print(*map(miniray.get, count.remote()))
+except miniray.exceptions.EngineError as error:
+    print(error)
 """
 
 
@@ -153,14 +180,43 @@ def test_workers_without_miniray_get_it_from_the_driver(tmp_path: Path) -> None:
     try:
         wait_until(lambda: _answers(port), timeout=60)
         driver = [sys.executable, "-c", DRIVER]
-        env["RAY_ADDRESS"] = f"127.0.0.1:{port}"
-        told = subprocess.run(driver, stdout=subprocess.PIPE, text=True, check=True, **in_it)
+        told = []
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{client_port}"):
+            env["RAY_ADDRESS"] = address
+            done = subprocess.run(driver, stdout=subprocess.PIPE, text=True, check=True, **in_it)
+            told.append(done.stdout.splitlines())
     finally:
         head.terminate()
         head.wait(60)
-    assert "py_modules_files" in told.stdout
+    assert all("py_modules_files" in place for place, _yielded in told)
+    assert told[0][1] == "1"
+    assert REFUSED["generators over ray://"] in told[1][1]
 
 
 def _answers(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+#: A use of each capability that the engine lacks.
+USES: dict[str, Callable[[], object]] = {
+    "util.state": lambda: state.list_actors(),
+    "util.memory": lambda: state.get_cluster_memory(),
+    "util.metrics": lambda: metrics.Counter("refused").inc(),
+    "timeline": lambda: miniray.timeline(),
+    "util.tpu": lambda: tpu.get_num_tpu_slices("2x2", "v4"),
+    "commands": lambda: main(["status"], standalone_mode=False),
+    "cluster_utils": lambda: Cluster(initialize_head=True),
+}
+
+
+@pytest.mark.parametrize("capability", REFUSED.keys() - {"generators over ray://"})
+def test_what_the_page_lists_is_refused_at_the_call(capability: str) -> None:
+    with pytest.raises((EngineError, click.ClickException)) as refused:
+        USES[capability]()
+    assert REFUSED[capability] in str(refused.value)
+
+
+def test_no_list_of_nodes_is_taken_for_one_of_tpus() -> None:
+    with pytest.raises(EngineError, match="`ray list actors`"):
+        state.list_nodes()

@@ -1,26 +1,19 @@
-"""Errors on their way through Ray, which can't send each exception, and Ray's as miniray's.
-
-A worker wraps what user code raised in a ``Carried``, which holds the pickled ``TaskError``.
-"""
+"""Errors on their way through Ray, which can't send each exception, and Ray's as miniray's."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
 import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import AsyncioActorExit, RayActorError, RayError, RayTaskError
-from ray.experimental import internal_kv
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from miniray import exceptions as ours
-from miniray.common.config import config
-from miniray.exceptions import ActorDiedError, DeathCause, MinirayError, TaskError
+from miniray.exceptions import DeathCause, MinirayError, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 #: Part of Ray's sentence on a dead actor, by cause; the first that is found.
 _CAUSES = {
@@ -39,7 +32,10 @@ _CAUSES = {
 
 
 class Carried(Exception):  # noqa: N818 -- it is no error of its own
-    """Carries a TaskError; Ray sees its bytes and its text only."""
+    """Carries a pickled TaskError out of a worker; Ray sees its bytes and its text only.
+
+    ``raised`` is what the user's code has raised, in the worker.
+    """
 
     def __init__(self, pickled: bytes, text: str, raised: BaseException | None = None) -> None:
         super().__init__(pickled, text)
@@ -68,62 +64,55 @@ def retried(given: bool | tuple[type[BaseException], ...]) -> Any:
     return [_Retried("Retried", (Exception,), {"types": given})]
 
 
-def carried(error: Exception, name: str, actor_repr: str | None) -> Exception:
-    """Wrap what a function or method has raised, in the worker."""
-    if type(error) is AsyncioActorExit:
-        return error
-    actor_id = ray.get_runtime_context().get_actor_id()
-    where = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), "actor_id": actor_id}
-    failure = TaskError.from_exception(error, name, actor_repr=actor_repr, **where)
-    return Carried(pickle.dumps(failure, 5), str(failure), error)
+def in_our_words(function: Callable[..., Any]) -> Any:
+    """Have a function raise Ray's errors as miniray's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RayError as error:
+            raise translated(error) from None
+
+    return call
 
 
-def keep_of_constructor(failure: Exception) -> None:
-    """Tell the callers of this actor why there is none: Ray gives them the text only."""
-    if len(failure.args[0]) <= config().inline_limit:
-        actor_id = ray.get_runtime_context().get_actor_id()
-        internal_kv._internal_kv_put(_constructor(actor_id), failure.args[0])
-
-
-def _constructor(actor_id: str) -> bytes:
-    return b"miniray:constructor:" + actor_id.encode()
-
-
-@contextlib.contextmanager
-def raising() -> Iterator[None]:
-    """Raise Ray's errors in the block as miniray's."""
-    try:
-        yield
-    except RayError as error:
-        raise translated(error) from None
-
-
-def translated(error: BaseException) -> BaseException:
+def translated(error: Any) -> Any:
     """Return miniray's error for one of Ray; others as they are."""
     if isinstance(error, RayTaskError):
-        cause: Any = translated(error.cause)
-        if isinstance(cause, Carried):
-            failure: TaskError = pickle.loads(cause.args[0])
-        else:
-            text = str(error)
-            name = re.search(r"ray::([\w.<>]+)\(", text)
-            failure = TaskError(name[1] if name else "", text, cause)
-        return failure.as_instanceof_cause()
+        return _failure(error).as_instanceof_cause()
     if not isinstance(error, RayError):
         return error
     text = str(error)
-    found: dict[str, Any] = dict(re.findall(r"^\t(class_name|pid): (.+)$", text, re.MULTILINE))
     cls: Any = next(filter(None, (vars(ours).get(c.__name__) for c in type(error).__mro__)))
-    if cls is ActorDiedError and isinstance(error, RayActorError):
-        about = {"actor_id": error.actor_id or "", "class_name": found.get("class_name", "")}
-        if error.actor_init_failed:
-            kept = internal_kv._internal_kv_get(_constructor(about["actor_id"]))
-            failure = (
-                pickle.loads(kept) if kept else TaskError("__init__", text, MinirayError(text))
-            )
-            return cls(DeathCause.CREATION_FAILED, creation_error=failure, **about)
-        cause = next((cause for part, cause in _CAUSES.items() if part in text), DeathCause.UNKNOWN)
-        return cls(cause, pid=int(found.get("pid", 0)), detail=text, **about)
+    if isinstance(error, ActorDiedError):
+        return _death(error, text)
     made: MinirayError = cls.__new__(cls, text)  # its class has the attributes, Ray the text
     Exception.__init__(made, text)
     return made
+
+
+def _failure(error: RayTaskError) -> TaskError:
+    """Return what the worker has carried out, or Ray's own error of a task."""
+    cause = translated(error.cause)
+    if isinstance(cause, Carried):
+        carried: TaskError = pickle.loads(cause.args[0])
+        return carried
+    text = str(error)
+    name = re.search(r"ray::([\w.<>]+)\(", text)
+    return TaskError(name[1] if name else "", text, cause)
+
+
+def _death(error: ActorDiedError, text: str) -> ours.ActorDiedError:
+    """Return why an actor died; Ray's error was made of what its head or its constructor said."""
+    source = next(iter(error.args), None)
+    known: dict[str, Any] = {
+        "actor_id": error.actor_id or "",
+        "class_name": getattr(source, "class_name", ""),
+    }
+    if isinstance(source, RayTaskError):
+        return ours.ActorDiedError(
+            DeathCause.CREATION_FAILED, creation_error=_failure(source), **known
+        )
+    cause = next((cause for part, cause in _CAUSES.items() if part in text), DeathCause.UNKNOWN)
+    return ours.ActorDiedError(cause, pid=getattr(source, "pid", 0), detail=text, **known)

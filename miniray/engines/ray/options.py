@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from ray._raylet import PlacementGroupID
@@ -15,7 +14,7 @@ from miniray.engines.capabilities import refuse
 from miniray.engines.ray.errors import retried
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from miniray.common.specs import ActorOptions, MethodOptions, Placement, TaskOptions
 
@@ -34,75 +33,41 @@ def _strategy(placement: Placement) -> Any:
             placement.bundle_index,
             placement.capture_child_tasks,
         )
-    return {Spread: "SPREAD", Anywhere: "DEFAULT"}.get(type(placement))
+    return {Spread: "SPREAD", Anywhere: "DEFAULT"}[type(placement)]
 
 
-def _demand(options: TaskOptions | ActorOptions) -> dict[str, Any]:
-    """Return what tasks and actors ask for alike; what is None is left to Ray."""
-    others = dict(options.resources)
-    return {
-        "num_cpus": others.pop("CPU", 0),
-        "num_gpus": others.pop("GPU", None),
-        "memory": others.pop("memory", None),
-        "resources": others or None,
-        "scheduling_strategy": _strategy(options.placement),
-        "label_selector": options.label_selector or None,
-        "fallback_strategy": [{"label_selector": dict(each)} for each in options.fallback_selectors]
-        or None,
-        "runtime_env": options.runtime_env and dict(options.runtime_env),
-        "name": options.name or None,
-    }
+#: How Ray wants the values of some fields, by the names that it has for them.
+_THEIRS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "placement": ("scheduling_strategy", _strategy),
+    "retry_exceptions": ("retry_exceptions", retried),
+    "runtime_env": ("runtime_env", dict),
+    "label_selector": ("label_selector", dict),
+    "fallback_selectors": (
+        "fallback_strategy",
+        lambda selectors: [{"label_selector": dict(each)} for each in selectors],
+    ),
+    "generator_backpressure": ("_generator_backpressure_num_objects", int),
+}
+#: Fields that Ray gets elsewhere, or has nothing for.
+_OTHERS = {"resources", "max_calls", "concurrency_groups"}
+_OTHERS |= {"placement_resources", "preload", "preload_later"}
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def for_task(options: TaskOptions) -> dict[str, Any]:
-    """Return the options of a task."""
-    own = {
-        "num_returns": options.num_returns,
-        "max_retries": options.max_retries,
-        "retry_exceptions": retried(options.retry_exceptions),
-        **_backpressure(options),
-    }
-    return _given(_demand(options) | own)
-
-
-def for_actor(options: ActorOptions) -> dict[str, Any]:
-    """Return the options of an actor."""
-    demand = _demand(options)
-    if options.resources.keys() <= {"memory"} and "CPU" in options.placement_resources:
-        del demand["num_cpus"]  # not given: Ray places such an actor as miniray does
-    own = {
-        "namespace": options.namespace,
-        "get_if_exists": options.get_if_exists or None,
-        "lifetime": options.lifetime,
-        "max_restarts": options.max_restarts,
-        "max_task_retries": options.max_task_retries,
-        "max_concurrency": options.max_concurrency,
-        "max_pending_calls": options.max_pending_calls,
-    }
-    return _given(demand | own)
-
-
-@functools.lru_cache(maxsize=1024)
-def for_method(options: MethodOptions) -> dict[str, Any]:
-    """Return the options of a call of an actor; empty if they are the usual ones."""
-    streams = options.num_returns == "streaming"
-    own = {
-        "num_returns": None if options.num_returns == 1 or streams else options.num_returns,
-        "concurrency_group": options.concurrency_group,
-        "max_task_retries": options.max_task_retries,
-        "retry_exceptions": retried(options.retry_exceptions) or None,
-        "name": options.name or None,
-        **_backpressure(options),
-    }
-    return _given(own)
-
-
-def _backpressure(options: TaskOptions | MethodOptions) -> dict[str, Any]:
-    limit = options.generator_backpressure
-    if options.num_returns == "streaming" and client.ray.is_connected():
+def as_ray(options: TaskOptions | ActorOptions | MethodOptions) -> dict[str, Any]:
+    """Return options for Ray, without those that have their usual value."""
+    if getattr(options, "num_returns", 1) == "streaming" and client.ray.is_connected():
         refuse("generators over ray://")
-    return {"_generator_backpressure_num_objects": limit} if limit >= 0 else {}
+    made = {}
+    for name, field in type(options).__dataclass_fields__.items():
+        value = getattr(options, name)
+        if name not in _OTHERS and (value != field.default or name == "num_returns"):
+            theirs, convert = _THEIRS.get(name, (name, lambda same: same))
+            made[theirs] = convert(value)
+    if hasattr(options, "resources"):
+        others = dict(options.resources)
+        if others.keys() - {"memory"} or "CPU" not in getattr(options, "placement_resources", ()):
+            made["num_cpus"] = others.pop("CPU", 0)
+        # Else not given: Ray places an actor that gives nothing as miniray does.
+        made |= {"num_gpus": others.pop("GPU", None), "memory": others.pop("memory", None)}
+        made["resources"] = others or None
+    return made

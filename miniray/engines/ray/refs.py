@@ -12,7 +12,7 @@ import ray
 import ray.cloudpickle
 
 from miniray.common.object_ref import ObjectRef
-from miniray.engines.ray.errors import raising
+from miniray.engines.ray.errors import in_our_words
 from miniray.objects.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
 
 
@@ -42,13 +42,12 @@ class RayGenerator(ObjectRefGenerator[Any]):
     def __init__(self, held: Any) -> None:
         self.held = held
 
+    @in_our_words
     def __next__(self) -> RayRef:
-        with raising():
-            return RayRef(next(self.held))
+        return RayRef(next(self.held))
 
     async def __anext__(self) -> RayRef:
-        with raising():
-            return RayRef(await self.held.__anext__())
+        return RayRef(await self.held.__anext__())
 
     def completed(self) -> RayRef:
         return RayRef(self.held.completed())
@@ -78,28 +77,17 @@ class RayGenerator(ObjectRefGenerator[Any]):
 
 def wrapped(found: Any) -> Any:
     """Return what a call gives to the user, for what Ray has returned."""
-    if isinstance(found, list):
-        return [RayRef(each) for each in found] or None
     if isinstance(found, ray.ObjectRefGenerator):
         return RayGenerator(found)
+    if isinstance(found, list):
+        return [RayRef(each) for each in found] or None
     return None if found is None else RayRef(found)
 
 
-def unwrapped(args: tuple[Any, ...]) -> list[Any]:
+def unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return arguments with Ray's refs, which it replaces by their values."""
-    return [each.held if isinstance(each, RayRef) else each for each in args]
-
-
-def by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return named arguments with Ray's refs."""
-    return {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
-
-
-def loaded(value: Any) -> Any:
-    """Return a value that Ray has loaded, with our class in place of its own."""
-    if isinstance(value, ray.DynamicObjectRefGenerator):
-        return DynamicObjectRefGenerator(map(RayRef, value))
-    return value
+    held = [each.held if isinstance(each, RayRef) else each for each in args]
+    return held, {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
 
 
 def _reduce(held: Any) -> Any:
@@ -109,3 +97,8 @@ def _reduce(held: Any) -> Any:
 # Ray's own pickler knows these. Others, as for code or by users, would lose who owns the value.
 copyreg.pickle(ray.ObjectRef, _reduce)
 copyreg.pickle(ray.actor.ActorHandle, _reduce)
+# A value, which a worker of Ray makes.
+copyreg.pickle(
+    ray.DynamicObjectRefGenerator,
+    lambda refs: (DynamicObjectRefGenerator, ([*map(RayRef, refs)],)),
+)

@@ -1,48 +1,60 @@
-"""The seam ``Runtime`` on Ray: values, what the head knows, and the process itself."""
+"""The seam ``Runtime`` on Ray: calls, values, what the head knows, and the process itself."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import functools
 import json
+import os
 import warnings
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import ray
 from ray import util
+from ray.exceptions import ActorAlreadyExistsError as RayNameTaken
+from ray.exceptions import RayError, RaySystemError
 
-from miniray.common.runtime import (
-    ActorLocation,
-    Runtime,
-    RuntimeContextData,
-    RuntimeHead,
-    RuntimeObjects,
-)
+from miniray.common import runtime as seam
+from miniray.common.config import config
+from miniray.common.runtime import ActorClassInfo, ActorLocation, RuntimeContextData
+from miniray.common.specs import MethodOptions
 from miniray.engines.capabilities import refuse
-from miniray.engines.ray.calls import RayCalls, find_actor
-from miniray.engines.ray.errors import translated
-from miniray.engines.ray.options import group_of
-from miniray.engines.ray.refs import RayRef, loaded
-from miniray.engines.ray.worker import HostedActor
+from miniray.engines.ray.errors import in_our_words, translated
+from miniray.engines.ray.options import as_ray, group_of
+from miniray.engines.ray.refs import RayRef, unwrapped, wrapped
+from miniray.engines.ray.worker import INFO, Code
+from miniray.exceptions import ActorAlreadyExistsError
+from miniray.values.serialization import dumps_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from miniray.common.specs import ActorOptions, TaskOptions
 
-class RayObjects(RuntimeObjects):
+#: Methods of Ray for those that every actor has.
+_BUILT_IN = {"__miniray_ready__": "__ray_ready__", "__miniray_terminate__": "__ray_terminate__"}
+#: Arguments of ``init()`` that Ray calls otherwise.
+_THEIRS = {"memory": "_memory", "temp_dir": "_temp_dir"}
+
+_method_options = functools.lru_cache(maxsize=1024)(as_ray)
+_second = ray.remote(num_cpus=0)(lambda _first, second: second)
+
+
+class RayObjects(seam.RuntimeObjects):
     """The values of refs."""
 
+    @in_our_words
     def put(self, value: Any) -> RayRef:
-        try:
-            return RayRef(ray.put(value))
-        except ray.exceptions.RayError as error:
-            raise translated(error) from None
+        return RayRef(ray.put(value))
 
+    @in_our_words
     def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
-        try:
-            return [*map(loaded, ray.get([ref.held for ref in refs], timeout=timeout))]
-        except ray.exceptions.RayError as error:
-            raise translated(error) from None
+        found: list[Any] = ray.get([ref.held for ref in refs], timeout=timeout)
+        return found
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
@@ -56,33 +68,91 @@ class RayObjects(RuntimeObjects):
     def future(self, ref: Any) -> concurrent.futures.Future[Any]:
         made: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-        def settle(done: concurrent.futures.Future[Any]) -> None:
-            error = done.exception()
+        def settle(value: Any) -> None:
             if not made.set_running_or_notify_cancel():
                 return
-            if error is None:
-                made.set_result(loaded(done.result()))
+            if isinstance(value, RayError):
+                made.set_exception(translated(value))
             else:
-                made.set_exception(translated(error))
+                made.set_result(value)
 
-        ref.held.future().add_done_callback(settle)
+        ref.held._on_completed(settle)
         return made
 
     def when_done(self, ref: Any, callback: Callable[[], None]) -> None:
         ref.held._on_completed(lambda _value: callback())
 
     async def value_of(self, ref: Any) -> Any:
+        return await asyncio.wrap_future(self.future(ref))
+
+
+class RayCalls(seam.RuntimeCalls):
+    """Makes calls of Ray of what user code calls."""
+
+    def __init__(self) -> None:
+        #: Actors that end with this process.
+        self.owned: weakref.WeakSet[RayRef] = weakref.WeakSet()
+
+    def export(self, target: Callable[..., Any] | type, name: str) -> seam.Exported:
+        blob, _refs = dumps_code(target)
+        if len(blob) > config().large_closure_warning:
+            from miniray.values.closures import check_large
+
+            check_large(target, name, len(blob), config().largest_closure)
+        code = Code(name, blob)
+        code.target = target
+        return code
+
+    def submit_task(self, function: Any, args: Any, kwargs: Any, options: TaskOptions) -> Any:
+        held, named = unwrapped(args, kwargs)
+        return wrapped(function.task(options)(*held, **named))
+
+    @in_our_words
+    def create_actor(
+        self, cls: Any, info: ActorClassInfo, args: Any, kwargs: Any, options: ActorOptions
+    ) -> ActorLocation:
+        held, named = unwrapped(args, kwargs)
         try:
-            return loaded(await ref.held)
-        except ray.exceptions.RayError as error:
-            raise translated(error) from None
+            ref = RayRef(cls.actor(info, options)(*held, **named))
+        except RayNameTaken:
+            where = options.namespace or ray.get_runtime_context().namespace
+            raise ActorAlreadyExistsError(options.name or "", where) from None
+        if options.lifetime != "detached":
+            self.owned.add(ref)
+        return ActorLocation(ref, info)
+
+    @in_our_words
+    def submit_actor_call(
+        self,
+        actor: Any,
+        info: ActorClassInfo,
+        method: str,
+        args: Any,
+        kwargs: Any,
+        options: MethodOptions,
+    ) -> Any:
+        held, named = unwrapped(args, kwargs)
+        call = getattr(actor.held, _BUILT_IN.get(method, method))
+        return wrapped(call._remote(held, named, **_method_options(options)))
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        ray.cancel(ref.held, force=force, recursive=recursive)
 
 
-class RayHead(RuntimeHead):
+def _refusing(capability: str) -> Any:
+    """Return a method of the seam that refuses."""
+    return lambda *_args, **_options: refuse(capability)
+
+
+class RayHead(seam.RuntimeHead):
     """Named actors, placement groups and nodes."""
 
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
-        return find_actor(name, namespace)
+        where = namespace or ray.get_runtime_context().namespace
+        try:
+            return _located(ray.get_actor(name, where))
+        except ValueError:
+            raise ValueError(f"There is no actor named {name!r} in namespace {where!r}.") from None
 
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
         found = util.list_named_actors(all_namespaces)
@@ -91,23 +161,24 @@ class RayHead(RuntimeHead):
     def kill_actor(self, actor: Any, no_restart: bool) -> None:
         ray.kill(actor.held, no_restart=no_restart)
 
+    @in_our_words
     def create_placement_group(
         self,
         bundles: Sequence[Mapping[str, float]],
         strategy: str,
         name: str,
         lifetime: str | None,
-        bundle_label_selector: Sequence[Mapping[str, str]] | None,
+        bundle_label_selector: Any,
     ) -> bytes:
-        selectors = None if bundle_label_selector is None else list(bundle_label_selector)
+        selectors = bundle_label_selector and list(bundle_label_selector)
         try:
             made = util.placement_group(
                 list(bundles), strategy, name, lifetime, bundle_label_selector=selectors
             )
-        except ray.exceptions.RaySystemError as error:
+        except RaySystemError as error:
             if "already exists" in str(error):
                 raise ValueError(f"The name {name!r} is taken by another group.") from None
-            raise translated(error) from None
+            raise
         id: bytes = made.id.binary()
         return id
 
@@ -118,7 +189,7 @@ class RayHead(RuntimeHead):
         util.remove_placement_group(group_of(id))
 
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
-        return dict(util.placement_group_table(None if id is None else group_of(id)))
+        return dict(util.placement_group_table(id and group_of(id)))
 
     def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
         try:
@@ -127,37 +198,34 @@ class RayHead(RuntimeHead):
             return None
         return id
 
-    def nodes(self) -> list[dict[str, Any]]:
-        return list(ray.nodes())
-
-    def cluster_resources(self) -> dict[str, float]:
-        return dict(ray.cluster_resources())
-
-    def available_resources(self) -> dict[str, float]:
-        return dict(ray.available_resources())
-
     def head_call(self, method: str, *args: Any) -> Any:
         if method != "kv_keys":
-            refuse("util.state" if method == "state" and args != ("node_states",) else "util.tpu")
+            refuse("util.state")
         return []  # of train runs: `tell` has kept none
 
     def tell(self, method: str, *args: Any) -> None:
         """Ray's head takes no such messages."""
 
-    def tell_node(self, method: str, *args: Any) -> None:
-        refuse("util.metrics")
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> Any:
-        refuse("util.memory")
-
-    def ask_nodes(self, what: str, arguments: Any, seconds: float, nodes: Any = None) -> Any:
+    def ask_nodes(self, what: str, *_about: Any) -> Any:
         refuse("timeline" if what == "timeline" else "util.state")
 
     async def flush_output(self) -> None:
         """Do nothing: Ray's workers write to their files themselves."""
 
+    nodes: Any = staticmethod(ray.nodes)
+    cluster_resources: Any = staticmethod(ray.cluster_resources)
+    available_resources: Any = staticmethod(ray.available_resources)
+    tell_node: Any = _refusing("util.metrics")
+    memory_report: Any = _refusing("util.memory")
 
-_second = ray.remote(num_cpus=0)(lambda _first, second: second)
+
+def _located(handle: Any) -> ActorLocation:
+    """Return an actor for Ray's handle of it."""
+    info = getattr(handle, "_ray_method_decorators", {}).get(INFO)
+    if info is None:  # made by a program of Ray, or found over Ray Client
+        names = [name for name in dir(handle) if not name.startswith("_")]
+        info = ActorClassInfo("", "", dict.fromkeys(names, MethodOptions()))
+    return ActorLocation(RayRef(handle), info)
 
 
 @functools.cache
@@ -168,7 +236,7 @@ def _was_restarted() -> bool:
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-class RayRuntime(Runtime):
+class RayRuntime(seam.Runtime):
     """Ray, as the engine of a driver or of a process of its workers."""
 
     objects: RayObjects
@@ -182,36 +250,42 @@ class RayRuntime(Runtime):
 
     def context(self) -> RuntimeContextData:
         now = ray.get_runtime_context()
+        here = {
+            "job_id": now.get_job_id(),
+            "node_id": now.get_node_id(),
+            "namespace": now.namespace,
+        }
         if util.client.ray.is_connected():  # Ray Client tells no more
-            return RuntimeContextData(
-                now.get_job_id(), now.get_node_id(), "", now.namespace, "", ""
-            )
-        group = now.get_placement_group_id()
-        inside = ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+            return RuntimeContextData(**here, worker_id="", address="", session_dir="")
+        group, actor_id = now.get_placement_group_id(), now.get_actor_id()
+        running: dict[str, Any] = {}
+        if now.worker.mode == ray.WORKER_MODE:
+            running = {
+                "task_id": now.get_task_id(),
+                "task_name": now.get_task_name(),
+                "actor_id": actor_id,
+                "actor_name": now.get_actor_name(),
+                "function_name": now.get_task_function_name(),
+                "was_restarted": actor_id is not None and _was_restarted(),
+                # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
+                "cancelled": not now.worker.core_worker.current_actor_is_asyncio()
+                and now.is_canceled(),
+                "assigned_resources": now.get_assigned_resources(),
+            }
         return RuntimeContextData(
-            job_id=now.get_job_id(),
-            node_id=now.get_node_id(),
+            **here,
+            **running,
             worker_id=now.get_worker_id(),
-            namespace=now.namespace,
             address=now.gcs_address,
             session_dir=f"{now.get_temp_dir()}/{now.get_session_name()}",
-            task_id=now.get_task_id() if inside else None,
-            task_name=now.get_task_name() if inside else None,
-            actor_id=now.get_actor_id(),
-            actor_name=now.get_actor_name() if inside else None,
-            function_name=now.get_task_function_name() if inside else None,
-            placement_group_id=None if group is None else bytes.fromhex(group),
+            placement_group_id=group and bytes.fromhex(group),
             capture_child_tasks=now.should_capture_child_tasks_in_placement_group,
-            was_restarted=now.get_actor_id() is not None and _was_restarted(),
-            # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
-            cancelled=inside and not HostedActor.is_async() and now.is_canceled(),
             accelerator_ids=now.get_accelerator_ids(),
-            assigned_resources=now.get_assigned_resources() if inside else {},
             runtime_env=dict(now.runtime_env),
         )
 
     def current_actor(self) -> ActorLocation:
-        return ActorLocation(RayRef(ray.get_runtime_context().current_actor), HostedActor.info)
+        return _located(ray.get_runtime_context().current_actor)
 
     def exit_actor(self) -> None:
         ray.actor.exit_actor()
@@ -228,3 +302,34 @@ class RayRuntime(Runtime):
 
     def shutdown(self) -> None:
         ray.shutdown()
+
+
+def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
+    """Attach this process to the cluster at the address, or start one of this machine.
+
+    Never to one that Ray finds by itself, unless address is "auto": it may be another user's.
+
+    Raises:
+        ConnectionError: There is no cluster at the address.
+    """
+    address = options.address or os.environ.get("RAY_ADDRESS") or "local"
+    env = dict(options.runtime_env or {})
+    given: dict[str, Any] = {}
+    if address == "local":
+        node = {"include_dashboard": False, **options.node}
+        node.pop("gpu_family", None)  # Ray finds it
+        given = {_THEIRS.get(name, name): value for name, value in node.items()}
+    else:  # its workers need no installation of miniray
+        own = [str(Path(__file__).parents[2]), str(Path(cloudpickle.__file__).parent)]
+        env["py_modules"] = [*env.get("py_modules", ()), *own]
+    if not address.startswith("ray://"):  # Ray Client takes no more than what is below
+        given["log_to_driver"] = options.log_to_driver
+        given["job_config"] = ray.job_config.JobConfig(
+            metadata=dict(options.metadata), default_actor_lifetime=options.default_actor_lifetime
+        )
+    ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
+    runtime = RayRuntime(options.runtime_env)
+    now = runtime.context()
+    names = ("node_id", "session_dir", "namespace", "job_id")
+    about = {name: getattr(now, name) for name in names}
+    return runtime, {**about, "address": now.address or address, "webui_url": None}

@@ -1,60 +1,95 @@
-"""What runs in Ray's workers: user code, after the process got miniray's runtime.
-
-Ray unpickles a function or class before the arguments of its calls, so that a ``Code`` in it makes
-the process ready for those too.
-"""
+"""What Ray runs: functions and classes that forward to the user's, in a process made ready."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
+import os
 import pickle
 import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
+import ray
+from ray.exceptions import AsyncioActorExit
+
 from miniray.common.names import short_name
-from miniray.common.runtime import runtime_or_none, set_runtime
-from miniray.engines.ray.errors import carried, keep_of_constructor
-from miniray.engines.ray.refs import loaded
+from miniray.common.runtime import Exported, runtime_or_none, set_runtime
+from miniray.engines.ray.errors import Carried
+from miniray.engines.ray.options import as_ray
+from miniray.exceptions import TaskError
+from miniray.values.call_signature import CallSignature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.common.runtime import ActorClassInfo, Runtime
+    from miniray.common.specs import ActorOptions, TaskOptions
 
-_METHOD = inspect.signature(lambda self, *args, **kwargs: None)
 #: Methods of classes that are no methods of the actor.
 _NOT_FORWARDED = {*dir(object), "__getattr__", "__del__"}
+#: What Ray checks arguments against, after us: it is faster where there can be none.
+_ANY, _NONE = map(inspect.signature, (lambda self, *args, **kwargs: None, lambda self: None))
+#: A method, never called, by whose "decorator" Ray's handles know the ``ActorClassInfo``.
+INFO = "__miniray_info__"
+
+#: The user's instance, in the process of an actor.
+_actor: Any = None
 
 
-class Code:
-    """A function or class of the user's, pickled; a worker loads it at the first call."""
+class Code(Exported):
+    """A function or class of the user's, and what Ray runs for it.
 
-    def __init__(self, blob: bytes, name: str, machine: str = "", paths: tuple[str, ...] = ()):
-        self.blob, self.name = blob, name
-        self.machine = machine or platform.node()
-        self.paths = paths or tuple(sys.path)
+    Ray unpickles it before the arguments of its calls, so that a worker is ready for those too.
+    """
+
+    def __init__(self, name: str, blob: bytes) -> None:
+        super().__init__(hashlib.sha256(blob).digest()[:16], name, blob)
+        #: Ray's function or class by what only its decorator takes.
+        self._made: dict[Any, Any] = {}
+        #: The last option set of a task, and what calls Ray's function with it.
+        self._prepared: tuple[Any, Any] = (None, None)
 
     @functools.cached_property
     def target(self) -> Any:
-        """The function or class."""
+        """The function or class; a worker loads it at the first call."""
         return pickle.loads(self.blob)
 
-    def function(self) -> Any:
-        """Return the function and its name."""
-        return self.target, self.name
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.target(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         runtime = type(runtime_or_none())  # of the caller: the worker gets one of its kind
-        return arrived, (runtime, self.blob, self.name, self.machine, self.paths)
+        return arrived, (runtime, self.name, self.blob, platform.node(), tuple(sys.path))
+
+    def task(self, options: TaskOptions) -> Any:
+        """Return what calls the function as a task of Ray."""
+        prepared = self._prepared
+        if prepared[0] is not options:
+            most = options.max_calls
+            if most is None:  # as in Ray, if the decorator says so
+                most = int("GPU" in options.resources)
+            if most not in self._made:
+                self._made[most] = ray.remote(max_calls=most)(_task_for(self))
+            made = self._made[most].options(**as_ray(options))
+            self._prepared = prepared = (options, made.remote)
+        return prepared[1]
+
+    def actor(self, info: ActorClassInfo, options: ActorOptions) -> Any:
+        """Return what makes an actor of Ray of the class."""
+        groups = dict(options.concurrency_groups)
+        key = tuple(groups.items())
+        if key not in self._made:
+            self._made[key] = ray.remote(concurrency_groups=groups)(_class_for(self, info))
+        return self._made[key].options(**as_ray(options)).remote
 
 
 def arrived(
     make_runtime: Callable[[], Runtime],
-    blob: bytes,
     name: str,
+    blob: bytes,
     machine: str,
     paths: tuple[str, ...],
 ) -> Code:
@@ -63,134 +98,147 @@ def arrived(
         if machine == platform.node():
             sys.path += [path for path in paths if path not in sys.path]
         set_runtime(make_runtime())
-    return Code(blob, name, machine, paths)
+    return Code(name, blob)
 
 
-class HostedActor:
-    """The actor of this process."""
+class _Sending:
+    """Takes what user code raises in the block; ``failure`` is to be raised for it after that.
 
-    instance: Any = None
-    info: Any = None  # its ActorClassInfo
+    Not in it: Ray looks at exceptions that are being handled, and ends if one of these objects.
+    """
 
-    @classmethod
-    def is_async(cls) -> bool:
-        """Return whether there is one, with coroutines."""
-        return cls.info is not None and cls.info.is_async
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    @classmethod
-    def construct(cls, code: Code, info: ActorClassInfo) -> Any:
-        """Return the constructor of the actor and its name."""
+    def __enter__(self) -> _Sending:
+        return self
 
-        def make(*args: Any, **kwargs: Any) -> None:
-            cls.instance = code.target(*args, **kwargs)
-
-        cls.info = info
-        return make, f"{info.name}.__init__"
-
-    @classmethod
-    def method(cls, name: str) -> Any:
-        """Return a method and its name."""
-        actor, full_name = cls.instance, f"{cls.info.name}.{name}"
-        if name == "__miniray_call__":
-            return lambda function, *args, **kwargs: function(actor, *args, **kwargs), full_name
-        # From the class: an attribute of the instance may have the same name.
-        return inspect.getattr_static(type(actor), name).__get__(actor, type(actor)), full_name
+    def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> bool:
+        if not isinstance(error, Exception) or type(error) is AsyncioActorExit:
+            return False
+        try:
+            failure = _failure(error, self._name)
+            self.failure = Carried(pickle.dumps(failure, 5), str(failure), error)
+        except BaseException as problem:  # noqa: BLE001 -- user code runs in it
+            failure = TaskError.untold(self._name, error, problem)
+            self.failure = Carried(pickle.dumps(failure, 5), str(failure), error)
+        return True
 
 
-# --- what Ray is given -------------------------------------------------------------------------
-def task_for(code: Code, function: Callable[..., Any]) -> Callable[..., Any]:
+def _failure(error: Exception, name: str) -> TaskError:
+    shown = None
+    if _says_what_it_is(type(_actor)):
+        with contextlib.suppress(Exception):  # it is the user's
+            shown = repr(_actor)
+    return TaskError.from_exception(
+        error,
+        name,
+        pid=os.getpid(),
+        ip=ray.util.get_node_ip_address(),
+        actor_id=ray.get_runtime_context().get_actor_id(),
+        actor_repr=shown,
+    )
+
+
+def _says_what_it_is(cls: Any) -> bool:
+    return cls is not type(None) and cls.__repr__ is not object.__repr__
+
+
+def _task_for(code: Code) -> Any:
     """Return the function that Ray runs for one of the user's."""
-    task = _forwarding(function, code.function, 0)
+    task = _forwarding(code.target, code, code.name)
     task.__name__ = task.__qualname__ = short_name(code.name)
-    task.__module__ = function.__module__
+    task.__module__ = code.target.__module__
+    if not CallSignature.of(code.target).parameters:
+        vars(task)["__signature__"] = inspect.Signature()
     return task
 
 
-def class_for(code: Code, cls: type, info: ActorClassInfo) -> type:
+def _class_for(code: Code, info: ActorClassInfo) -> type:
     """Return the class that Ray runs for one of the user's: the same methods, which forward."""
-    names = {name for name in info.methods if name not in _NOT_FORWARDED}
-    kinds = {name: inspect.getattr_static(cls, name) for name in names} | {"__miniray_call__": None}
-    space = {
-        name: _forwarding(
-            getattr(kind, "__func__", kind), functools.partial(HostedActor.method, name), 1
-        )
-        for name, kind in kinds.items()
+    calls: dict[str, tuple[Any, Callable[..., Any]]] = {
+        name: (inspect.getattr_static(code.target, name), functools.partial(_method, name))
+        for name in info.methods
+        if name not in _NOT_FORWARDED
     }
-    space["__init__"] = _forwarding(None, functools.partial(HostedActor.construct, code, info), 1)
-    if _says_what_it_is(cls):
-        space["__repr__"] = lambda _self: repr(HostedActor.instance)
+    calls["__init__"] = None, functools.partial(_construct, code)
+    calls["__miniray_call__"] = None, _call_with_actor
+    calls[INFO] = None, _method
+    signatures = getattr(info, "signatures", {})
+    space: dict[str, Any] = {}
+    for name, (kind, call) in calls.items():
+        method = _forwarding(getattr(kind, "__func__", kind), call, f"{info.name}.{name}")
+        method.__name__ = method.__qualname__ = name
+        takes = signatures.get(name)
+        vars(method)["__signature__"] = _ANY if takes is None or takes.parameters else _NONE
+        space[name] = method
+    vars(space[INFO])["__ray_invocation_decorator__"] = info
+    if _says_what_it_is(code.target):
+        space["__repr__"] = lambda _self: repr(_actor)
     if "__miniray_shutdown__" in space:
         space["__ray_shutdown__"] = space["__miniray_shutdown__"]
-    for name, method in space.items():
-        method.__name__ = method.__qualname__ = name
-        vars(method)["__signature__"] = _METHOD  # else Ray takes *args for self
     return type(short_name(info.name), (), {**space, "__module__": info.module})
 
 
-def _forwarding(function: Any, find: Callable[[], Any], skip: int) -> Callable[..., Any]:
-    """Return what calls ``find()`` in the worker, of the kind of ``function``.
+# --- what methods of that class call in the worker -----------------------------------------
+def _construct(code: Code, _self: Any, *args: Any, **kwargs: Any) -> None:
+    global _actor
+    _actor = code(*args, **kwargs)
+
+
+@functools.cache
+def _bound(name: str) -> Callable[..., Any]:
+    # From the class: an attribute of the instance may have the same name.
+    bound: Callable[..., Any] = inspect.getattr_static(type(_actor), name).__get__(
+        _actor, type(_actor)
+    )
+    return bound
+
+
+def _method(name: str, _self: Any, *args: Any, **kwargs: Any) -> Any:
+    return _bound(name)(*args, **kwargs)
+
+
+def _call_with_actor(_self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(_actor, *args, **kwargs)
+
+
+def _forwarding(kind: Any, call: Callable[..., Any], name: str) -> Any:
+    """Return a function of the kind of another that runs ``call``, and sends what that raises.
 
     Args:
-        function: A plain, generator or coroutine function.
-        find: Returns what to call, and its name for errors.
-        skip: How many arguments are not for it: ``self``.
+        kind: A plain, generator or coroutine function.
+        call: What it runs in the worker.
+        name: For errors.
     """
-    kind = inspect.unwrap(function)
-    # Raised where no exception is handled: Ray looks at those, and ends the process if they object.
+    kind = inspect.unwrap(kind)
     if inspect.isasyncgenfunction(kind):
 
         async def forward(*args: Any, **kwargs: Any) -> Any:
-            called, name = find()
-            try:
-                async for item in called(*map(loaded, args[skip:]), **kwargs):
+            with _Sending(name) as sending:
+                async for item in call(*args, **kwargs):
                     yield item
                 return
-            except Exception as error:  # noqa: BLE001 -- whatever user code raises
-                failure = _sent(error, name)
-            raise failure
+            raise sending.failure
     elif inspect.iscoroutinefunction(kind):
 
         async def forward(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
-            called, name = find()
-            try:
-                return await called(*map(loaded, args[skip:]), **kwargs)
-            except Exception as error:  # noqa: BLE001
-                failure = _sent(error, name)
-            raise failure
+            with _Sending(name) as sending:
+                return await call(*args, **kwargs)
+            raise sending.failure
     elif inspect.isgeneratorfunction(kind):
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            called, name = find()
-            try:
-                for item in called(*map(loaded, args[skip:]), **kwargs):  # noqa: UP028
+            with _Sending(name) as sending:
+                for item in call(*args, **kwargs):  # noqa: UP028
                     yield item  # not `yield from`: Ray sends values into generators
                 return
-            except Exception as error:  # noqa: BLE001
-                failure = _sent(error, name)
-            raise failure
+            raise sending.failure
     else:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            called, name = find()
-            try:
-                return called(*map(loaded, args[skip:]), **kwargs)
-            except Exception as error:  # noqa: BLE001
-                failure = _sent(error, name)
-            raise failure
+            with _Sending(name) as sending:
+                return call(*args, **kwargs)
+            raise sending.failure
 
     return forward
-
-
-def _sent(error: Exception, name: str) -> Exception:
-    shown, actor = None, HostedActor.instance
-    if _says_what_it_is(type(actor)):
-        with contextlib.suppress(Exception):  # it is the user's
-            shown = repr(actor)
-    failure = carried(error, name, shown)
-    if actor is None and HostedActor.info is not None:
-        keep_of_constructor(failure)
-    return failure
-
-
-def _says_what_it_is(cls: type) -> bool:
-    return any("__repr__" in vars(each) for each in cls.__mro__[:-1] if each is not type(None))
