@@ -28,7 +28,7 @@ from miniray.engines.ray.options import as_ray, group_of
 from miniray.engines.ray.refs import RayRef, unwrapped, wrapped
 from miniray.engines.ray.worker import INFO, Code
 from miniray.exceptions import ActorAlreadyExistsError
-from miniray.values.serialization import dumps_code
+from miniray.values.serialization import dumps_code, serialize_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,6 +86,22 @@ class RayObjects(seam.RuntimeObjects):
         return await asyncio.wrap_future(self.future(ref))
 
 
+def _calling(submit: Callable[..., Any]) -> Any:
+    """Have what makes a call, with arguments and options at its end, raise miniray's errors."""
+
+    @functools.wraps(submit)
+    def call(*given: Any) -> Any:
+        try:
+            return submit(*given)
+        except RayError as error:
+            raise translated(error) from None
+        except Exception:
+            serialize_arguments(*given[-3:-1])  # raises if one cannot be pickled, and names it
+            raise
+
+    return call
+
+
 class RayCalls(seam.RuntimeCalls):
     """Makes calls of Ray of what user code calls."""
 
@@ -103,11 +119,12 @@ class RayCalls(seam.RuntimeCalls):
         code.target = target
         return code
 
+    @_calling
     def submit_task(self, function: Any, args: Any, kwargs: Any, options: TaskOptions) -> Any:
         held, named = unwrapped(args, kwargs)
         return wrapped(function.task(options)(*held, **named))
 
-    @in_our_words
+    @_calling
     def create_actor(
         self, cls: Any, info: ActorClassInfo, args: Any, kwargs: Any, options: ActorOptions
     ) -> ActorLocation:
@@ -121,7 +138,7 @@ class RayCalls(seam.RuntimeCalls):
             self.owned.add(ref)
         return ActorLocation(ref, info)
 
-    @in_our_words
+    @_calling
     def submit_actor_call(
         self,
         actor: Any,

@@ -116,28 +116,26 @@ class _Sending:
     def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> bool:
         if not isinstance(error, Exception) or type(error) is AsyncioActorExit:
             return False
-        try:
-            failure = _failure(error, self._name)
-            self.failure = Carried(pickle.dumps(failure, 5), str(failure), error)
-        except BaseException as problem:  # noqa: BLE001 -- user code runs in it
-            failure = TaskError.untold(self._name, error, problem)
-            self.failure = Carried(pickle.dumps(failure, 5), str(failure), error)
+        self.failure = _carried(error, self._name)
         return True
 
 
-def _failure(error: Exception, name: str) -> TaskError:
-    shown = None
+def _carried(error: Exception, name: str) -> Carried:
+    """Wrap what a function or method of the user's has raised."""
+    where = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address()}
+    actor_id, shown = ray.get_runtime_context().get_actor_id(), None
     if _says_what_it_is(type(_actor)):
         with contextlib.suppress(Exception):  # it is the user's
             shown = repr(_actor)
-    return TaskError.from_exception(
-        error,
-        name,
-        pid=os.getpid(),
-        ip=ray.util.get_node_ip_address(),
-        actor_id=ray.get_runtime_context().get_actor_id(),
-        actor_repr=shown,
-    )
+    try:
+        failure = TaskError.from_exception(
+            error, name, actor_id=actor_id, actor_repr=shown, **where
+        )
+        pickled = pickle.dumps(failure, 5)
+    except BaseException as problem:  # noqa: BLE001 -- user code runs in it
+        failure = TaskError.untold(name, error, problem)
+        pickled = pickle.dumps(failure, 5)
+    return Carried(pickled, str(failure), error)
 
 
 def _says_what_it_is(cls: Any) -> bool:
