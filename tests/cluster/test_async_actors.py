@@ -307,8 +307,8 @@ def test_a_method_that_blocks_holds_up_its_group_only(group: str | None, tmp_pat
     actor = Grouped.remote()
     block = actor.block.options(concurrency_group=group) if group else actor.block
     blocked = block.remote(tmp_path / "started", tmp_path / "go")
-    behind = (actor.io_thread if group else actor.thread).remote()
     wait_for_file(tmp_path / "started")
+    behind = (actor.io_thread if group else actor.thread).remote()
     assert miniray.get(actor.is_well.remote(b"x" * 200_000), timeout=30)
     assert miniray.wait([behind], timeout=0)[0] == []
     (tmp_path / "go").touch()

@@ -68,7 +68,7 @@ class RayObjects(seam.RuntimeObjects):
     def future(self, ref: Any) -> concurrent.futures.Future[Any]:
         made: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-        def settle(value: Any) -> None:
+        def settle(value: Any, _kept: Any = ref) -> None:
             if not made.set_running_or_notify_cancel():
                 return
             if isinstance(value, RayError):
@@ -76,11 +76,11 @@ class RayObjects(seam.RuntimeObjects):
             else:
                 made.set_result(value)
 
-        ref.held._on_completed(settle)
+        ref.held._on_completed(settle)  # Ray ends the process if the ref goes before that
         return made
 
     def when_done(self, ref: Any, callback: Callable[[], None]) -> None:
-        ref.held._on_completed(lambda _value: callback())
+        ref.held._on_completed(lambda _value, _kept=ref: callback())
 
     async def value_of(self, ref: Any) -> Any:
         return await asyncio.wrap_future(self.future(ref))
