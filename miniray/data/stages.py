@@ -111,7 +111,7 @@ class Running:
         except DataError as error:
             raise DataError(_told(error)) from None
         except TaskError as error:
-            raise DataError(f"Reading {self.label} failed: {error}") from error
+            raise DataError(f"Reading {self.label} failed: {_told(error)}") from error
         except MinirayError as error:
             raise DataError(f"The task for {self.label} has ended: {error}") from error
 
@@ -121,10 +121,12 @@ class Running:
         return self._block is None and self.generator.is_finished()
 
 
-def _told(error: DataError) -> str:
+def _told(error: MinirayError) -> str:
     """Return the text of an error of a task, without the task's own traceback."""
     cause = getattr(error, "cause", None)
-    return str(cause if cause is not None else error)
+    if cause is None or isinstance(cause, DataError):
+        return str(cause or error)
+    return f"{type(cause).__name__}: {cause}"
 
 
 class StageFeed(UnitFeed):

@@ -145,3 +145,13 @@ def test_four_times_the_data_takes_as_much_memory_in_all_processes(tmp_path: Pat
             pq.write_table(table, tmp_path / f"{files}/{number}.parquet", row_group_size=2**19)
     most(3)  # processes and modules are there
     assert most(12) < 1.1 * most(3)
+
+
+def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
+    def huge(row: dict[str, Any]) -> dict[str, Any]:
+        return {"data": np.zeros(150 * MIB // 8)}
+
+    with pytest.raises(
+        data.DataError, match=r"range\(0, 1\) failed: ObjectStoreFullError: A value"
+    ):
+        data.range(1).map(huge).take_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +267,32 @@ def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     assert len(next(reader)["id"]) == 256
     reader.close()  # type: ignore[attr-defined]
     wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
+
+
+def test_ctrl_c_ends_the_wait_for_a_block_and_the_tasks(tmp_path: Path) -> None:
+    from cluster_helpers import wait_until
+
+    begun = tmp_path / "begun"
+
+    def slow(row: dict[str, Any], path: str) -> dict[str, Any]:
+        with open(path, "ab") as file:
+            file.write(b"x")
+        time.sleep(0.02)
+        return row
+
+    def interrupt() -> None:
+        wait_until(begun.exists, timeout=50)
+        signal.raise_signal(signal.SIGINT)
+
+    rows = miniray.data.range(100_000).repartition(target_num_rows_per_block=20, strict=True)
+    mapped = rows.map(slow, fn_args=[str(begun)])
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        mapped.take_all()
+    thread.join()
+    wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=50)
+    assert begun.stat().st_size < 1000
 
 
 def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None:

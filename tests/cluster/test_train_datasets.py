@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,3 +240,15 @@ def test_the_first_rows_of_the_next_epoch_are_made_before_it_begins(
     fit(loop, {"train": dataset}, workers=1)
     # 256 units of the first epoch, and four of each pass that has not begun.
     assert (tmp_path / "calls").stat().st_size == 260
+
+
+def test_a_dataset_that_is_asked_for_and_never_read_leaves_nothing_running(fit: Any) -> None:
+    def slow(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.01)
+        return row
+
+    def loop(config: dict[str, str]) -> None:
+        train.get_dataset_shard("train")
+
+    fit(loop, {"train": miniray.data.range(10_000).map(slow)})
+    wait_until(lambda: miniray.available_resources().get("CPU") == 4, timeout=50)

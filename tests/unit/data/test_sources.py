@@ -19,6 +19,8 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from miniray import data  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
+from miniray.data.plan import walk  # noqa: E402
+from miniray.data.sources import CutWish  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -292,3 +294,13 @@ def test_features_of_hugging_face_are_looked_through_for_what_must_be_decoded() 
     for features in ({"a": Image()}, {"a": [Image()]}, {"a": Several()}, {"b": {"c": Image()}}):
         assert must_be_decoded(features)
     assert not must_be_decoded({"a": int, "b": [str]})
+
+
+def test_ten_thousand_small_files_are_a_few_units(tmp_path: Path) -> None:
+    for number in range(10_000):
+        (tmp_path / f"{number:05d}.bin").write_bytes(number.to_bytes(2, "big") * 2048)
+    (read,) = walk(data.read_binary_files(str(tmp_path))._plan)
+    units = list(read.source.units(CutWish(2**25)))
+    assert len(units) < 4
+    rows = [cell[:2] for unit in units for t in unit.read() for cell in t["bytes"].to_pylist()]
+    assert rows == [number.to_bytes(2, "big") for number in range(10_000)]
