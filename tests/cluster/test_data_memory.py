@@ -151,7 +151,5 @@ def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
     def huge(row: dict[str, Any]) -> dict[str, Any]:
         return {"data": np.zeros(150 * MIB // 8)}
 
-    with pytest.raises(
-        data.DataError, match=r"range\(0, 1\) failed: ObjectStoreFullError: A value"
-    ):
+    with pytest.raises(data.DataError, match=r"\(0, 1\) failed: ObjectStoreFullError: A value"):
         data.range(1).map(huge).take_all()
