@@ -57,7 +57,9 @@ def latest_cluster(address: str | None = None) -> ClusterRecord | None:
     """
     named = address is not None and address.startswith(_UNIX)
     if named and address is not None:
-        await_start(address, config().start_timeout)
+        from miniray.system.launch import start_limit
+
+        await_start(address, start_limit())
     started = [record for record in find_clusters() if named or not record.embedded]
     candidates = at_address(started, address)
     heads = [record for record in candidates if record.is_head]

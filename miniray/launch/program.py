@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: Reads whom it guards, a process or a group, then until this process ends, and kills that. As a
-#: program of its own, since nothing else outlives this process when it is killed.
-_GUARD = 'read -r guarded && { read -r _; kill -s KILL -- "$guarded"; }'
+#: program of its own, since nothing else outlives this process when it is killed. Slurm may send it
+#: the signals of a step too.
+_GUARD = "trap '' HUP INT TERM; read -r guarded && { read -r _; kill -s KILL -- \"$guarded\"; }"
 #: What shells answer for a program that is not there.
 _NOT_FOUND = 127
 

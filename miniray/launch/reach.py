@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import time
 from concurrent import futures
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address, parse_address
 from miniray.security.token import parse_token
+from miniray.system.machine import address_towards, own_addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from miniray.security.token import JoinToken
 
@@ -102,3 +104,22 @@ def first_to_answer(door: HeadOffer) -> str:
         raise NotReachedError(" ".join(reasons))
     finally:
         pool.shutdown(wait=False)
+
+
+def own_addresses_v4() -> list[str]:
+    """Return the addresses of this host at which another one might reach it."""
+    found = [ipaddress.ip_address(host.partition("%")[0]) for host in own_addresses()]
+    return [
+        str(ip) for ip in found if ip.version == 4 and not ip.is_loopback and not ip.is_link_local
+    ]
+
+
+def leading_to(other: str, own: Collection[str]) -> str | None:
+    """Return which of our addresses leads to one of another host; None if none does.
+
+    An address that this host has too, as that of a bridge of containers, is not the other host's.
+    """
+    try:
+        return None if other in own else address_towards(other)
+    except OSError:
+        return None

@@ -53,6 +53,23 @@ class HostState:
         return cls(data["host"], data["failure"], tuple(data.get("addresses", ())))
 
 
+def describe_missing(
+    size: int, missing: set[int], reports: Mapping[int, HostState], waited: float
+) -> str:
+    """Say which hosts of a run are missing, and what is known of each."""
+    reasons = []
+    for rank in sorted(missing):
+        state = reports.get(rank)
+        if state is None:
+            reasons.append(f"host {rank} has not been heard of")
+        elif state.failure:
+            reasons.append(f"host {rank} ({state.host}) cannot join: {state.failure.rstrip('.')}")
+        else:
+            reasons.append(f"host {rank} ({state.host}) has started and not joined yet")
+    count = f"{size - len(missing)} of {size} hosts joined within {waited:.0f} s"
+    return f"{count}: {'; '.join(reasons)}."
+
+
 class MeetingPlace:
     """Where the hosts of a run meet. This one is for hosts that have nothing to tell each other."""
 

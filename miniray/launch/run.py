@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import os
 import shutil
 import signal
@@ -21,20 +20,21 @@ from miniray.launch import pipe
 from miniray.launch.allocation import few_cpus
 from miniray.launch.events import Events, StoppedError, events
 from miniray.launch.program import Program, ProgramError
-from miniray.launch.reach import HeadOffer, reach_head
-from miniray.launch.rendezvous import HostState, MeetingPlace, RunEndedError, meeting_place
+from miniray.launch.reach import HeadOffer, leading_to, own_addresses_v4, reach_head
+from miniray.launch.rendezvous import (
+    HostState,
+    MeetingPlace,
+    RunEndedError,
+    describe_missing,
+    meeting_place,
+)
 from miniray.security.token import read_token_file, take_token
 from miniray.system.boot_options import BootError, BootOptions
 from miniray.system.launch import StartingNode
-from miniray.system.machine import (
-    address_for_others,
-    address_towards,
-    cpu_count,
-    own_addresses,
-)
+from miniray.system.machine import address_for_others, cpu_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from miniray.client.cluster_choice import LocalNode
     from miniray.launch.allocation import HostAllocation
@@ -373,48 +373,12 @@ class OtherHost(_Host):
         return 0
 
 
-def describe_missing(
-    size: int, missing: set[int], reports: Mapping[int, HostState], waited: float
-) -> str:
-    """Say which hosts of a run are missing, and what is known of each."""
-    reasons = []
-    for rank in sorted(missing):
-        state = reports.get(rank)
-        if state is None:
-            reasons.append(f"host {rank} has not been heard of")
-        elif state.failure:
-            reasons.append(f"host {rank} ({state.host}) cannot join: {state.failure.rstrip('.')}")
-        else:
-            reasons.append(f"host {rank} ({state.host}) has started and not joined yet")
-    count = f"{size - len(missing)} of {size} hosts joined within {waited:.0f} s"
-    return f"{count}: {'; '.join(reasons)}."
-
-
 def _living_ranks(node: LocalNode) -> set[int]:
     from miniray.client.command_connection import CommandConnection  # a host alone needs it not
 
     nodes = CommandConnection(node).listing("nodes")
     labels = [each["Labels"] for each in nodes if each["Alive"]]
     return {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}
-
-
-def own_addresses_v4() -> list[str]:
-    """Return the addresses of this host at which another one might reach it."""
-    found = [ipaddress.ip_address(host.partition("%")[0]) for host in own_addresses()]
-    return [
-        str(ip) for ip in found if ip.version == 4 and not ip.is_loopback and not ip.is_link_local
-    ]
-
-
-def leading_to(other: str, own: Collection[str]) -> str | None:
-    """Return which of our addresses leads to one of another host; None if none does.
-
-    An address that this host has too, as that of a bridge of containers, is not the other host's.
-    """
-    try:
-        return None if other in own else address_towards(other)
-    except OSError:
-        return None
 
 
 def _hosts(ranks: set[int]) -> str:

@@ -37,6 +37,14 @@ class _UnexplainedError(BootError):
     """The node did not say why it could not start; its log may."""
 
 
+def start_limit() -> float:
+    """Return the seconds that a node may take to be ready, or to say why it is not.
+
+    Longer than the node itself waits for its head: it knows better what is wrong.
+    """
+    return config().start_timeout + _UNTIL_STARTED
+
+
 class StartingNode:
     """A node that this process is starting.
 
@@ -71,9 +79,7 @@ class StartingNode:
         """
         assert self._process is not None
         try:
-            # Longer than the node itself waits for its head: it knows better what is wrong.
-            limit = config().start_timeout + _UNTIL_STARTED
-            answer = _read_answer(self.answers, limit, self._process)
+            answer = _read_answer(self.answers, start_limit(), self._process)
             if "error" in answer:
                 self._process.wait()
                 raise pickle.loads(bytes.fromhex(answer["error"]))

@@ -44,7 +44,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
-KillWait=20
+KillWait=60
 ReturnToService=2
 JobAcctGatherType=jobacct_gather/none
 """

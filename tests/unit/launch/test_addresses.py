@@ -9,9 +9,9 @@ import pytest
 
 from miniray.launch import run
 from miniray.launch.allocation import HostAllocation
-from miniray.launch.reach import HeadOffer
-from miniray.launch.rendezvous import HostState, RunEndedError, SharedFolder
-from miniray.launch.run import FirstHost, OtherHost, RunOptions, describe_missing, leading_to
+from miniray.launch.reach import HeadOffer, leading_to
+from miniray.launch.rendezvous import HostState, RunEndedError, SharedFolder, describe_missing
+from miniray.launch.run import FirstHost, OtherHost, RunOptions
 from miniray.security.certificates import make_authority
 from miniray.security.token import JoinToken
 from miniray.system.boot_options import BootError
