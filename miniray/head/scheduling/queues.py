@@ -12,7 +12,7 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.specs import BundleAffinity, NodeAffinity
-from miniray.head.scheduling.policies import rankers_for
+from miniray.head.scheduling.policies import rankers_for, shared_device
 from miniray.head.scheduling.reasons import Reason, explain
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Entry = tuple[tuple[float, ...], int, int, ResourcePool]
     Units = tuple[int, ...]
+    #: A pool, and the resource of which a device became fuller, if that is all.
+    Change = tuple[ResourcePool, str | None]
 
 _LOG_SLACK = 1024  # entries a log may hold beyond four per pool
 
@@ -34,18 +36,18 @@ class ChangeLog:
     __slots__ = ("_entries", "end")
 
     def __init__(self) -> None:
-        self._entries: list[ResourcePool] = []
+        self._entries: list[Change] = []
         #: Number of all entries ever made.
         self.end = 0
 
-    def append(self, pool: ResourcePool, keep: int) -> None:
+    def append(self, change: Change, keep: int) -> None:
         """Add a pool; forget everything first if ``keep`` entries are held."""
         if len(self._entries) >= keep:
             self._entries = []
-        self._entries.append(pool)
+        self._entries.append(change)
         self.end += 1
 
-    def since(self, position: int) -> list[ResourcePool] | None:
+    def since(self, position: int) -> list[Change] | None:
         """Return entries from this position on; None if they are forgotten."""
         missed = self.end - position
         if missed > len(self._entries):
@@ -79,9 +81,12 @@ class PoolSet:
         self.topology += 1
         return pool
 
-    def note_better(self, pool: ResourcePool) -> None:
-        """Tell the indexes that more fits on this pool than before, or that it fits better."""
-        self.changes.append(pool, keep=4 * len(self.pools) + _LOG_SLACK)
+    def note_better(self, pool: ResourcePool, shared: str | None = None) -> None:
+        """Tell the indexes that more fits on this pool than before.
+
+        Or that a device of the resource ``shared`` became fuller: better for further shares.
+        """
+        self.changes.append((pool, shared), keep=4 * len(self.pools) + _LOG_SLACK)
 
 
 class CandidateIndex:
@@ -147,7 +152,9 @@ class CandidateIndex:
             self._rebuild()
             return
         self._seen = pools.changes.end
-        for pool in changed:
+        for pool, shared in changed:
+            if shared not in (None, self._shared):
+                continue
             if self._pushed.get(pool.order) == pool.version:
                 continue
             entry = self._entry(pool)
@@ -161,6 +168,8 @@ class CandidateIndex:
         pools, demand = self._set, self._demand
         self._known_devices = len(pools.device_names)
         self._rankers = rankers_for(demand, pools.device_names, self._threshold)
+        shared = shared_device(demand, pools.device_names)
+        self._shared = None if shared is None else shared[0]
         self._seen = pools.changes.end
         entries = [self._entry(pool) for pool in pools.pools.values()]
         self._heap: list[Entry] = [entry for entry in entries if entry is not None]

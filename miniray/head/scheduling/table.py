@@ -344,5 +344,6 @@ class ResourceTable:
     @staticmethod
     def _note_sharing(domain: Domain, pool: ResourcePool, allocation: Allocation) -> None:
         """Note that a device became fuller, and so a better place for further shares."""
-        if any(units < UNIT for _, ((_, units), *_) in allocation.devices):
-            domain.pools.note_better(pool)
+        for name, ((_, units), *_) in allocation.devices:
+            if units < UNIT:
+                domain.pools.note_better(pool, name)
