@@ -90,6 +90,13 @@ def unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any],
     return held, {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
 
 
+def loaded(value: Any) -> Any:
+    """Return a value that Ray has loaded, with our class in place of its own."""
+    if isinstance(value, ray.DynamicObjectRefGenerator):
+        return DynamicObjectRefGenerator(map(RayRef, value))
+    return value
+
+
 def _reduce(held: Any) -> Any:
     return ray.cloudpickle.loads, (ray.cloudpickle.dumps(held),)
 
@@ -97,8 +104,3 @@ def _reduce(held: Any) -> Any:
 # Ray's own pickler knows these. Others, as for code or by users, would lose who owns the value.
 copyreg.pickle(ray.ObjectRef, _reduce)
 copyreg.pickle(ray.actor.ActorHandle, _reduce)
-# A value, which a worker of Ray makes.
-copyreg.pickle(
-    ray.DynamicObjectRefGenerator,
-    lambda refs: (DynamicObjectRefGenerator, ([*map(RayRef, refs)],)),
-)

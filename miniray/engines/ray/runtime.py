@@ -25,7 +25,7 @@ from miniray.common.specs import MethodOptions
 from miniray.engines.capabilities import refuse
 from miniray.engines.ray.errors import in_our_words, translated
 from miniray.engines.ray.options import as_ray, group_of
-from miniray.engines.ray.refs import RayRef, unwrapped, wrapped
+from miniray.engines.ray.refs import RayRef, loaded, unwrapped, wrapped
 from miniray.engines.ray.worker import INFO, Code
 from miniray.exceptions import ActorAlreadyExistsError
 from miniray.values.serialization import dumps_code, serialize_arguments
@@ -53,8 +53,7 @@ class RayObjects(seam.RuntimeObjects):
 
     @in_our_words
     def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
-        found: list[Any] = ray.get([ref.held for ref in refs], timeout=timeout)
-        return found
+        return [*map(loaded, ray.get([ref.held for ref in refs], timeout=timeout))]
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
@@ -74,7 +73,7 @@ class RayObjects(seam.RuntimeObjects):
             if isinstance(value, RayError):
                 made.set_exception(translated(value))
             else:
-                made.set_result(value)
+                made.set_result(loaded(value))
 
         ref.held._on_completed(settle)  # Ray ends the process if the ref goes before that
         return made
