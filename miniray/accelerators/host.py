@@ -146,6 +146,10 @@ class Host:
         """Return whether there is a file or folder of this absolute path."""
         return self.path(path).exists()
 
+    def may_open(self, path: str) -> bool:
+        """Return whether this process may read and write a file; control groups may forbid it."""
+        return os.access(self.path(path), os.R_OK | os.W_OK)
+
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""
         try:

@@ -37,7 +37,9 @@ class NvidiaGPU(Family):
 
     def detect(self, host: Host) -> Detected:
         """Read the driver's ``/proc`` files; WSL and some sandboxes have none, but the tool."""
-        nodes = host.numbered("/dev", "nvidia")
+        minors = host.numbered("/dev", "nvidia")
+        # A batch system may show the nodes of all GPUs, and refuse those that a job was not given.
+        nodes = [minor for minor in minors if host.may_open(f"/dev/nvidia{minor}")]
         folders = host.names(_PROC)
         if not folders and not nodes and not host.exists("/dev/dxg"):
             return Detected()

@@ -94,7 +94,9 @@ class ClassNode(_CallNode):
     _last: ClassMethodNode | None = None
 
     def __getattr__(self, name: str) -> _UnboundMethod:
-        if name.startswith("_") or name not in self._target._info.methods:
+        if name.startswith("_"):  # also while it is unpickled, and has no target yet
+            raise AttributeError(f"ClassNode has no attribute {name!r}.", name=name, obj=self)
+        if name not in self._target._info.methods:
             raise AttributeError(
                 f"{self._target!r} has no method {name!r} to bind.", name=name, obj=self
             )

@@ -111,3 +111,13 @@ def test_a_graph_cannot_be_compiled() -> None:
 def test_a_method_that_is_not_there_cannot_be_bound() -> None:
     with pytest.raises(AttributeError, match="'dec'"):
         Counter.bind(1).dec  # noqa: B018
+
+
+def test_a_graph_with_an_actor_can_be_passed_on() -> None:
+    @miniray.remote
+    def run(graph: DAGNode) -> Any:
+        return miniray.get(graph.execute())
+
+    counter = Counter.bind(1)
+    counter.inc.bind(2)
+    assert miniray.get(run.remote(counter.get.bind())) == 3

@@ -102,14 +102,14 @@ class MLflowCallback(Callback):
         ImportError: MLflow is not installed.
     """
 
-    tracking_uri: str | None = None
+    tracking_uri: str | None = dataclasses.field(default=None, repr=False)  # may hold a password
     experiment_name: str | None = None
     _: dataclasses.KW_ONLY
     params: Mapping[str, Any] | None = None
     tags: Mapping[str, str] | None = None
     step_key: str | None = None
-    _client: Any = dataclasses.field(default=None, init=False)
-    _run_id: str = dataclasses.field(default="", init=False)
+    _client: Any = dataclasses.field(default=None, init=False, repr=False)
+    _run_id: str = dataclasses.field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         choose("MLflowCallback", _MLFLOW, "mlflow")
@@ -194,8 +194,8 @@ class TensorBoardCallback(Callback):
     log_dir: str | os.PathLike[str] | None = None
     _: dataclasses.KW_ONLY
     step_key: str | None = None
-    _writer: Any = dataclasses.field(default=None, init=False)
-    _step: int = dataclasses.field(default=0, init=False)
+    _writer: Any = dataclasses.field(default=None, init=False, repr=False)
+    _step: int = dataclasses.field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _writer_module()

@@ -201,8 +201,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         return _text(value)
     if depth < _MAX_DEPTH:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return _mapping(fields, depth)
+            shown = [field.name for field in dataclasses.fields(value) if field.repr]
+            return _mapping({name: getattr(value, name) for name in shown}, depth)
         if isinstance(value, dict):
             return _mapping(value, depth)
         if isinstance(value, list | tuple | set | frozenset):

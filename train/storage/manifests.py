@@ -118,12 +118,16 @@ class Manifest(CheckpointRecord):
         )
 
 
+_FIELDS = {field.name for field in dataclasses.fields(Manifest)}
+
+
 def parse(text: str) -> Manifest | None:
     """Return the manifest that a file holds; None if it holds no whole one."""
     try:
         facts = json.loads(text)
-        manifest = Manifest(**facts)
-    except (ValueError, TypeError):
+        # What a later version has added is left out.
+        manifest = Manifest(**{name: facts[name] for name in _FIELDS & facts.keys()})
+    except (ValueError, TypeError, AttributeError):
         return None
     whole = (
         "files" in facts

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 from accelerator_helpers import NVIDIA_INFORMATION, FakeMachine, add_nvidia
 
@@ -64,6 +68,18 @@ def test_a_container_counts_the_gpus_that_it_was_given(machine: FakeMachine) -> 
     for minor in (0, 2):
         (machine.root / f"dev/nvidia{minor}").unlink()
     assert NvidiaGPU().detect(machine.host()).ids == ("0", "1")
+
+
+@pytest.mark.parametrize("with_files", [True, False])
+def test_a_gpu_that_a_control_group_refuses_is_not_counted(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, with_files: bool
+) -> None:
+    """Slurm shows a job the nodes of all GPUs; access() asks its control group."""
+    add_nvidia(machine, 2)
+    if not with_files:
+        shutil.rmtree(machine.root / "proc/driver/nvidia")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "nvidia0")
+    assert NvidiaGPU().detect(machine.host()).ids == ("0",)
 
 
 def test_a_gpu_that_the_driver_excludes_is_not_counted(machine: FakeMachine) -> None:

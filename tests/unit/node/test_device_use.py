@@ -101,6 +101,10 @@ def test_amds_files_tell_use_memory_power_and_errors(tmp_path: Path) -> None:
     machine.file(f"{folder}/mem_info_vram_total", "206141652992\n")
     machine.file(f"{folder}/hwmon/hwmon4/power1_average", "250000000\n")
     machine.file(f"{folder}/hwmon/hwmon4/temp1_input", "47000\n")
+    # Sensors that the driver lists, and can't read on this device.
+    machine.file(f"{folder}/hwmon/hwmon3/power1_average/refused")
+    machine.file(f"{folder}/hwmon/hwmon3/temp1_input/refused")
+    machine.file(f"{folder}/ras/mmhub_err_count/refused")
     machine.file(f"{folder}/ras/umc_err_count", "ue: 1\nce: 7\n")
     machine.file(f"{folder}/ras/gfx_err_count", "ue: 0\nce: 2\n")
     assert figures(machine) == {

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from miniray.train import CheckpointConfig, RunConfig, ScalingConfig
+from miniray.train.callbacks import MLflowCallback
 from miniray.train.controller.run_spec import describe_run
 
 
@@ -51,6 +52,14 @@ def test_what_looks_like_a_secret_is_hidden():
     assert "geheim" not in json.dumps(described)
     assert described["train_loop_config"]["tokenizer"] == "bert"
     assert described["run_config"]["worker_runtime_env"]["env_vars"]["MODE"] == "fast"
+
+
+def test_where_a_tracker_is_may_hold_a_password_and_is_left_out(monkeypatch):
+    monkeypatch.setattr("miniray.train.callbacks.trackers.choose", lambda *_: "mlflow")
+    run = RunConfig(callbacks=[MLflowCallback("https://me:geheim@host", params={"lr": 0.1})])
+    described = describe_run(name="run", train_loop=train_loop, run_config=run)
+    assert "geheim" not in json.dumps(described) + repr(run)
+    assert described["run_config"]["callbacks"][0]["params"] == {"lr": 0.1}
 
 
 def test_values_that_never_end_are_cut():

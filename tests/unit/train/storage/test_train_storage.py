@@ -110,6 +110,15 @@ def test_a_damaged_manifest_commits_nothing(storage, make_checkpoint):
     assert storage.records() == []
 
 
+def test_a_checkpoint_of_a_later_version_is_kept(storage, make_checkpoint):
+    storage.commit(0, [storage.upload(make_checkpoint(a="1"), "checkpoint_000000")], {})
+    path = f"{storage.path}/.manifests/checkpoint_000000.json"
+    later = json.loads(storage.filesystem.cat_file(path)) | {"checksums": {"a": "c4ca"}}
+    storage.filesystem.pipe_file(path, json.dumps(later).encode())
+    assert storage.delete_incomplete() == 1
+    assert [record.name for record in storage.records()] == ["checkpoint_000000"]
+
+
 def test_the_name_of_a_complete_checkpoint_is_not_given_again(storage, make_checkpoint):
     storage.commit(0, [storage.upload(make_checkpoint(a="1"), "epoch")], {})
     with pytest.raises(ValueError, match="already has a complete checkpoint 'epoch'"):
