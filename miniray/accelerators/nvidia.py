@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from miniray.accelerators.host import Host
 
 _PROC = "/proc/driver/nvidia/gpus"
-_ASK_NAMES = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+_ASK_NAMES = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
 #: Its field of nvidia-smi, and the metric, kind and unit of what stands there.
 _USE = {
     "utilization.gpu": ("utilization_ratio", "", 0.01),
@@ -61,8 +61,9 @@ class NvidiaGPU(Family):
 
 
 def _models_by_tool(host: Host) -> list[str]:
-    lines = host.run(_ASK_NAMES, TOOL_TIMEOUT).splitlines()
-    return [name for line in lines if (name := line.strip())]
+    rows = (line.partition(",") for line in host.run(_ASK_NAMES, TOOL_TIMEOUT).splitlines())
+    # Other lines are warnings, or say that there are no devices.
+    return [name.strip() for index, _, name in rows if index.strip().isdecimal()]
 
 
 def _models_by_proc(host: Host, folders: list[str], nodes: list[int]) -> list[str]:

@@ -62,9 +62,12 @@ class Probes:
         return await self._questions.ask_processes(clients, "probe", args, seconds)
 
     async def _stacks(self, seconds: float, pids: list[int]) -> list[dict[str, Any]]:
-        """Return what these processes do, all if there are no pids, and how it was seen."""
+        """Return what these processes do, all if there are no pids, and how it was seen.
+
+        They have a quarter of the seconds: those that are silent are then looked at from outside.
+        """
         clients = self._chosen(pids)
-        told = await self._ask(clients, seconds, "stack")
+        told = await self._ask(clients, seconds / 4, "stack")
         return await asyncio.gather(*map(self._stacks_of, clients, told))
 
     async def _stacks_of(self, client: Client, told: Told) -> dict[str, Any]:

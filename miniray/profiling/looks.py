@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
     from miniray.profiling.targets import ClusterSource
 
-#: Seconds after which a process that does not show its stacks is looked at from outside.
-_STACKS = 1.0
+#: Seconds that a node may take to show stacks; a process of its own has a quarter of them.
+_STACKS = 4.0
 #: Seconds that a node may take beside the profile, and that a profile may take.
 _READING, _LONGEST = 30.0, 300.0
 #: Of the time, what a process uses at least that is not idle.

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Seconds that nodes may take to search their files.
 _PATIENCE = 30.0
+#: Seconds that nodes may take to tell the ranks of processes.
+_STACKS = 4.0
 
 
 class LineOfNode(NamedTuple):
@@ -118,7 +120,7 @@ def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> 
         return ended or named
     pids = [pid for each in targets.pids.values() for pid in each]
     if rank is not None:
-        told, _ = ask_of(source, "stack", targets, (), 1.0)
+        told, _ = ask_of(source, "stack", targets, (), _STACKS)
         pids = [each["pid"] for each in told if each["rank"] == rank]
         if not pids:
             raise TargetError(f"{of} has no rank {rank}, or it does not answer.")

@@ -50,8 +50,9 @@ EXIT_TIMEOUT = 5.0
 #: are not waited for: a rank whose peer died waits for it until the timeout of its framework.
 START_GRACE = 0.5
 
-#: Seconds that ranks get to show their stacks, before they are looked at from outside.
-STACKS_TIMEOUT = 2.0
+#: Seconds that nodes get to show the stacks of ranks; after a quarter of them, a rank that does not
+#: show its own is looked at from outside.
+STACKS_TIMEOUT = 8.0
 
 #: Label of every node with its id.
 NODE_LABEL = "ray.io/node-id"

@@ -107,12 +107,27 @@ def test_a_file_without_a_device_minor_is_an_error(machine: FakeMachine) -> None
 def test_the_tool_is_asked_where_the_driver_hides_its_files(machine: FakeMachine) -> None:
     """WSL has one device for all GPUs; sandboxes pass the devices through, without their files."""
     machine.file("/dev/dxg")
-    machine.tools["nvidia-smi"] = "NVIDIA H200\nNVIDIA H200\n"
+    machine.tools["nvidia-smi"] = "0, NVIDIA H200\n1, NVIDIA H200\n"
     found = NvidiaGPU().detect(machine.host())
     assert (found.ids, found.type) == (("0", "1"), "H200")
 
 
 def test_the_tool_is_not_asked_where_there_is_no_device(machine: FakeMachine) -> None:
-    machine.tools["nvidia-smi"] = "NVIDIA H200\n"
+    machine.tools["nvidia-smi"] = "0, NVIDIA H200\n"
     assert NvidiaGPU().detect(machine.host()).ids == ()
     assert machine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("printed", "ids"),
+    [
+        ("No devices were found\n", ()),
+        ("0, NVIDIA T4\nWARNING: infoROM is corrupted at gpu 0000:00:1E.0\n", ("0",)),
+    ],
+)
+def test_what_the_tool_says_beside_its_table_is_no_gpu(
+    machine: FakeMachine, printed: str, ids: tuple[str, ...]
+) -> None:
+    machine.file("/dev/dxg")
+    machine.tools["nvidia-smi"] = printed
+    assert NvidiaGPU().detect(machine.host()).ids == ids

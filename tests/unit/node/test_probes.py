@@ -25,9 +25,10 @@ class Questions:
         self._told = Told(WORKER.process_id, answer, missing)
 
     async def ask_processes(
-        self, _clients: Any, what: str, arguments: tuple[Any, ...], _seconds: float
+        self, _clients: Any, what: str, arguments: tuple[Any, ...], seconds: float
     ) -> list[Told]:
         self.asked.append((what, *arguments))
+        self.seconds = seconds
         return [self._told]
 
 
@@ -62,6 +63,24 @@ def test_a_process_that_nothing_sees_is_said_to_hold_the_lock(
     assert (found["way"], found["samples"]) == ("", [])
     assert "native code holds Python's lock" in found["note"]
     assert "Permission Denied" in found["note"]
+
+
+def test_a_silent_process_leaves_the_time_to_look_at_it_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that answers later than it may shows none of its processes."""
+
+    async def stacks(_pid: int) -> tuple[str, list[Any], str]:
+        return "py-spy", [], "It did not answer."
+
+    monkeypatch.setattr(outside, "stacks", stacks)
+    questions = Questions(None, "it did not answer in time")
+    clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
+    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), "here")  # type: ignore[arg-type]
+    limit = 8.0
+    [found] = asyncio.run(questions.answers["stack"](limit, [7]))
+    assert found["way"] == "py-spy"
+    assert questions.seconds + 2 * outside._PATIENCE <= limit
 
 
 BESIDE, FAR, SILENT = b"beside", b"far", b"silent"
