@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from miniray.node.relay.questions import Questions
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 #: Jobs, and log files of each, with counts of lines that were left out.
 _JOBS, _FILES = 1000, 1000
@@ -103,9 +106,10 @@ class OutputRouter:
     async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver once all output of its workers up to now is on its way to it."""
         self._flush_for(0, client.job_id, self.node_id)
-        # A node that does not answer is ending or overloaded; its log files have all lines.
-        question = (client.job_id, self.node_id)
-        await self.questions.ask_nodes("output", question, 0, self.relay.connected())
+        question, nodes = (client.job_id, self.node_id), self.relay.connected()
+        for node, _, why in await self.questions.ask_nodes("output", question, 0, nodes):
+            if why:  # as it is ending or overloaded; its log files have all lines
+                logger.info("node %s did not send its last output: %s", node.hex(), why)
         return None, -1
 
     def _flush_for(self, _seconds: float, job_id: bytes, node: bytes) -> None:

@@ -60,11 +60,12 @@ class StartingNode:
         from miniray.system.session import StartingSign, create_session
 
         self._session = create_session(options.temp_dir)
-        self._sign = StartingSign(self._session)
         #: Of its head, if it has one that listens on a socket of this machine alone.
         self.address = f"unix:{self._session.head_socket}"
+        self._sign: StartingSign | None = None
         self._process: subprocess.Popen[bytes] | None = None
         try:
+            self._sign = StartingSign(self._session)
             self._process, self.answers = _spawn(options, self._session, env_vars or {})
         except BaseException:
             self.give_up()
@@ -89,6 +90,7 @@ class StartingNode:
                 why = f" The last line of its log: {last_line}" if last_line else ""
                 raise BootError(f"{error}{why}") from None
             raise
+        assert self._sign is not None
         self._sign.end()
         return StartedNode(self._process, BootResult(**answer))
 
@@ -100,7 +102,8 @@ class StartingNode:
             self._process.kill()
             self._process.wait()
         last_line = _last_line(self._session)
-        self._sign.end()
+        if self._sign is not None:
+            self._sign.end()
         remove_session(self._session, keep_logs=False)
         return last_line
 

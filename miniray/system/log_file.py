@@ -144,24 +144,25 @@ class StreamLog:
         now = time.time()
         if self._marks and now < self._marks[-1][0] + _BETWEEN_MARKS:
             return
-        self._marks.append((now, self.size))
-        first = len(self._marks) - 1
-        if len(self._marks) > _MOST_MARKS:
-            del self._marks[1::2]
+        marks, first = [*self._marks, (now, self.size)], len(self._marks)
+        if len(marks) > _MOST_MARKS:
+            del marks[1::2]
             first = 0
         descriptor = os.open(self._times, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            data = b"".join(_MARK.pack(*mark) for mark in self._marks[first:])
+            data = b"".join(_MARK.pack(*mark) for mark in marks[first:])
             os.pwrite(descriptor, data, first * _MARK.size)
-            os.truncate(descriptor, len(self._marks) * _MARK.size)
+            os.truncate(descriptor, len(marks) * _MARK.size)
         finally:
             os.close(descriptor)
+        self._marks = marks  # only what the file has: the next one is written behind it
 
     def offset_at(self, moment: float) -> int:
         """Return where output begins that came after a moment, or with the last one before it."""
-        if not self._marks or moment <= self._marks[0][0]:
+        if not self.size or not self._marks or moment <= self._marks[0][0]:
             return 0
-        if moment > self._file(self.size // self._limit).stat().st_mtime:
+        last = self._file((self.size - 1) // self._limit)  # it may be full, and no next one begun
+        if moment > last.stat().st_mtime:
             return self.size
         _, offset = self._marks[bisect.bisect(self._marks, (moment, self.size)) - 1]
         return offset

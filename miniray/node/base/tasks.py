@@ -28,11 +28,12 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> int:
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if any(task.cancelled() for task in tasks):  # gRPC does that if a part of a call fails
-            raise asyncio.InvalidStateError("The stream was cancelled.")
         ended = [place for place, task in enumerate(tasks) if task.done()]
         for place in ended:
-            tasks[place].result()
+            if not tasks[place].cancelled():
+                tasks[place].result()  # an error says more than that another part was cancelled
+        if any(task.cancelled() for task in tasks):  # gRPC does that if a part of a call fails
+            raise asyncio.InvalidStateError("The stream was cancelled.")
         return ended[0]
     finally:
         for task in tasks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import pytest
 from miniray.common.config import config
 from miniray.common.log_lines import LogLine
 from miniray.node.output_router import OutputRouter
+from miniray.node.relay.questions import Told
 
 if TYPE_CHECKING:
     from miniray.node.relay.relayed import Relayed
@@ -33,6 +36,9 @@ class Relay:
         self.notices: dict[str, Any] = {}
         self.waiting = 0
         self.sent: list[tuple[Any, ...]] = []
+
+    def connected(self) -> list[bytes]:
+        return [FAR, b"node-two"]
 
     def backlog(self, _node: bytes) -> int:
         return self.waiting
@@ -80,3 +86,26 @@ def test_lines_for_a_node_that_takes_no_more_are_counted_and_told_when_it_does(
         ("output_left_out", (((node, "/logs/f", 4),),)),
         ("log", (7, node, False, "/logs/f", [("f", "sixth")])),
     ]
+
+
+class Questions:
+    """One node answers; the other one could not write its log."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+
+    async def ask_nodes(self, what: str, arguments: Any, _: float, nodes: Any) -> list[Told]:
+        assert (what, arguments) == ("output", (JOB, NODE))
+        return [Told(node, None, "OSError: disk" if node == FAR else "") for node in nodes]
+
+
+def test_a_node_that_cannot_send_the_last_output_is_named_in_the_log(
+    relay: Relay, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    parts: Any = (Clients(), relay, Questions(), lambda _job: None)
+    driver: Any = SimpleNamespace(job_id=JOB)
+    assert asyncio.run(OutputRouter(NODE, *parts).flush(driver)) == (None, -1)
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("miniray")]
+    assert FAR.hex() in said
+    assert "OSError: disk" in said

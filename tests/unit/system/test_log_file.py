@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from miniray.common.config import config
-from miniray.system.log_file import LogFile, log_name
+from miniray.system.log_file import LogFile, StreamLog, log_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,3 +65,38 @@ def test_a_class_of_any_name_gives_a_file_name() -> None:
     assert name.isprintable()
     assert "/" not in name
     assert len(name) < 100
+
+
+def test_of_a_log_whose_last_file_is_just_full_the_times_are_known(
+    tmp_path: Path, limit: Callable[[int, int], None]
+) -> None:
+    limit(100, 2)
+    log = StreamLog(tmp_path / "job.log")
+    log.write(0, b"x" * 300)
+    assert log.offset_at(time.time() + 60) == 300
+    assert log.offset_at(time.time() - 60) == 0
+
+
+def test_a_time_that_a_full_disk_did_not_take_leaves_no_gap_in_the_file_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    log = StreamLog(tmp_path / "job.log")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write_later(text: bytes) -> None:
+        log.write(log.size, text)
+        now[0] += 10
+
+    write_later(b"one ")
+    write_later(b"two ")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            write_later(b"lost")
+    now[0] += 10
+    write_later(b"new ")
+    assert StreamLog(tmp_path / "job.log").offset_at(1015.0) == 4

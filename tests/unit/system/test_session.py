@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import tempfile
@@ -13,6 +14,8 @@ from session_folders import session_base
 from miniray.client.cluster_choice import latest_cluster
 from miniray.system import session as session_module
 from miniray.system import session as sessions
+from miniray.system.boot_options import BootOptions
+from miniray.system.launch import StartingNode
 from miniray.system.session import (
     ClusterRecord,
     ProcessId,
@@ -313,3 +316,18 @@ def test_a_process_that_begins_another_program_meanwhile_is_found(
     monkeypatch.setattr("miniray.system.session.variable_of", variable_of)
     assert [found.pid for found in session_processes("here")] == [os.getpid()]
     assert refused
+
+
+# --- starts ------------------------------------------------------------------------------
+def test_a_start_that_lacks_a_descriptor_leaves_no_folder(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(_session: Session) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(sessions, "StartingSign", lacks)
+    before = {each.name for each in base.rglob("*")}
+    with pytest.raises(OSError, match="Too many open files"):
+        StartingNode(BootOptions())
+    left = {each.name for each in base.rglob("*")} - before
+    assert not [name for name in left if name.startswith(("session_", "mr-"))]
