@@ -65,7 +65,7 @@ def as_completed(
         TaskError: The task of a ref failed; those that were not taken yet are lost to the loop.
     """
     whole(1)("chunk_size", chunk_size)
-    return _results(None, refs, None, chunk_size, yield_obj_refs, fetch_local)
+    return _results(list(refs), None, (), None, chunk_size, yield_obj_refs, fetch_local)
 
 
 def map_unordered(
@@ -99,10 +99,11 @@ def map_unordered(
         whole(1)("backpressure_size", backpressure_size)
     if not hasattr(fn, "remote"):
         raise TypeError(f"fn must be a remote function or a method of an actor, not {fn!r}.")
-    return _results(fn, items, backpressure_size, chunk_size, yield_obj_refs, fetch_local)
+    return _results([], fn, items, backpressure_size, chunk_size, yield_obj_refs, fetch_local)
 
 
 def _results(
+    refs: list[ObjectRef[Any]],
     fn: Any,
     items: Iterable[Any],
     most: int | None,
@@ -110,8 +111,7 @@ def _results(
     yield_obj_refs: bool,
     fetch_local: bool,
 ) -> Iterator[Any]:
-    """Yield what ``fn`` makes of the items, or the items, if they are refs, as they are ready."""
-    refs: list[ObjectRef[Any]] = []
+    """Yield the values of refs, and what ``fn`` makes of the items, as they become ready."""
 
     def ready() -> Iterator[Any]:
         nonlocal refs
@@ -120,7 +120,7 @@ def _results(
         yield from found if yield_obj_refs else api.get(found)
 
     for item in items:
-        refs.append(item if fn is None else fn.remote(item))
+        refs.append(fn.remote(item))
         if most is not None and len(refs) >= most:
             yield from ready()
     while refs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,18 @@ def test_every_value_comes_once(chunk_size: int) -> None:
     refs = [double.remote(number) for number in range(5)]
     assert sorted(as_completed(refs, chunk_size=chunk_size)) == [0, 2, 4, 6, 8]
     assert len(refs) == 5  # the list that was given is left alone
+
+
+def test_a_ref_that_was_taken_is_let_go(runtime: FakeRuntime) -> None:
+    """Else the results of all would stay in the object store until the last one has come."""
+    refs = [double.remote(number) for number in range(3)]
+    alive = [weakref.ref(ref) for ref in refs]
+    values = as_completed(refs, chunk_size=1)
+    del refs
+    for left in (3, 2, 1):  # of which one is being looked at
+        next(values)
+        runtime.asked.clear()
+        assert sum(ref() is not None for ref in alive) <= left
 
 
 def test_nothing_gives_nothing() -> None:
