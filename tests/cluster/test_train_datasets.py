@@ -242,6 +242,42 @@ def test_the_first_rows_of_the_next_epoch_are_made_before_it_begins(
     assert (tmp_path / "calls").stat().st_size == 260
 
 
+def test_no_more_than_the_next_epoch_is_made_ahead_of_data_of_few_units(
+    fit: Any, tmp_path: Path
+) -> None:
+    def noted_calls(batch: dict[str, Any], marker: str) -> dict[str, Any]:
+        with open(marker, "ab") as file:
+            file.write(b"x")
+        return batch
+
+    def loop(config: dict[str, str]) -> None:
+        shard = train.get_dataset_shard("train")
+        for _ in range(2):
+            assert sum(len(batch["id"]) for batch in shard.iter_batches(batch_size=10)) == 3
+        calls = Path(config["folder"], "calls")
+        wait_until(lambda: calls.stat().st_size == 9)
+
+    kept = {"fn_kwargs": {"marker": str(tmp_path / "calls")}}
+    fit(loop, {"train": miniray.data.range(3).map_batches(noted_calls, **kept)}, workers=1)
+    assert (tmp_path / "calls").stat().st_size == 9  # two epochs and the one that has not begun
+
+
+def test_pools_of_two_datasets_have_the_same_cpus_in_turns(fit: Any) -> None:
+    class Same:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    def loop(config: dict[str, str]) -> None:
+        shards = [train.get_dataset_shard(name) for name in ("train", "valid")]
+        for _ in range(2):
+            for shard in shards:
+                assert sum(len(batch["id"]) for batch in shard.iter_batches()) == 40
+
+    # Of four CPUs one is the rank's, and one reads: the pools have no room beside each other.
+    dataset = miniray.data.range(40).map_batches(Same, concurrency=1, num_cpus=2)
+    fit(loop, {"train": dataset, "valid": dataset}, workers=1)
+
+
 def test_a_dataset_that_is_asked_for_and_never_read_leaves_nothing_running(fit: Any) -> None:
     def slow(row: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.01)

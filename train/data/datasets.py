@@ -66,6 +66,9 @@ class DatasetSource(Source):
         parts = _UNITS if has_user_code(self._plan) else 1
         wish = CutWish(DataContext.get_current().target_max_block_size, parts)
         self._units = [unit for unit in read.units(wish) if unit.rows]
+        #: Whether what makes the rows may stay between passes. A pool that holds resources may not:
+        #: another dataset's may wait for these.
+        self.stays = not any(map(_holds, stages))
 
     @property
     def block_sizes(self) -> Sequence[int]:
@@ -94,6 +97,14 @@ class DatasetSource(Source):
     def selected(self, block: int, span: Span, epoch: int) -> Selected:
         """Return rows of a unit. Random numbers of functions follow from the epoch and the unit."""
         return Selected(self._units[block], span, epoch * _EPOCHS_APART + block)
+
+
+def _holds(stage: Stage) -> bool:
+    """Whether a stage holds resources while it has nothing to do."""
+    options = stage.compute.options
+    return stage.compute.pool is not None and any(
+        options.get(name) for name in ("num_cpus", "num_gpus", "memory", "resources")
+    )
 
 
 def _unshuffled(node: PlanNode) -> PlanNode:
@@ -213,10 +224,13 @@ class Passes(UnitFeed):
 
     def poll(self) -> ReadUnit | None:
         """Return the next unit; None if it is of a pass that has to begin first."""
-        if self._epoch > self._begun and self._given >= _AHEAD:
+        ahead = self._epoch > self._begun
+        if ahead and self._given >= (_AHEAD if self._source.stays else 0):
             return None
         piece = next(self._pieces, None)
         if piece is None:
+            if ahead:
+                return None
             self._open(self._epoch + 1, self._whole)
             return self.poll()
         self._given += 1
@@ -226,7 +240,8 @@ class Passes(UnitFeed):
 class PassReader:
     """Reads a rank's rows by their place in its part, pass after pass.
 
-    While the rest of a pass is read, the first tasks of the next one run.
+    While the rest of a pass is read, the first tasks of the next one run, unless the plan has a
+    pool that must not stay.
 
     Args:
         source: Whose rows.
@@ -246,9 +261,15 @@ class PassReader:
         self._at = -1  # the place from which the tables go on
         self._left = 0  # rows of the pass before that come first
         self._local = False
+        self._tables: Iterator[Any] = iter(())
         self._held: list[Any] = []
 
     def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Have the first tasks of a pass run, where they may run before it begins."""
+        if self.source.stays:
+            self._start(epoch, ranges, start)
+
+    def _start(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
         """Have the first tasks of a pass run; ``start`` is the place where it begins."""
         self._epoch, self._ranges, self.size = epoch, ranges, size_of(ranges)
         self._at, self._left, self._held = start, 0, []
@@ -261,13 +282,16 @@ class PassReader:
         """Begin a pass, with what was prepared for it if that is the one."""
         prepared = (self._epoch, self._ranges, self._at) == (epoch, ranges, start)
         if not prepared or self._local == _is_cpu_left():
-            self.prepare(epoch, ranges, start)
+            self._start(epoch, ranges, start)
         if self._local:
             _tell_local()
         self._units.begin()
 
     def end(self) -> None:
         """End the pass: the next one is that over the whole part."""
+        if not self.source.stays:
+            self._epoch, self._tables = -1, iter(())  # with which its pools end
+            return
         self._left += self.size - self._at
         self._epoch, self._ranges, self._at = self._epoch + 1, self._whole, 0
         self.size = size_of(self._whole)
@@ -275,7 +299,7 @@ class PassReader:
     def read(self, start: int, stop: int) -> Any:
         """Return the rows from one place of the part up to, without, another."""
         if start != self._at:
-            self.prepare(self._epoch, self._ranges, start)
+            self._start(self._epoch, self._ranges, start)
             self._units.begin()
         if self._left:
             self._rows(self._left)
