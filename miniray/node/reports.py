@@ -107,7 +107,7 @@ class WorkerNotices:
             "blocked": self._blocked,
             "exiting": self._exiting,
             "finishing": pool.ends.finishing,
-            "leaving": pool.ends.kill_later,
+            "leaving": self._leaving,
             "actor_failed": self._actor_failed,
         }
         for name, handler in of_workers.items():
@@ -129,6 +129,10 @@ class WorkerNotices:
         if worker.lease is not None:
             worker.lease.blocked = blocked
             self.head.send(blocked_report(worker, worker.lease))
+
+    def _leaving(self, worker: Worker) -> None:
+        """Give a worker, which runs at most exit functions of user code, a last grace period."""
+        self.pool.ends.kill_later(worker)
 
     def _exiting(self, worker: Worker, why: str) -> None:
         self.pool.exiting(worker, why)

@@ -106,10 +106,7 @@ class WorkerEnds:
             worker.kill_timer.cancel()
 
     def kill_later(self, worker: Worker, grace: float | None = None) -> None:
-        """Kill a worker that is not gone after the grace period; None: the usual one.
-
-        It may still run exit functions of user code.
-        """
+        """Kill a worker that is not gone after the grace period; None: the usual one."""
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
         worker.kill_timer = asyncio.get_running_loop().call_later(
