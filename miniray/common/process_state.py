@@ -242,6 +242,14 @@ def require_room(wanted: int, purpose: str) -> None:
 
 _THREADS_VARIABLE = "OMP_NUM_THREADS"
 
+#: The variable that OpenBLAS prefers, and how its builds call the function that sets the number.
+_OPENBLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
+_OPENBLAS_SET = (
+    "scipy_openblas_set_num_threads64_",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
 #: What this process has set the variable to; None if it has not.
 _threads_set: str | None = None
 
@@ -254,15 +262,32 @@ def limit_threads(cpus: float) -> None:
     ``runtime_env``, overrides it.
     """
     global _threads_set
-    if threads_given():
+    if not threads_given():
+        count = max(1, int(cpus))
+        # Libraries read it when they are loaded; these may be loaded already.
+        _threads_set = os.environ[_THREADS_VARIABLE] = str(count)
+        # User code may be loading it just now, in a thread of its own: it has no such function yet.
+        set_number = getattr(sys.modules.get("torch"), "set_num_threads", None)
+        if set_number is not None:
+            set_number(count)
+    _limit_openblas()
+
+
+def _limit_openblas() -> None:
+    """Tell NumPy's OpenBLAS what the variables say: a template may have loaded it before."""
+    modules = ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
+    found = next(filter(None, map(sys.modules.get, modules)), None)
+    file = getattr(found, "__file__", None)
+    given = os.environ.get(_OPENBLAS_VARIABLE) or os.environ.get(_THREADS_VARIABLE, "")
+    if file is None or not given.isdecimal():
         return
-    count = max(1, int(cpus))
-    # Libraries read it when they are loaded; this one may be loaded already.
-    _threads_set = os.environ[_THREADS_VARIABLE] = str(count)
-    # User code may be loading it just now, in a thread of its own: it has no such function yet.
-    set_number = getattr(sys.modules.get("torch"), "set_num_threads", None)
-    if set_number is not None:
-        set_number(count)
+    import ctypes
+
+    library = ctypes.CDLL(file)  # symbols of the libraries that it needs are found too
+    for name in _OPENBLAS_SET:
+        if (set_number := getattr(library, name, None)) is not None:
+            set_number(int(given))
+            return
 
 
 def threads_given() -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import miniray
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
@@ -29,6 +30,19 @@ def folder(tmp_path: Path) -> str:
         table = pa.table({"a": np.arange(1000) + 1000 * number, "b": ["x"] * 1000})
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=300)
     return str(tmp_path)
+
+
+def test_tasks_have_the_threads_of_their_cpus_and_what_forks_them_has_none_beside_numpys() -> None:
+    def threads(batch: dict[str, Any]) -> dict[str, Any]:
+        # OpenBLAS ends its own before each fork: https://github.com/OpenMathLib/OpenBLAS, memory.c
+        tasks = os.listdir(f"/proc/{os.getppid()}/task")
+        names = {Path(f"/proc/{os.getppid()}/task/{task}/comm").read_text() for task in tasks}
+        numpy = sys.modules.get("numpy._core._multiarray_umath")
+        library = ctypes.CDLL(None if numpy is None else numpy.__file__)
+        blas = getattr(library, "scipy_openblas_get_num_threads64_", lambda: 1)
+        return {"names": [len(names)], "blas": [blas()]}
+
+    assert miniray.data.range(1).map_batches(threads).take_all() == [{"names": 1, "blas": 1}]
 
 
 def test_files_are_read_mapped_and_filtered_in_their_order(folder: str) -> None:

@@ -53,8 +53,14 @@ _MAX_NAMED = 16
 #: Added to the nice value for imports beside other work, which then get two thirds of its share:
 #: with far less they are not done on a busy machine when the next ranks start.
 _NICER = 2
-#: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+#: Variables for imports: what they keep away may start threads or use devices, which do not survive
+#: a fork. Backends of vendors for PyTorch
+#: (https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html), and the thread of
+#: Arrow's jemalloc.
+_FOR_IMPORTS = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 def set_subreaper() -> None:
@@ -369,18 +375,17 @@ class Template:
 
 
 def _import(modules: list[str]) -> None:
-    # PyTorch must not load the backends of vendors here: they may start threads or use their
-    # devices, which do not survive a fork.
-    before = os.environ.get(_AUTOLOAD)
-    os.environ[_AUTOLOAD] = "0"
+    before = {name: os.environ.get(name) for name in _FOR_IMPORTS}
+    os.environ.update(_FOR_IMPORTS)
     try:
         for module in modules:
             importlib.import_module(module)
     finally:
-        if before is None:
-            del os.environ[_AUTOLOAD]
-        else:
-            os.environ[_AUTOLOAD] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _import_beside(modules: list[str]) -> None:

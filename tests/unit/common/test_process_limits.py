@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -90,6 +91,25 @@ def test_a_library_that_is_being_loaded_reads_it_from_the_environment(
     torch(monkeypatch)
     process_state.limit_threads(3)
     assert os.environ[VARIABLE] == "3"
+
+
+@pytest.mark.parametrize("variable", [VARIABLE, "OPENBLAS_NUM_THREADS"])
+def test_openblas_that_is_loaded_is_told_what_the_user_said_too(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    umath = pytest.importorskip("numpy._core._multiarray_umath")
+    library = ctypes.CDLL(umath.__file__)
+    if not hasattr(library, "scipy_openblas_get_num_threads64_"):
+        pytest.skip("this NumPy has another BLAS")
+    before = library.scipy_openblas_get_num_threads64_()
+    counts = []
+    for given in ("", "3"):
+        if given:
+            monkeypatch.setenv(variable, given)
+        process_state.limit_threads(2)
+        counts.append(library.scipy_openblas_get_num_threads64_())
+    library.scipy_openblas_set_num_threads64_(before)
+    assert counts == [2, 3]
 
 
 def test_what_somebody_else_has_said_holds(monkeypatch: pytest.MonkeyPatch) -> None:
