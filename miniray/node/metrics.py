@@ -130,10 +130,13 @@ class NodeMetrics:
         for client, (_, rows, _) in zip(clients, told, strict=True):
             if rows and client.process_id in self._clients.clients:  # else it has ended meanwhile
                 gauges += [row for row in rows if row[0] == "gauge"]
-                counted = self._told.setdefault(client.process_id, Series())
+                counted = Series()
                 for row in rows:
                     if row[0] != "gauge":
                         counted.put(*row)
+                # In place of all that it has told of a metric: names that it has folded into others
+                # would count twice.
+                self._told.setdefault(client.process_id, Series()).known.update(counted.known)
         found = self._figures() + await asyncio.to_thread(self._sample)
         total = Series()
         for each in (COUNTED, self._ended, *self._told.values()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -36,3 +38,25 @@ def test_a_point_that_cannot_be_read_is_a_gap_and_leaves_the_heartbeats_alone(
     node.look()
     _, series = questions.answers["history"](1.0)
     assert [math.isnan(value) for value in series["memory"][-3:]] == [False, True, False]
+
+
+def test_calls_whose_name_their_caller_has_folded_into_others_count_once() -> None:
+    told = [{"first": 3.0}, {"(others)": 3.0, "second": 2.0}]
+
+    async def ask(*_asked: Any) -> list[Any]:
+        rows = [
+            ("counter", "calls_total", "", (), [["function", name]], [count])
+            for name, count in told.pop(0).items()
+        ]
+        return [("", rows, "")]
+
+    caller = SimpleNamespace(process_id=b"caller", pid=os.getpid(), is_command=False)
+    clients: Any = SimpleNamespace(notices={}, clients={b"caller": caller})
+    questions: Any = SimpleNamespace(answers={}, ask_processes=ask)
+    devices: Any = SimpleNamespace(sample=list)
+    node = metrics.NodeMetrics(clients, questions, "/", list, devices)
+    node._sample = list  # type: ignore[method-assign]
+    for _ in range(2):
+        rows, _ = asyncio.run(questions.answers["metrics"](1.0))
+    counted = {row[4]: row[5] for row in rows if row[1] == "calls_total"}
+    assert counted == {(("function", "(others)"),): [3.0], (("function", "second"),): [2.0]}
