@@ -412,7 +412,6 @@ class ClusterRuntime(Runtime):
         self._give_up()  # what other threads have begun to wait for meanwhile
 
     def tell_counts(self) -> None:
-        """Tell the node what this process, which ends, has counted: it may never have asked."""
         if counted := self.answers.metrics():
             self.link.node_notice("metrics", counted)
 

@@ -300,6 +300,9 @@ class Runtime(abc.ABC):
     def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
         """Have a function answer what is asked of this process, as ``Answers``; None: no more."""
 
+    def tell_counts(self) -> None:  # noqa: B027 - an engine without metrics has nothing to tell
+        """Tell the node what this process has counted, as it may end without being asked again."""
+
     @abc.abstractmethod
     def shutdown(self) -> None:
         """Leave the cluster; an embedded one ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -165,6 +166,20 @@ def test_metrics_have_how_far_a_run_is_and_what_its_ranks_wait_for(
     assert values("metric", run="run", metric="loss") == [0.5]
     assert values("data_rows_total", run="run") == [4.0, 4.0]
     assert values("rank_lag_seconds", run="run") == []
+
+
+def test_a_runs_checkpoints_are_in_the_metrics_after_its_end_if_nobody_has_read_them_before(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        for step in range(2):
+            folder = Path(config["folder"], str(step))
+            folder.mkdir()
+            train.report({"step": step}, checkpoint=Checkpoint(folder))
+
+    fit(loop, {"folder": str(tmp_path)}, 1, name="unread")
+    counted = 'miniray_train_checkpoints_total{node="[^"]*",run="unread",outcome="complete"} 2'
+    wait_until(lambda: re.search(counted, text(current_runtime().head)))
 
 
 def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(

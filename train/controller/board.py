@@ -84,6 +84,7 @@ class RunBoard:
         if self._runtime is not None:
             self._runtime.answer(question_about(self.spec.run_id), None)
             self._runtime.answer(f"metrics of run {self.spec.run_id}", None)
+            self._runtime.tell_counts()  # its driver kills the controller next
 
     def watch(self, attempt: Attempt, infos: Sequence[WorkerInfo]) -> None:
         """Show this attempt from now on."""
