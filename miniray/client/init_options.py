@@ -224,11 +224,12 @@ def _check_address(name: str, given: Any) -> str:
     if value in ("local", "auto") or value.startswith("ray://"):
         return value
     if value.startswith("unix:"):
-        if name == ADDRESS_VARIABLE:  # `miniray run` sets it for its program
+        if value == os.environ.get(ADDRESS_VARIABLE):  # `miniray run` sets it for its program
             return value
         raise ValueError(
-            f"{name}={value!r} is the address of a cluster that an init() has started: it ends "
-            f"with its driver and no other can attach. Start one with `miniray start --head`."
+            f"{name}={value!r} is the address of a cluster that belongs to a program, whose init() "
+            "or `miniray run` has started it: it ends with that, and other programs do not attach "
+            "to it. Start one with `miniray start --head`."
         )
     try:
         return full_address(value)

@@ -80,8 +80,12 @@ class Events:
 
 
 @contextlib.contextmanager
-def events() -> Iterator[Events]:
-    """Take signals as events meanwhile. A signal that is ignored stays so, as nohup has it."""
+def events(*, last: bool = False) -> Iterator[Events]:
+    """Take signals as events meanwhile. A signal that is ignored stays so, as nohup has it.
+
+    Args:
+        last: This process exits then, with a code that a late signal must not change.
+    """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     found = Events(reader, writer)
     wanted = [n for n in (*ENDING, *PASSED_ON) if signal.getsignal(n) is not signal.SIG_IGN]
@@ -90,6 +94,6 @@ def events() -> Iterator[Events]:
         yield found
     finally:
         for number, handler in zip(wanted, before, strict=True):
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if last else handler)
         os.close(reader)
         os.close(writer)

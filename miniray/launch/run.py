@@ -105,7 +105,7 @@ def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], o
     if warning:
         tell(f"Warning: {warning}")
     part = FirstHost if allocation.rank == 0 else OtherHost
-    with events() as seen:
+    with events(last=True) as seen:
         try:
             return part(options, allocation, seen, tell).run()
         except StoppedError as error:
@@ -173,7 +173,9 @@ class FirstHost(_Host):
     def _alone(self) -> int:
         """Start the program beside its cluster, which needs no network: ``init()`` waits for it."""
         self._require_program()
-        starting = StartingNode(BootOptions(**self._of_node(embedded=True)))
+        starting = StartingNode(
+            BootOptions(**self._of_node(embedded=True)), address_variable=ADDRESS_VARIABLE
+        )
         node: LocalNode | None = None
         try:
             self._events.collect()

@@ -51,12 +51,18 @@ class StartingNode:
     Args:
         options: What the node is to be.
         env_vars: Variables of the node and its workers, beside those of this process.
+        address_variable: One that has ``address``, if what they start is to attach to it.
 
     Raises:
         OSError: Its folders could not be made.
     """
 
-    def __init__(self, options: BootOptions, env_vars: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        options: BootOptions,
+        env_vars: Mapping[str, str] | None = None,
+        address_variable: str | None = None,
+    ) -> None:
         from miniray.system.session import StartingSign, create_session
 
         self._session = create_session(options.temp_dir)
@@ -64,9 +70,12 @@ class StartingNode:
         self.address = f"unix:{self._session.head_socket}"
         self._sign: StartingSign | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        variables = {**(env_vars or {})}
+        if address_variable is not None:
+            variables[address_variable] = self.address
         try:
             self._sign = StartingSign(self._session)
-            self._process, self.answers = _spawn(options, self._session, env_vars or {})
+            self._process, self.answers = _spawn(options, self._session, variables)
         except BaseException:
             self.give_up()
             raise

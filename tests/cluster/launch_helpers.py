@@ -43,7 +43,8 @@ def found():
 print(found(), miniray.get(miniray.remote(found).remote()))
 """
 
-#: A program that saves what another host computes when SIGTERM comes, and ends with 5.
+#: A program that saves what another host computes when SIGTERM comes, and ends with 5. The signal
+#: may come twice, from a scheduler and from `miniray run`: a second one would end it as it exits.
 SAVES_AT_SIGTERM = """
 import pathlib, signal, sys, time, miniray
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -56,6 +57,7 @@ def save():
     return "saved on the other host"
 
 def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ref = save.options(scheduling_strategy=On(other, soft=False)).remote()
     (folder / "checkpoint").write_text(miniray.get(ref))
     sys.exit(5)

@@ -99,6 +99,22 @@ def test_a_program_at_a_terminal_ends_when_its_run_is_killed(
     command.leaves_nothing()
 
 
+def test_signals_that_come_while_a_run_exits_do_not_change_its_code(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    running, go = tmp_path / "running", tmp_path / "go"
+    script = f"trap '' TERM; echo > {running}; until [ -e {go} ]; do sleep .05; done; exit 5"
+    run = command.popen("miniray", "run", "--", "sh", "-c", script)
+    wait_for_file(running)
+    go.touch()
+    while run.poll() is None:
+        run.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(timeout=0.002)
+    assert run.returncode == 5
+    command.leaves_nothing()
+
+
 def test_a_program_that_does_not_exist_ends_the_run_on_all_hosts(
     command: CommandLine, tmp_path: Path
 ) -> None:
@@ -274,17 +290,20 @@ def test_the_first_process_of_a_container_reaps_orphans_and_passes_signals_on(
     command.leaves_nothing()
 
 
-#: Finds the actor of another program of the run, in this process and in a child.
+#: Finds the actor of another program of the run: in this process, in a child, and in one of a task.
 SHARES = """
-import multiprocessing, miniray
+import multiprocessing, os, subprocess, sys, miniray
 def find():
-    miniray.init(namespace="n")
+    miniray.init(os.environ["MINIRAY_ADDRESS"], namespace="n")
     print(miniray.get(miniray.get_actor("kept").name.remote()), flush=True)
 if __name__ == "__main__":
     find()
-    process = multiprocessing.get_context("spawn").Process(target=find)
-    process.start()
-    process.join()
+    if len(sys.argv) == 1:
+        process = multiprocessing.get_context("spawn").Process(target=find)
+        process.start()
+        process.join()
+        task = miniray.remote(subprocess.check_output).remote([sys.executable, *sys.argv, "child"])
+        print(miniray.get(task).decode(), end="")
 """
 LEAVES = """
 import miniray
@@ -305,8 +324,19 @@ def test_all_programs_and_commands_of_a_run_on_a_laptop_share_its_cluster(
     shares.write_text(SHARES)
     line = 'miniray list nodes > "$0"; "$1" -c "$2"; "$1" "$3"'
     done = command.run("run", "--", "sh", "-c", line, str(nodes), PYTHON, LEAVES, str(shares))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "found\n" * 3, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "found\n" * 4, "")
     assert nodes.read_text().startswith("1 node\n")
+    command.leaves_nothing()
+
+
+def test_a_detached_training_run_is_refused_in_a_run_of_one_machine(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    program = f"from miniray import train; train.stop_run('name', {str(tmp_path)!r})"
+    done = command.run("run", "--", PYTHON, "-c", program)
+    assert done.returncode == 1
+    assert "needs a cluster that outlives this program" in done.stderr
+    assert "whose init() or `miniray run` has started it, and ends with it." in done.stderr
     command.leaves_nothing()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -152,7 +153,8 @@ def test_a_host_that_cannot_join_says_why(steps: Steps) -> None:
     (steps.home / "full").touch()
     script = '[ $SLURM_NODEID != 1 ] || export MINIRAY_TMPDIR="$PWD/full"'
     step = steps.on_each(script, *RUN, "--wait", "300", "--", "true")
-    wait_for_match(steps.home, ".miniray/run/*/n1")
+    (told,) = wait_for_match(steps.home, ".miniray/run/*/n1")
+    wait_until(lambda: json.loads(told.read_text())["failure"])  # it has tried, and failed
     with decided_in_time():
         code, output = end_of(step)
     assert code == 1

@@ -109,6 +109,15 @@ def test_the_address_may_come_from_the_environment(
     assert [options.address for options in asked] == ["10.0.0.1:6379", "local"]
 
 
+@pytest.mark.parametrize("given", [None, "auto", "unix:/tmp/mr-0/head.sock"])
+def test_a_program_of_a_run_may_name_the_cluster_of_that_as_it_likes(
+    asked: list[InitOptions], monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.setenv("MINIRAY_ADDRESS", "unix:/tmp/mr-0/head.sock")
+    miniray.init(given)
+    assert [options.address for options in asked] == ["unix:/tmp/mr-0/head.sock"]
+
+
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -125,7 +134,7 @@ def test_the_address_may_come_from_the_environment(
         ({"namespace": ""}, ValueError, "namespace"),
         ({"address": "some where"}, ValueError, "HOST:PORT"),
         ({"address": "host:99999"}, ValueError, "HOST:PORT"),
-        ({"address": "unix:/tmp/mr-0/head.sock"}, ValueError, "it ends with its driver"),
+        ({"address": "unix:/tmp/mr-0/head.sock"}, ValueError, "belongs to a program"),
         ({"address": "host:1", "num_cpus": 2}, ValueError, "num_cpus can't be given"),
         ({"address": "auto", "labels": {"a": "b"}}, ValueError, "labels can't be given"),
         ({"local_mode": True}, TypeError, "does not support local_mode"),

@@ -6,7 +6,6 @@ The run itself is in ``detached.py``.
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from miniray import api
@@ -34,6 +33,8 @@ from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.worker import PackedLoop
 
 if TYPE_CHECKING:
+    import os
+
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.worker.worker import TrainLoop
@@ -111,11 +112,14 @@ def require_lasting_cluster() -> None:
     )
     if not api.is_initialized():
         try:
-            api.init(address=os.environ.get("MINIRAY_ADDRESS") or "auto")
+            api.init(address="auto")
         except ConnectionError as error:
             raise ValueError(f"{instead} ({error})") from error
     if get_runtime_context().gcs_address.startswith("unix:"):
-        raise ValueError(f"{instead} This program has an embedded one, which ends with it.")
+        raise ValueError(
+            f"{instead} This one belongs to a program, whose init() or `miniray run` has started "
+            "it, and ends with it."
+        )
 
 
 def find_controller(storage: RunStorage) -> Any:
