@@ -72,6 +72,9 @@ class Rearranging(Consumption, Aggregating):
     ) -> Any:
         """Bring all rows into another order, in which each is as likely at any place.
 
+        Before a trainer that reorders the rows in each epoch it is left out, with a warning: that
+        mixes the units of the data, and the rows within each. ``materialize()`` keeps it.
+
         Args:
             seed: From which the order is drawn; rows of the same order get the same one, whatever
                 blocks they are in. Default: a new one, now.

@@ -59,13 +59,22 @@ class DatasetSource(Source):
     modules = (*MODULES, "miniray.train.data.datasets")
 
     def __init__(self, dataset: Dataset, *, shuffled: bool = False) -> None:
-        if shuffled:
-            dataset = Dataset(_unshuffled(dataset._plan))
+        plan = _unshuffled(dataset._plan) if shuffled else dataset._plan
+        left_out = plan is not dataset._plan
+        if left_out:
+            dataset = Dataset(plan)
         read, stages = _countable(optimised(dataset._plan), dataset)
         self._plan = stacked(read, stages)
         parts = _UNITS if has_user_code(self._plan) else 1
         wish = CutWish(DataContext.get_current().target_max_block_size, parts)
         self._units = [unit for unit in read.units(wish) if unit.rows]
+        if left_out and len(self._units) > 1:  # else all rows are mixed
+            logger.warning(
+                "A random_shuffle() before the trainer is left out: in each epoch the trainer "
+                "orders the %d units of this dataset anew, and the rows within each unit. "
+                "random_shuffle().materialize() mixes all rows before, once.",
+                len(self._units),
+            )
         #: Whether what makes the rows may stay between passes. A pool that holds resources may not:
         #: another dataset's may wait for these.
         self.stays = not any(map(_holds, stages))
@@ -108,13 +117,17 @@ def _holds(stage: Stage) -> bool:
 
 
 def _unshuffled(node: PlanNode) -> PlanNode:
-    """Return a plan without shuffles that only steps follow which look at single rows."""
+    """Return a plan without shuffles that only functions of rows or batches follow.
+
+    It is the same plan if there is none.
+    """
     if isinstance(node, Exchange) and isinstance(node.how, Numbered) and node.how.seed is not None:
         return _unshuffled(node.inputs[0])
     if isinstance(node, Apply):
         step = _expected(node.step)
         if step.keeps_count or isinstance(step, FilterExpr | MapRows):
-            return dataclasses.replace(node, inputs=(_unshuffled(node.inputs[0]),))
+            below = _unshuffled(node.inputs[0])
+            return node if below is node.inputs[0] else dataclasses.replace(node, inputs=(below,))
     return node
 
 

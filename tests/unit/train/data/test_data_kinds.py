@@ -242,3 +242,14 @@ def test_a_shuffle_is_left_out_where_each_epoch_has_an_order_of_its_own(folder):
     source = adapt("train", rows.select_columns(["id"]), shuffled=True)
     assert list(source.block_sizes) == [10]
     assert "RandomShuffle" not in explained(source._plan)
+
+
+def test_a_shuffle_that_is_left_out_is_told_where_an_epoch_mixes_less(caplog):
+    def same(row):
+        return row
+
+    rows = miniray.data.range(1000).random_shuffle(seed=1)
+    for dataset in (rows.map(same), rows.select_columns(["id"]), miniray.data.range(9).map(same)):
+        adapt("train", dataset, shuffled=True)
+    (told,) = caplog.messages  # all others are of one unit, or have no shuffle
+    assert "orders the 250 units" in told
