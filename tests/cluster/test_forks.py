@@ -437,15 +437,15 @@ def test_an_actor_begins_with_what_is_loaded_beside_others_once_it_is() -> None:
 
 
 def test_a_task_begins_with_what_was_loaded_for_it() -> None:
-    @miniray.remote(_preload=["sndhdr"])
+    @miniray.remote(_preload=["wave"])
     def begins_with() -> bool:
-        return "sndhdr" in sys.modules
+        return "wave" in sys.modules
 
     assert miniray.get(begins_with.remote(), timeout=50)
     assert not miniray.get(begins_with.options(_preload=[]).remote(), timeout=50)
-    actor = Forker.options(_preload=["sndhdr", "chunk"]).remote()  # for more than is asked below
+    actor = Forker.options(_preload=["wave", "sched"]).remote()  # for more than is asked below
     miniray.get(actor.pid.remote(), timeout=50)
-    assert miniray.get(begins_with.options(_preload=["chunk"]).remote(), timeout=50)
+    assert miniray.get(begins_with.options(_preload=["sched"]).remote(), timeout=50)
 
 
 def test_atexit_functions_run_when_a_worker_ends_by_rule(tmp_path: Path) -> None:
