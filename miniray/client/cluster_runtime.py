@@ -30,6 +30,7 @@ from miniray.client.ref_tracking import RefTracking
 from miniray.client.submission import Returns, Submission
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.common.runtime import ActorLocation, Runtime, RuntimeContextData
+from miniray.common.series import COUNTED
 from miniray.common.spans import SPANS
 from miniray.exceptions import NotInitializedError, ObjectLostError
 from miniray.messages import protocol as p
@@ -405,6 +406,7 @@ class ClusterRuntime(Runtime):
             return
         self._closed = True
         self.tell_counts()
+        COUNTED.clear()  # it may come back, and would tell it again
         hooks.end()
         self._give_up()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -19,7 +19,8 @@ Metric = tuple[str, str, str, tuple[float, ...]]
 Tags = tuple[tuple[str, str], ...]
 Row = tuple[str, str, str, tuple[float, ...], Tags, list[float]]
 
-#: Metrics, and series of one metric, at most; further series are one with the tag ``overflow``.
+#: Metrics, and series of one metric, at most: further series are one with the tag ``overflow``,
+#: and further metrics, whose names are made of values, are left out.
 MOST = 1000
 OVERFLOW: Tags = (("overflow", "true"),)
 #: Boundaries of how long things take, in seconds.
@@ -59,10 +60,16 @@ class Series:
         """Count how long something took."""
         self.change(("histogram", name, "", SECONDS), tags, seconds)
 
-    def change(self, metric: Metric, tags: Tags, value: float) -> Tags:
-        """Add to a counter, set a gauge, or count in a histogram; return the tags of the series."""
+    def change(self, metric: Metric, tags: Tags, value: float) -> Tags | None:
+        """Add to a counter, set a gauge, or count in a histogram.
+
+        Returns:
+            The tags of the series; None if it is left out.
+        """
         kind, _, _, boundaries = metric
         with self.lock:
+            if not self._takes(metric):
+                return None
             tags, values = self._find(metric, tags)
             if kind == "histogram":
                 values[bisect_left(boundaries, value)] += 1
@@ -78,6 +85,9 @@ class Series:
         with self.lock:
             return self._find(metric, tags)[1]
 
+    def _takes(self, metric: Metric) -> bool:
+        return metric in self.known or len(self.known) < MOST
+
     def _find(self, metric: Metric, tags: Tags) -> tuple[Tags, list[float]]:
         kind, _, _, boundaries = metric
         series = self.known.setdefault(metric, {})
@@ -91,7 +101,7 @@ class Series:
         """Enter a row in the place of the same one as it was before."""
         metric = (kind, name, about, tuple(boundaries))
         with self.lock:
-            if metric in self.known or len(self.known) < MOST:  # names may be made of values
+            if self._takes(metric):
                 self.known.setdefault(metric, {})[tuple(map(tuple, tags))] = value
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -99,7 +109,7 @@ class Series:
         with self.lock:
             for *metric, tags, more in rows:
                 key: Metric = tuple(metric)  # type: ignore[assignment]
-                if key in self.known or len(self.known) < MOST:
+                if self._takes(key):
                     _, values = self._find(key, tags)
                     is_gauge = key[0] == "gauge"
                     values[:] = more if is_gauge else map(sum, zip(values, more, strict=True))

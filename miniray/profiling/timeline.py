@@ -71,7 +71,10 @@ def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
 def _clocks(cluster: Asks, nodes: list[bytes], notes: list[str]) -> dict[bytes, float]:
     """Return how many seconds nodes' clocks are ahead of that of the first; add to the notes."""
     found = {}
-    for first, told, _ in cluster.ask_nodes("clocks", (nodes,), _PATIENCE, nodes[:1]):
+    for first, told, why in cluster.ask_nodes("clocks", (nodes,), _PATIENCE, nodes[:1]):
+        if why:
+            text = f"Node {first.hex()[:8]}, which is to compare the nodes' clocks: {why}."
+            notes.append(f"{text} They are taken as they are.")
         for node, clock in (told or {}).items():
             if clock is None:
                 notes.append(f"Node {node.hex()[:8]}: its clock is not known, and taken as it is.")

@@ -49,8 +49,10 @@ class _Values:
     def change(self, metric: Family, tags: Tags, value: float) -> None:
         """Add to a counter, set a gauge, or count in a histogram."""
         with self._series.lock:
-            tags = self._series.change(metric, tags, value)
-            self._changed.add((metric, tags))
+            known = self._series.change(metric, tags, value)
+            if known is None:
+                return
+            self._changed.add((metric, known))
             if self._timer is None:
                 self._begin()
 

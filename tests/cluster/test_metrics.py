@@ -271,6 +271,23 @@ except miniray.exceptions.ActorDiedError:
     assert sum(values(cluster, tasks, function="outer")) == 1.0
 
 
+def test_who_comes_back_does_not_tell_again_what_it_told_when_it_left(
+    cluster: CommandConnection,
+) -> None:
+    driver = """
+import miniray
+from miniray.common.series import COUNTED
+
+for name in ("first", "second"):
+    miniray.init(address="auto")
+    COUNTED.count(f"{name}_stay_total")
+    miniray.shutdown()
+"""
+    subprocess.run([sys.executable, "-c", driver], check=True, timeout=60)
+    wait_until(lambda: values(cluster, "miniray_second_stay_total") == [1.0])
+    assert values(cluster, "miniray_first_stay_total") == [1.0]
+
+
 def test_what_moves_between_memory_disk_and_nodes_is_counted(cluster: CommandConnection) -> None:
     assert miniray.get(large.remote()).nbytes == 4 << 20
     assert min(values(cluster, "miniray_object_transfer_bytes_total", direction="in")) == 0
