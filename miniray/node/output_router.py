@@ -76,7 +76,8 @@ class OutputRouter:
                 tell = functools.partial(self._tell_left_out, job_id, driver_node)
                 client.conn.when_drained(tell)
             return
-        self._tell_left_out(job_id, driver_node)
+        if topic == "log":  # other pushes say nothing of whether lines are read again
+            self._tell_left_out(job_id, driver_node)
         self._push(job_id, driver_node, topic, body)
 
     def _count(self, job_id: bytes, node: str, path: str, lines: int) -> None:

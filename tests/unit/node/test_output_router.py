@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from miniray.common.config import config
 from miniray.common.log_lines import LogLine
 from miniray.node.output_router import OutputRouter
+from miniray.node.relay import relayed as r
 from miniray.node.relay.questions import Told
-
-if TYPE_CHECKING:
-    from miniray.node.relay.relayed import Relayed
+from miniray.node.relay.relayed import Relayed
 
 NODE, FAR, JOB = b"node-one", b"node-far", b"a-driver"
 
@@ -86,6 +85,31 @@ def test_lines_for_a_node_that_takes_no_more_are_counted_and_told_when_it_does(
         ("output_left_out", (((node, "/logs/f", 4),),)),
         ("log", (7, node, False, "/logs/f", [("f", "sixth")])),
     ]
+
+
+def test_a_push_that_is_no_output_does_not_begin_the_lines_of_a_driver_again(relay: Relay) -> None:
+    clients: Any = Clients()
+    pushed: list[str] = []
+    waiting = [0]
+    conn = SimpleNamespace(backlog=lambda: waiting[0], when_drained=lambda _tell: None)
+    clients.clients[JOB] = SimpleNamespace(conn=conn)
+    clients.push = lambda _to, topic, _body: pushed.append(topic) or True
+    parts: Any = (clients, relay, SimpleNamespace(answers={}), None)
+    OutputRouter(NODE, *parts)
+
+    def comes(topic: str, *body: Any) -> None:
+        relay.notices[r.PUSH](FAR, Relayed(to=JOB, notice=r.PUSH, items=(topic, body)))
+
+    log = (7, "far", False, "/logs/f", [("f", "text")])
+    waiting[0] = config().unread_output + 1
+    comes("log", *log)
+    waiting[0] = config().unread_output // 2
+    comes("process_unreachable", b"a process")
+    comes("log", *log)
+    assert pushed == ["process_unreachable"]
+    waiting[0] = 0
+    comes("log", *log)
+    assert pushed == ["process_unreachable", "output_left_out", "log"]
 
 
 class Questions:
