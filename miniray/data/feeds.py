@@ -251,3 +251,8 @@ class Groups:
 def index_of(group: Sequence[ReadUnit], place: int) -> int:
     """Return what random numbers of a call are drawn from."""
     return place if group[0].key is None else group[0].key
+
+
+def key_of(key: int | None, number: int) -> int | None:
+    """Return the key of a block, of so many before, that was made of what has a key."""
+    return None if key is None else (key * 1_000_003 + number) & 0xFFFFFFFF

@@ -247,6 +247,7 @@ class TableUnit(ReadUnit):
 
     table: Any
     start: int = 0
+    key: int | None = None
     made = True
 
     def __post_init__(self) -> None:
@@ -317,6 +318,7 @@ class BlockUnit(ReadUnit):
     origin: str = ""
     place: Place | None = None
     whole: bool = True
+    key: int | None = None
     made = True
 
     @property

@@ -10,7 +10,7 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import get, kill
-from miniray.data.feeds import UnitFeed, index_of
+from miniray.data.feeds import UnitFeed, index_of, key_of
 from miniray.data.plan import Read, count_of, walk
 from miniray.data.sources import BlockUnit, Place, TableUnit
 from miniray.data.stats import StageStats
@@ -45,7 +45,8 @@ class InlineFeed(UnitFeed):
         self._groups = groups
         self._work = work.prepared()
         self._seed = seed
-        self._tables: Iterator[Any] | None = None
+        self._tables: Iterator[tuple[int, Any]] | None = None
+        self._key: int | None = None
         self._index = 0
 
     def poll(self) -> ReadUnit | None:
@@ -58,21 +59,25 @@ class InlineFeed(UnitFeed):
                     return None
                 where = Where(group[0].label, index_of(group, self._index), self._seed)
                 values = [get(list(unit.refs)) if unit.refs else [] for unit in group]
-                self._tables = self._work.tables(where, group, values)
+                self._tables = enumerate(self._work.tables(where, group, values))
+                self._key = group[0].key
                 self._index += 1
-            table = next(self._tables, None)
-            if table is not None:
-                return TableUnit(table)
+            found = next(self._tables, None)
+            if found is not None:
+                return TableUnit(found[1], key=key_of(self._key, found[0]))
             self._tables = None
 
 
 class Running:
     """A call of a stage: gives its blocks in order."""
 
-    def __init__(self, generator: Any, where: Where, number: int, actor: Any = None) -> None:
+    def __init__(
+        self, generator: Any, where: Where, number: int, key: int | None, actor: Any = None
+    ) -> None:
         self.generator = generator
         self.label = where.label
         self.actor = actor
+        self._key = key
         self._number = number
         self._block: Any = None
         self._rows = 0
@@ -103,7 +108,10 @@ class Running:
         self._rows += record.rows
         stats.add(record)
         place = Place(self._number, record.number)
-        return BlockUnit((block,), record.rows, record.size, origin=self.label, place=place)
+        key = key_of(self._key, record.number)
+        return BlockUnit(
+            (block,), record.rows, record.size, origin=self.label, place=place, key=key
+        )
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -221,7 +229,8 @@ class StageFeed(UnitFeed):
             self._calls.append(self._call(where, [unit.bare() for unit in group], counts, refs))
 
     def _call(self, where: Where, units: Any, counts: Any, refs: Any) -> Running:
-        return Running(self._task.remote(where, units, counts, *refs), where, self._index)
+        run = self._task.remote(where, units, counts, *refs)
+        return Running(run, where, self._index, units[0].key)
 
     def waiting(self) -> list[Any]:
         """Return the call whose blocks come next, and what the feed below waits for."""
@@ -277,7 +286,8 @@ class PoolFeed(StageFeed):
         run = actor.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
         )
-        return Running(run.remote(where, units, counts, *refs), where, self._index, actor)
+        generator = run.remote(where, units, counts, *refs)
+        return Running(generator, where, self._index, units[0].key, actor)
 
     def _finish(self, call: Running) -> None:
         super()._finish(call)

@@ -262,6 +262,34 @@ def test_no_more_than_the_next_epoch_is_made_ahead_of_data_of_few_units(
     assert (tmp_path / "calls").stat().st_size == 9  # two epochs and the one that has not begun
 
 
+def test_a_run_that_goes_on_draws_the_same_random_numbers_in_each_stage(
+    fit: Any, tmp_path: Path
+) -> None:
+    import numpy as np
+
+    class Drawn:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {**batch, "drawn": np.random.rand(len(batch["id"]))}
+
+    def loop(config: dict[str, str]) -> None:
+        shard = train.get_dataset_shard("train")
+        state = Path(config["folder"], "state")
+        found = []
+        if state.exists():
+            shard.load_state_dict(json.loads(state.read_text()))
+        for epoch in range(1 if state.exists() else 0, 2):
+            found = [batch["drawn"].tolist() for batch in shard.iter_batches(batch_size=10)]
+            if epoch == 0:
+                state.write_text(json.dumps(shard.state_dict()))
+        note(config["folder"], "drawn", found)
+
+    dataset = miniray.data.range(60).map(lambda row: row).map_batches(Drawn, concurrency=1)
+    for _ in range(2):
+        fit(loop, {"train": dataset}, workers=1)
+    unbroken, resumed = noted(tmp_path, "drawn")
+    assert unbroken == resumed
+
+
 def test_pools_of_two_datasets_have_the_same_cpus_in_turns(fit: Any) -> None:
     class Same:
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
