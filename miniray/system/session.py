@@ -241,7 +241,7 @@ def await_start(address: str, seconds: float) -> None:
         address: Of its head, known before it runs.
         seconds: The longest wait.
     """
-    path = Path(address.removeprefix("unix:")).with_name(_STARTING)
+    path = Path(address.removeprefix("unix:")).parent / _STARTING
     with socket.socket(socket.AF_UNIX) as waiting, contextlib.suppress(OSError):
         waiting.settimeout(seconds)
         waiting.connect(str(path))  # fails if nobody is starting it

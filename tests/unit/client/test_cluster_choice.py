@@ -77,6 +77,12 @@ def test_the_variable_that_programs_heed_is_heeded(monkeypatch: pytest.MonkeyPat
         wanted_address("h:x")
 
 
+def test_an_address_of_no_socket_is_that_of_no_cluster(program: Any) -> None:
+    program("unix:/tmp/mr-0-1/head.sock")
+    for address in ("unix:", "unix:/", "unix:x", f"unix:/{'x' * 200}/head.sock"):
+        assert latest_cluster(address) is None
+
+
 def test_a_cluster_is_found_by_any_way_to_say_its_address(program: Any) -> None:
     here = program("127.0.0.1:7203", embedded=False, driver=None)
     program("10.77.1.1:7203", embedded=False, driver=None, is_head=False)
