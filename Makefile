@@ -5,7 +5,9 @@ VENV ?= .venv
 BENCH_VENV ?= .venv-ray
 BIN = $(VENV)/bin
 # How many test processes run at once: three for two cores, as tests wait a third of their time.
-JOBS ?= $(shell expr $$(nproc) + $$(nproc) / 2)
+# `nproc` would count what OMP_NUM_THREADS says, which is about threads of one process.
+CORES = $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+JOBS ?= $(shell expr $(CORES) + $(CORES) / 2)
 
 PROTO = $(wildcard proto/miniray/v1/*.proto)
 
