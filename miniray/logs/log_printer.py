@@ -1,7 +1,8 @@
 """Prints what workers write on the driver's own streams.
 
 Each line gets a prefix that says who wrote it. ``LogDeduplicator`` decides what is folded, which
-lines of a trace never are. Bars, and how the terminal is written to, are in ``screen.py``.
+lines of a trace never are: they come in one piece. Bars, and how the terminal is written to, are
+in ``screen.py``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _CHAINED = ("During handling of the above", "The above exception was")
 _OF_FATAL = ("Current thread", "Thread 0x", "Python runtime state", "Stack (", "Extension modules")
 #: Streams whose traces are followed at once.
 _MOST_TRACES = 1000
+#: Seconds, and lines, for which a trace waits for its end.
+_TRACE_WAIT = 0.2
+_TRACE_LINES = 1000
 
 
 class _Source(NamedTuple):
@@ -170,8 +174,7 @@ class LogPrinter:
         self._deduplicators = {
             is_stderr: LogDeduplicator(window, numbers=numbers) for is_stderr in (False, True)
         }
-        #: Of the streams whose last line was of a trace: what it was.
-        self._traces: dict[_Stream, _Trace] = {}
+        self._traces: dict[_Stream, _BegunTrace] = {}
         self._bars = BarRegion()
         self._timer_at: float | None = None
         self._hint_given = False
@@ -214,13 +217,13 @@ class LogPrinter:
                 return
             self._closed = True
             self._bars.clear()
-            self._show(
-                [
-                    (is_stderr, self._folded_line(folded, is_stderr))
-                    for is_stderr, deduplicator in self._deduplicators.items()
-                    for folded in deduplicator.drain()
-                ]
-            )
+            printed = [line for trace in self._traces.values() for line in trace.take()]
+            printed += [
+                (is_stderr, self._folded_line(folded, is_stderr))
+                for is_stderr, deduplicator in self._deduplicators.items()
+                for folded in deduplicator.drain()
+            ]
+            self._show(printed)
 
     def _on_timer(self) -> None:
         with self._lock:
@@ -235,6 +238,7 @@ class LogPrinter:
 
     def _set_timer(self, now: float) -> None:
         times = [deduplicator.next_due() for deduplicator in self._deduplicators.values()]
+        times += [trace.until for trace in self._traces.values() if trace.lines]
         first = min((at for at in times if at is not None), default=None)
         if first is not None and (self._timer_at is None or first < self._timer_at):
             self._timer_at = first
@@ -245,17 +249,29 @@ class LogPrinter:
     ) -> list[tuple[bool, str]]:
         """Return what to print now that a worker has written a line."""
         stream = _Stream(batch.node, batch.pid, batch.is_stderr)
-        state = _next_of_trace(self._traces.pop(stream, None), line)
-        if state is not None:
-            self._traces[stream] = state
-            if len(self._traces) > _MOST_TRACES:
-                del self._traces[next(iter(self._traces))]
-        elif self._dedup and not self._deduplicators[batch.is_stderr].admit(source, line, now):
-            return []
-        return [(batch.is_stderr, prefix + line)]
+        shown = (batch.is_stderr, prefix + line)
+        trace = self._traces.pop(stream, None)
+        state = _next_of_trace(None if trace is None else trace.state, line)
+        if state is None:
+            printed = [] if trace is None else trace.take()
+            if not self._dedup or self._deduplicators[batch.is_stderr].admit(source, line, now):
+                printed.append(shown)
+            return printed
+        if trace is None or not trace.lines:
+            trace = _BegunTrace(state, now + _TRACE_WAIT)
+        trace.state = state
+        trace.lines.append(shown)
+        self._traces[stream] = trace
+        printed = []
+        if len(self._traces) > _MOST_TRACES:
+            printed = self._traces.pop(next(iter(self._traces))).take()
+        if state is _Trace.END or len(trace.lines) >= _TRACE_LINES:
+            printed += trace.take()
+        return printed
 
     def _due(self, now: float) -> list[tuple[bool, str]]:
-        return [
+        late = [trace for trace in self._traces.values() if trace.until <= now]
+        return [line for trace in late for line in trace.take()] + [
             (is_stderr, self._folded_line(folded, is_stderr))
             for is_stderr, deduplicator in self._deduplicators.items()
             for folded in deduplicator.due(now)
@@ -295,6 +311,20 @@ class _Trace(enum.Enum):
     FRAME = enum.auto()  # of a traceback whose exception has not come
     END = enum.auto()  # that exception; another traceback of its chain may follow
     FATAL = enum.auto()  # of a fatal error
+
+
+@dataclasses.dataclass
+class _BegunTrace:
+    """A trace of a stream, with the lines that wait for its end."""
+
+    state: _Trace
+    until: float
+    lines: list[tuple[bool, str]] = dataclasses.field(default_factory=list)
+
+    def take(self) -> list[tuple[bool, str]]:
+        """Return the lines that wait, to be printed."""
+        lines, self.lines = self.lines, []
+        return lines
 
 
 def _next_of_trace(before: _Trace | None, line: str) -> _Trace | None:

@@ -204,20 +204,31 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize("trace", [FATAL, CHAIN], ids=["fatal", "traceback"])
-def test_no_line_of_a_trace_is_folded(printer, capsys, trace):
-    for pid in (1, 2, 3):
-        printer.print_batch(batch(*trace, pid=pid, is_stderr=True))
+@pytest.mark.parametrize("trace", [FATAL, CHAIN[:3]], ids=["fatal", "traceback"])
+def test_traces_of_several_workers_come_whole_and_one_after_the_other(
+    printer, timers, capsys, trace
+):
+    for line in trace:  # as slowly as they are written
+        for pid in (1, 2, 3):
+            printer.print_batch(batch(line, pid=pid, is_stderr=True))
+    timers.advance(0.2)
     printed = capsys.readouterr().err.splitlines()
     assert printed == [f"(f pid={pid}) {line}" for pid in (1, 2, 3) for line in trace]
 
 
-def test_no_line_of_traces_that_are_written_at_once_is_folded(printer, capsys):
-    for line in CHAIN:
-        for pid in (1, 2, 3):
-            printer.print_batch(batch(line, pid=pid, is_stderr=True))
+def test_a_trace_that_is_cut_off_is_printed_soon(printer, timers, capsys):
+    printer.print_batch(batch(*FATAL[:2], is_stderr=True))
+    printer.print_batch(batch("another", pid=2, is_stderr=True))
+    timers.advance(0.2)
     printed = capsys.readouterr().err.splitlines()
-    assert printed == [f"(f pid={pid}) {line}" for line in CHAIN for pid in (1, 2, 3)]
+    assert printed == ["(f pid=2) another", *(f"(f pid=1) {line}" for line in FATAL[:2])]
+
+
+def test_no_line_of_a_chain_of_tracebacks_is_folded(printer, capsys):
+    for pid in (1, 2, 3):
+        printer.print_batch(batch(*CHAIN, pid=pid, is_stderr=True))
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == [f"(f pid={pid}) {line}" for pid in (1, 2, 3) for line in CHAIN]
 
 
 def test_what_a_worker_writes_after_a_traceback_is_folded_again(printer, capsys):
