@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from miniray.train.data.config import DataConfig
     from miniray.train.data.sources import Source, StreamSource
@@ -138,13 +138,34 @@ def _refusal(dataset: Any) -> str | None:
     return None
 
 
-def _from_paths(paths: Any) -> Source:
-    from miniray.data.parquet import parquet_source
-    from miniray.data.sources import CutWish
+def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Source:
+    """Return the row groups of Parquet files, which must all have the same columns."""
+    import pyarrow
+    import pyarrow.dataset
+
+    from miniray.data.files import find_files
+    from miniray.data.sources import FragmentUnit
     from miniray.train.data.sources import UnitsSource
 
-    found = parquet_source(paths, None, None, include_paths=False)
-    return UnitsSource(found.units(CutWish(target=1)))  # each row group is one
+    filesystem, found = find_files(paths, None, [".parquet"], "Parquet")
+    files = [path for path, _ in found]
+    try:
+        dataset = pyarrow.dataset.dataset(files, filesystem=filesystem, format="parquet")
+        units = FragmentUnit.all_of(dataset)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"Not each of them is a Parquet file: {error}") from error
+    for fragment in dataset.get_fragments():
+        if not fragment.physical_schema.equals(dataset.schema):
+            raise ValueError(
+                f"The Parquet files have different columns: {files[0]} has "
+                f"{_columns(dataset.schema)}, and {fragment.path} has "
+                f"{_columns(fragment.physical_schema)}."
+            )
+    return UnitsSource(units)
+
+
+def _columns(schema: Any) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _from_arrow(dataset: Any) -> Source | None:

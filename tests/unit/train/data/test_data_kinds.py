@@ -95,14 +95,22 @@ def test_a_record_batch_is_a_table():
     assert ids(table_of(3).to_batches()[0]) == [0, 1, 2]
 
 
-def test_files_with_columns_of_different_types_are_refused(folder):
-    pa.parquet.write_table(pa.table({"id": ["x"]}), folder / "c.parquet")
-    with pytest.raises(ValueError, match=r"a.parquet and .*c.parquet do not go together"):
+@pytest.mark.parametrize("other", [{"id": ["x"]}, {"id": pa.array([1], "int32")}, {"b": [1]}])
+def test_files_with_different_columns_are_refused(folder, other):
+    pa.parquet.write_table(pa.table(other), folder / "c.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet has id: int64, .*c.parquet has (id|b): "):
         adapt("train", folder)
 
 
+def test_a_rank_gets_the_columns_of_the_files_and_no_others(tmp_path):
+    (tmp_path / "day=monday").mkdir()
+    pa.parquet.write_table(pa.table({"id": [1, 2]}), tmp_path / "day=monday" / "a.parquet")
+    (batch,) = DataIterator("train", adapt("train", tmp_path)).iter_batches()
+    assert list(batch) == ["id"]
+
+
 def test_what_is_no_parquet_file_is_refused(folder):
-    with pytest.raises(ValueError, match=r"datasets\['train'\].*notes.txt is not a Parquet file"):
+    with pytest.raises(ValueError, match=r"datasets\['train'\].*is a Parquet file: .*notes.txt"):
         adapt("train", folder / "notes.txt")
 
 
