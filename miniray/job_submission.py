@@ -203,16 +203,14 @@ class JobSubmissionClient:
             job_id: Ray's earlier name of ``submission_id``.
             runtime_env: Of the command, and of the drivers in it.
             metadata: Strings by name, shown with the job.
-            submission_id: Its id; None: one is made. A job that has it and asks for the same is the
-                same job.
+            submission_id: Its id; None: one is made. One that asks for the same is the same job.
             entrypoint_num_cpus: What the command itself holds while it runs. If it holds nothing,
                 it runs on the head's node.
             entrypoint_num_gpus: GPUs that it holds, and sees.
             entrypoint_memory: Bytes.
             entrypoint_resources: Custom resources.
             entrypoint_label_selector: Conditions on the labels of its node.
-            max_retries: How often it runs again after an exit code that is not 0, and as often
-                after its node was lost.
+            max_retries: Runs after an exit code that is not 0, and as many after its node was lost.
             max_time: Seconds that the command may run; 0: no limit.
             secrets: Names of ``env_vars`` in ``runtime_env`` whose values listings do not show.
 
@@ -222,8 +220,7 @@ class JobSubmissionClient:
             RuntimeEnvSetupError: Files of the environment are too large or cannot be read.
 
         Examples:
-            >>> client = JobSubmissionClient()  # doctest: +SKIP
-            >>> client.submit_job(entrypoint="python train.py")  # doctest: +SKIP
+            >>> JobSubmissionClient().submit_job(entrypoint="python train.py")  # doctest: +SKIP
             'job-6f1c04d2a9b83e57'
         """
         return self._jobs.submit(

@@ -83,7 +83,8 @@ class Series:
     def values(self, metric: Metric, tags: Tags) -> list[float]:
         """Return the values of a series, for one who counts often and changes them himself."""
         with self.lock:
-            return self._find(metric, tags)[1]
+            _, values = self._find(metric, tags)
+            return values
 
     def _takes(self, metric: Metric) -> bool:
         return metric in self.known or len(self.known) < MOST

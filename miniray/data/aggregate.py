@@ -290,7 +290,8 @@ class Mean(_ByArrow):
 
     def result(self, parts: Sequence[Any]) -> Any:
         """Divide."""
-        return pc.divide(parts[0].cast(pa.float64()), parts[1].cast(pa.float64()))
+        total, count = parts
+        return pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
 
 
 class Std(_ByArrow):

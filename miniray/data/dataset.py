@@ -332,11 +332,11 @@ class Dataset(Rearranging):
             )
         if stratify is not None:
             groups = dataset.groupby(stratify)
-            parts = [
+            train, rest = (
                 groups.map_groups(Share(test / rows, last=last), batch_format="pyarrow")
                 for last in (False, True)
-            ]
-            return parts[0].materialize(), parts[1].materialize()
+            )
+            return train.materialize(), rest.materialize()
         train, rest = dataset._between([0, rows - test, rows])
         return train, rest
 

@@ -155,7 +155,8 @@ class FunctionCall(Expr):
     def __repr__(self) -> str:
         signs = {function: sign for sign, function in _BINARY.items()}
         if self.function in signs:
-            return f"({self.operands[0]!r} {signs[self.function]} {self.operands[1]!r})"
+            left, right = self.operands
+            return f"({left!r} {signs[self.function]} {right!r})"
         return f"{self.function}({', '.join(map(repr, (*self.operands, *self.values)))})"
 
 

@@ -309,8 +309,8 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
     if filesystem is None:
         if text.startswith("~"):
             text = str(Path(text).expanduser())
-        found = fsspec.core.url_to_fs(text)
-        return found[0], found[1]
+        filesystem, text = fsspec.core.url_to_fs(text)
+        return filesystem, text
     if isinstance(filesystem, fsspec.AbstractFileSystem):
         return filesystem, filesystem._strip_protocol(text)
     from fsspec.implementations.arrow import ArrowFSWrapper

@@ -210,32 +210,32 @@ class Join(Ordered):
             ValueError: Two would have the same name.
         """
         gone = set(self.keys if self.kind == "right_outer" else self.right_keys)
-        kept = [set(left), set(right) - gone]
+        kept_left, kept_right = set(left), set(right) - gone
         if self.kind == "right_outer":
-            kept = [set(left) - gone, set(right)]
-        both = kept[0] & kept[1]
+            kept_left, kept_right = set(left) - gone, set(right)
+        both = kept_left & kept_right
         if self.kind.endswith(("semi", "anti")):
-            both, kept = set(), [set(), set()]  # columns of one side alone come out
+            both = kept_left = kept_right = set()  # columns of one side alone come out
         if both and self.suffixes == (None, None):
             raise ValueError(
                 f"Left and right columns suffixes cannot be both None (overlapping columns: "
                 f"{sorted(both)}). Pass left_suffix or right_suffix to join()."
             )
-        made = [
+        new_left, new_right = (
             [
                 name + (suffix or "") if name in both and name not in self.side_keys(side) else name
                 for name in names
             ]
             for side, (names, suffix) in enumerate(zip((left, right), self.suffixes, strict=True))
-        ]
-        of_right = [new for old, new in zip(right, made[1], strict=True) if old in kept[1]]
-        of_left = [new for old, new in zip(left, made[0], strict=True) if old in kept[0]]
+        )
+        of_right = [new for old, new in zip(right, new_right, strict=True) if old in kept_right]
+        of_left = [new for old, new in zip(left, new_left, strict=True) if old in kept_left]
         twice = set(of_left) & set(of_right)
         if twice:
             raise ValueError(
                 f"join(): both sides have {sorted(twice)} with these suffixes; use other ones."
             )
-        return made[0], made[1]
+        return new_left, new_right
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         """Join the rows of a partition: Arrow joins keys and row numbers, the rest is taken."""
@@ -246,12 +246,12 @@ class Join(Ordered):
         for place, field in enumerate(keys):
             if pa.types.is_null(field.type):  # Arrow joins no keys of this type
                 keys = keys.set(place, field.with_type(pa.int8()))
-        rows = [
+        left_rows, right_rows = (
             table.cast(keys).append_column(ORDER + name, pa.array(np.arange(len(table))))
             for name, table in (("0", left_keys), ("1", right_keys))
-        ]
-        found = rows[0].join(
-            rows[1], list(self.keys), join_type=JOINS[self.kind], use_threads=False
+        )
+        found = left_rows.join(
+            right_rows, list(self.keys), join_type=JOINS[self.kind], use_threads=False
         )
         places = [name for name in found.column_names if name.startswith(ORDER)]
         found = found.select(sorted(places)).sort_by(
@@ -269,7 +269,8 @@ class Join(Ordered):
         pairs = dict(zip(self.keys, self.right_keys, strict=True))
         columns: list[Any] = []
         called: list[str] = []
-        for name, new in zip(left.column_names, names[0], strict=True):
+        new_left, new_right = names
+        for name, new in zip(left.column_names, new_left, strict=True):
             values = left.column(name)
             if name in pairs and self.kind == "full_outer" and pairs[name] in right.column_names:
                 other = right.column(pairs[name])
@@ -279,7 +280,7 @@ class Join(Ordered):
             if name not in pairs or not into_right:
                 columns.append(values)
                 called.append(new)
-        for name, new in zip(right.column_names, names[1], strict=True):
+        for name, new in zip(right.column_names, new_right, strict=True):
             if name not in self.right_keys or into_right:
                 columns.append(right.column(name))
                 called.append(new)

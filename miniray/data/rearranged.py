@@ -196,16 +196,16 @@ class Rearranging(Consumption, Aggregating):
         if len(right_on) != len(on) or not on:
             raise ValueError(f"join(on={list(on)}, right_on={list(right_on)}) differ in length.")
         schemas = [schema_of(optimised(each._plan)) for each in (self, ds)]
-        known = [None if schema is None else schema.names for schema in schemas]
+        left, right = (None if schema is None else schema.names for schema in schemas)
         how = Join(
-            key_names("join", on, known[0]),
+            key_names("join", on, left),
             (False,) * len(on),
-            right_keys=key_names("join", right_on, known[1]),
+            right_keys=key_names("join", right_on, right),
             kind=kind,
             suffixes=(left_suffix, right_suffix),
         )
-        if known[0] is not None and known[1] is not None:
-            how.check_names(known[0], known[1])
+        if left is not None and right is not None:
+            how.check_names(left, right)
         return self._of(Exchange((self._plan, ds._plan), how, num_partitions))
 
     def zip(self, *other: Rearranging) -> Any:

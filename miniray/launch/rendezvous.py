@@ -188,15 +188,16 @@ class SealedFolder(SharedFolder):
     def __init__(self, base: Path, run_id: str, rank: int) -> None:
         super().__init__(base, run_id, rank)
         #: A host can unseal a text once.
-        self._opened: tuple[str, str] = ("", "")
+        self._sealed = self._opened = ""
 
     def _closed(self, text: str) -> str:
         return munge.seal(text)
 
     def _open(self, text: str) -> str:
-        if self._opened[0] != text:
-            self._opened = (text, munge.unseal(text))
-        return self._opened[1]
+        if text != self._sealed:
+            self._opened = munge.unseal(text)
+            self._sealed = text
+        return self._opened
 
 
 class Mounted(MeetingPlace):
@@ -211,7 +212,7 @@ class Mounted(MeetingPlace):
                 "Where the head is has to be known with --authority: give --head HOST:PORT."
             )
         self.authority = str(authority)
-        self.port = parse_address(head[0])[1]
+        _, self.port = parse_address(head[0])
         self._door = HeadOffer(head, read_token_file(token_in(authority)))
 
     def find(self) -> HeadOffer:

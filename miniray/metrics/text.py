@@ -217,10 +217,10 @@ class _Families:
         value: float,
         suffix: str = "",
     ) -> None:
-        family = self._known.setdefault(name, (kind, about, {}))
-        if family[0] == kind:  # else another process has a metric of this name and another kind
+        known, _, samples = self._known.setdefault(name, (kind, about, {}))
+        if known == kind:  # else another process has a metric of this name and another kind
             inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-            family[2][f"{name}{suffix}{{{inner}}}" if inner else name + suffix] = value
+            samples[f"{name}{suffix}{{{inner}}}" if inner else name + suffix] = value
 
     def text(self, openmetrics: bool) -> str:
         """Return the whole text."""

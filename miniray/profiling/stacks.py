@@ -105,7 +105,7 @@ def as_text(found: Iterable[Stack]) -> str:
 def trimmed(frames: Iterable[Frame]) -> list[str]:
     """Name frames, the outermost first; of miniray's own only those that user code calls."""
     known = list(frames)
-    if len(known) > 1 and known[1][1] == _BOOT:  # what is above that is `python -c`
+    if [path for _, path, _ in known[1:2]] == [_BOOT]:  # what is above that is `python -c`
         del known[0]
     named = []
     outer_is_ours = True

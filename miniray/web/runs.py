@@ -41,7 +41,8 @@ class Run:
         self._patience = patience
         self._page: RunPage | None = None
         #: What its folder told, once it has ended, and when that was written.
-        self._ended: tuple[Any, Row] | None = None
+        self._written: Any = None
+        self._ended: Row = {}
 
     def __call__(self, feed: Feed) -> Asked:
         """Ask for what is new of it.
@@ -53,9 +54,9 @@ class Run:
         shown = self._living(feed, row)
         if shown is None:
             written = row["state"], row["written"]
-            if self._ended is None or self._ended[0] != written:
-                self._ended = written, ended(row)
-            shown = self._ended[1]
+            if written != self._written:
+                self._written, self._ended = written, ended(row)
+            shown = self._ended
         facts = {name: value for name, value in shown.items() if name != "ranks"}
         return Asked({str(rank["rank"]): rank for rank in shown["ranks"]}, facts)
 

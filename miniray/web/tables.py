@@ -19,7 +19,7 @@ _COUNTED = ("state", "status", "kind", "severity")
 class Table:
     """Rows by key, each with the revision at which it last changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: str = "") -> None:
         self.rows: dict[str, Row] = {}
         #: Further fields of rows, from elsewhere.
         self._more: dict[str, Row] = {}
@@ -28,7 +28,7 @@ class Table:
         #: Whether it is known which rows there are.
         self.known = False
         #: Why rows are missing or old, as a sentence; empty if they are not.
-        self.error = ""
+        self.error = error
         #: What else the summary says.
         self.facts: Callable[[], Row] = dict
         #: Set whenever something has changed, for each viewer.
@@ -146,18 +146,19 @@ class View:
 
     def _found(self) -> list[tuple[str, Row]]:
         """Return the rows that match, in the order that is wanted."""
-        found = list(self._table.rows.items())
         words = self._window.search.lower().split()
-        if words:
-            found = [item for item in found if _has(item[1], words)]
+        found = [(key, row) for key, row in self._table.rows.items() if _has(row, words)]
         sort = self._window.sort
         if sort:
             field = sort.lstrip("-")
-            found.sort(key=lambda item: _rank(item[1].get(field)), reverse=sort[0] == "-")
+            rows = self._table.rows
+            found.sort(key=lambda item: _rank(rows[item[0]].get(field)), reverse=sort[0] == "-")
         return found
 
 
 def _has(row: Row, words: list[str]) -> bool:
+    if not words:
+        return True
     text = " ".join(map(str, row.values())).lower()
     return all(word in text for word in words)
 

@@ -128,7 +128,7 @@ class Topics:
         """Yield a topic's table; the event is set whenever it changes."""
         table = self._tables.get(topic)
         if table is None:
-            table = self._tables[topic] = Table()
+            table = self._tables[topic] = Table(error=self.feed.error)
             self._begin(topic, table)
         table.viewers.add(viewer)
         try:
@@ -140,7 +140,6 @@ class Topics:
                 loop.call_later(_LINGER, self._end_unless_watched, topic, table)
 
     def _begin(self, topic: str, table: Table) -> None:
-        table.error = self.feed.error
         source = source_of(topic)
         if source is not None:
             asking = self._follow if topic.startswith("run:") else self._ask

@@ -138,7 +138,7 @@ class Position:
     @property
     def endless(self) -> bool:
         """Whether the length of the data is not known."""
-        return self.ranges[-1:] != [] and self.ranges[-1][1] == ENDLESS
+        return any(stop == ENDLESS for _, stop in self.ranges[-1:])
 
     @property
     def skip(self) -> int:

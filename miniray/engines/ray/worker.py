@@ -67,16 +67,17 @@ class Code(Exported):
 
     def task(self, options: TaskOptions) -> Any:
         """Return what calls the function as a task of Ray."""
-        prepared = self._prepared
-        if prepared[0] is not options:
+        known, remote = self._prepared
+        if known is not options:
             most = options.max_calls
             if most is None:  # as in Ray, if the decorator says so
                 most = int("GPU" in options.resources)
             if most not in self._made:
                 self._made[most] = ray.remote(max_calls=most)(_task_for(self))
             made = self._made[most].options(**as_ray(options))
-            self._prepared = prepared = (options, made.remote)
-        return prepared[1]
+            remote = made.remote
+            self._prepared = options, remote
+        return remote
 
     def actor(self, info: ActorClassInfo, options: ActorOptions) -> Any:
         """Return what makes an actor of Ray of the class."""
