@@ -103,8 +103,8 @@ def job() -> None:
     "--secret",
     multiple=True,
     metavar="NAME",
-    help="Variable of the job whose value is not shown; if neither --env nor --env-file has it, it "
-    "is that of this process.",
+    help="Variable of the job whose value is not shown; if no other option has it, it is that of "
+    "this process.",
 )
 @click.option("--metadata", multiple=True, type=_Pairs(), help="Shown with the job.")
 @click.option("--num-cpus", "--entrypoint-num-cpus", type=float, help="CPUs for the command.")
@@ -148,11 +148,14 @@ def _submit(jobs: JobConnection, command: tuple[str, ...], options: Mapping[str,
         environment["working_dir"] = options["working_dir"]
     variables = {**_variables(options["env_file"]), **dict(options["env"])}
     for name in options["secret"]:
-        if name not in variables and name not in os.environ:
+        if name in variables or name in environment.get("env_vars", ()):
+            continue
+        if name not in os.environ:
             raise click.UsageError(
-                f"--secret {name}: no variable of that name is set here, in --env or in --env-file."
+                f"--secret {name}: no variable of that name is set here, in --env, in --env-file "
+                "or in --runtime-env-json."
             )
-        variables.setdefault(name, os.environ.get(name, ""))
+        variables[name] = os.environ[name]
     if variables:
         environment["env_vars"] = {**environment.get("env_vars", {}), **variables}
     amounts = {name: options[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}

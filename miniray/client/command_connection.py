@@ -264,6 +264,12 @@ class JobConnection:
             if runtime_env:
                 uploaded = attachment.runtime.uploads.upload(runtime_env)
                 environment = json.dumps(uploaded, sort_keys=True)
+            for secret in secrets:  # else the one that is meant would be shown
+                if secret not in (runtime_env or {}).get("env_vars", {}):
+                    raise ValueError(
+                        f"secrets has {secret!r}, and env_vars of runtime_env has no variable of "
+                        "that name."
+                    )
             spec = CommandSpec(
                 name=submission_id if submission_id is not None else f"job-{new_id().hex()}",
                 command=[*command],

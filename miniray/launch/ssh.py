@@ -55,10 +55,11 @@ class SshRun:
         place = ("--index", str(index), "--nodes", str(len(self.hosts)), "--rendezvous", NAME)
         words = (self.python, "-m", "miniray", "run", *place, *self.arguments, "--", *self.command)
         # The program is looked for where it is here, if there is such a folder there, and `python`
-        # in it is this one: a shell without a terminal knows nothing of virtual environments.
+        # in it is this one: a shell without a terminal knows nothing of virtual environments. Not
+        # every login shell can assign to a variable in this way; so env does.
         tools, here = shlex.quote(str(Path(self.python).parent)), shlex.quote(str(Path.cwd()))
-        path = f"PATH={tools}:$PATH; " if Path(self.python).is_absolute() else ""
-        return f"{path}cd {here} 2>/dev/null; exec {shlex.join(words)}"
+        path = f'env PATH={tools}:"$PATH" ' if Path(self.python).is_absolute() else ""
+        return f"cd {here} 2>/dev/null; exec {path}{shlex.join(words)}"
 
 
 def run_over_ssh(run: SshRun, tell: Callable[[str], object]) -> int:

@@ -171,6 +171,9 @@ def test_what_cannot_be_done_is_refused_with_an_error_of_its_own(
 def test_arguments_are_checked_at_the_call(client: JobSubmissionClient) -> None:
     with pytest.raises(ValueError, match="entrypoint is empty"):
         client.submit_job(entrypoint=" ")
+    variables = {"env_vars": {"TOKEN": "hidden"}}
+    with pytest.raises(ValueError, match="secrets has 'TOKN'"):
+        client.submit_job(entrypoint="true", runtime_env=variables, secrets=["TOKN"])
     with pytest.raises(TypeError, match="entrypoint"):
         client.submit_job(entrypoint=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="letters, digits"):

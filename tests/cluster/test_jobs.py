@@ -264,11 +264,14 @@ def test_no_secret_is_in_the_environment_of_a_job(cluster: CommandLine) -> None:
 
 
 def test_a_secret_of_a_job_reaches_its_command_and_is_not_shown(cluster: CommandLine) -> None:
-    options = ("--secret", "KEY", "--secret", "OTHER", "--env", "OTHER=given", "--id", "secretive")
-    done = cluster.run("job", "submit", *options, "--shell", "echo $KEY $OTHER", KEY="of here")
-    assert done.stdout == "of here given\n"
+    options = ["--env", "OTHER=given", "--runtime-env-json", '{"env_vars": {"THIRD": "too"}}']
+    options += [word for name in ("KEY", "OTHER", "THIRD") for word in ("--secret", name)]
+    program = ("--id", "secretive", "--shell", "echo $KEY $OTHER $THIRD")
+    here = {"KEY": "of here", "THIRD": "not this"}
+    done = cluster.run("job", "submit", *options, *program, **here)
+    assert done.stdout == "of here given too\n"
     listed = details(cluster, "secretive")["runtime_env"]["env_vars"]
-    assert listed == {"KEY": "***", "OTHER": "***"}
+    assert listed == {"KEY": "***", "OTHER": "***", "THIRD": "***"}
     assert "no variable of that name" in one_line(
         cluster.run("job", "submit", "--secret", "NOT_SET_HERE", "--", "true")
     )

@@ -1,8 +1,9 @@
-"""The batch script and the manifest that users submit."""
+"""What others run: the batch script, the manifest, and the line for the shell of a host."""
 
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
@@ -10,6 +11,10 @@ import yaml  # type: ignore[import-untyped]
 
 from miniray.launch.kubernetes import KubernetesJob, documents, manifest
 from miniray.launch.slurm import SlurmJob, script
+from miniray.launch.ssh import SshRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMMAND = ("python", "train.py", "--name", "a b", "x: 'y' \"z\"\n- #w")
 
@@ -149,3 +154,15 @@ def test_names_of_a_job_set_leave_room_for_what_it_adds() -> None:
         job(name="a" * 45, kind="jobset")
     with pytest.raises(ValueError, match="kind must be one of job, jobset, lws, not 'pod'"):
         job(kind="pod")
+
+
+def test_the_line_for_a_host_is_one_for_shells_that_know_no_assignments_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = SshRun(("a",), COMMAND, python="/opt/my env/bin/python").remote_command(0)
+    begin = f"""cd {tmp_path} 2>/dev/null; exec env PATH='/opt/my env/bin':"$PATH" """
+    assert line.startswith(begin)
+    words = shlex.split(line.removeprefix(begin))
+    assert (words[0], tuple(words[-len(COMMAND) :])) == ("/opt/my env/bin/python", COMMAND)
+    assert "PATH" not in SshRun(("a",), COMMAND, python="python3").remote_command(0)
