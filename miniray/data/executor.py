@@ -99,7 +99,7 @@ def _run(
     size = context.target_max_block_size if target is None else target
     work = StageWork(stage.steps, size, context.retried_io_errors)
     if setting.local:
-        return InlineFeed(groups, work, setting.seed)
+        return InlineFeed(groups, work)
     kind = StageFeed if stage.compute.pool is None else PoolFeed
     return kind(groups, below, stage, work, setting)
 
@@ -253,7 +253,6 @@ def execute(
     local: bool | None = None,
     ordered: bool | None = None,
     stats: ExecutionStats | None = None,
-    seed: int = 0,
     share: int = 1,
     below: UnitFeed | None = None,
 ) -> Iterator[ReadUnit]:
@@ -264,7 +263,6 @@ def execute(
         local: Run all in this process. Default: without functions of users, what is small is.
         ordered: Keep the order. Default: as the context says.
         stats: Where to count.
-        seed: What random numbers of tasks are drawn from.
         share: Among how many executions pools are divided.
         below: What is read in place of the plan's source. Calls for it start at once, and none of
             its units may be left out.
@@ -284,7 +282,7 @@ def execute(
         dataclasses.replace(context, max_errored_blocks=errors),
         local=local,
         ordered=context.execution_options.preserve_order if ordered is None else ordered,
-        seed=seed,
+        whole=below is None,
         share=share,
         resources=resources,
         pooled=_pooled(root),

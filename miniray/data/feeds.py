@@ -29,7 +29,7 @@ class Setting:
         context: The settings.
         local: Run everything in this process.
         ordered: Keep the order of rows.
-        seed: What random numbers of the tasks are drawn from.
+        whole: The rows of the plan's source are read, all of them and once.
         share: Of how many executions of the same plan this one is: pools are divided among them.
         resources: The cluster's totals; empty if local.
         pooled: CPUs that pools of the plan hold at least, at one time.
@@ -39,7 +39,7 @@ class Setting:
     context: DataContext
     local: bool = False
     ordered: bool = True
-    seed: int = 0
+    whole: bool = True
     share: int = 1
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     pooled: float = 0

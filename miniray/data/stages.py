@@ -41,10 +41,9 @@ _POOL_AHEAD = 4
 class InlineFeed(UnitFeed):
     """Runs the steps of a stage in this process."""
 
-    def __init__(self, groups: Groups, work: StageWork, seed: int) -> None:
+    def __init__(self, groups: Groups, work: StageWork) -> None:
         self._groups = groups
         self._work = work.prepared()
-        self._seed = seed
         self._tables: Iterator[tuple[int, Any]] | None = None
         self._key: int | None = None
         self._index = 0
@@ -57,7 +56,7 @@ class InlineFeed(UnitFeed):
                 if group is None:
                     self.done = self._groups.done
                     return None
-                where = Where(group[0].label, index_of(group, self._index), self._seed)
+                where = Where(group[0].label, index_of(group, self._index))
                 values = [get(list(unit.refs)) if unit.refs else [] for unit in group]
                 self._tables = enumerate(self._work.tables(where, group, values))
                 self._key = group[0].key
@@ -147,7 +146,7 @@ class StageFeed(UnitFeed):
         self._below = below
         self._compute = stage.compute
         self._setting = setting
-        self._stats = StageStats(stage.name, _total(stage))
+        self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
         self._work = work
         self._calls: collections.deque[Running] = collections.deque()
         self._index = 0
@@ -218,7 +217,7 @@ class StageFeed(UnitFeed):
                 return
             first, last = group[0].label, group[-1].label
             label = first if len(group) == 1 else f"{first} up to {last}"
-            where = Where(label, index_of(group, self._index), self._setting.seed)
+            where = Where(label, index_of(group, self._index))
             self._index += 1
             counts = [len(unit.refs) for unit in group]
             refs = [ref for unit in group for ref in unit.refs]

@@ -34,13 +34,12 @@ class Where:
 
     Attributes:
         label: The unit: a file and rows.
-        index: Which call of its stage this is.
-        seed: What random numbers of this call are drawn from.
+        index: Which call of its stage this is, or the key of what is read: random numbers of the
+            call are drawn from it.
     """
 
     label: str
     index: int = 0
-    seed: int = 0
 
 
 class Transform:

@@ -125,7 +125,7 @@ class PoolWorker:
 
 def _seed(where: Where) -> None:
     """Let random numbers of a unit be the same on any worker, and in a repeated call."""
-    seed = (where.seed * 1_000_003 + where.index) & 0xFFFFFFFF
+    seed = where.index & 0xFFFFFFFF
     random.seed(seed)
     np.random.seed(seed)
     torch = sys.modules.get("torch")
