@@ -287,6 +287,11 @@ class DataIterator:
         reader: PassReader | None = self._source.passes(self._seed, whole, self._world_size)
         return reader
 
+    def _taken(self) -> PassReader | None:
+        """Return what was prepared for the next pass, to one pass only."""
+        reader, self._reader = self._reader, None
+        return reader
+
     def _begin(self, spec: BatchSpec) -> Position:
         position = self._position
         if position.begun:
@@ -317,7 +322,9 @@ class DataIterator:
         position = self._position
         return self._plan(self._start_of(0) if position.begun else position, spec)
 
-    def _rows(self, position: Position, spec: BatchSpec) -> Iterator[Any]:
+    def _rows(
+        self, position: Position, spec: BatchSpec, prepared: PassReader | None
+    ) -> Iterator[Any]:
         source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
             yield from StreamReader(
@@ -336,7 +343,7 @@ class DataIterator:
         plan = self._plan(position, spec)
         assert plan is not None
         own = position.own(self._rank)
-        passes, self._reader = self._reader or self._new_reader(), None
+        passes = prepared or self._new_reader()
         if passes is not None:
             passes.begin(position.epoch, own, position.taken)
         part = passes or PartReader(
@@ -372,7 +379,8 @@ class BatchIterable:
         iterator, spec = self._iterator, self._spec
         position = iterator._begin(spec)
         # Frozen, as the position moves while batches are made ahead of it.
-        rows = iterator._rows(dataclasses.replace(position), spec)
+        # What was prepared is taken here: passes side by side are read by threads of their own.
+        rows = iterator._rows(dataclasses.replace(position), spec, iterator._taken())
         made = ((len(each), spec.make(each)) for each in rows)
         since = time.perf_counter()
         for size, batch in _on_device(read_ahead(made, spec.prefetch_batches), spec.device):
