@@ -105,7 +105,8 @@ def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], o
     if warning:
         tell(f"Warning: {warning}")
     part = FirstHost if allocation.rank == 0 else OtherHost
-    with events(last=True) as seen:
+    # By a pipe, the end of the connection is a signal too, and may have to end a wait to print.
+    with events(last=not options.piped) as seen:
         try:
             return part(options, allocation, seen, tell).run()
         except StoppedError as error:
