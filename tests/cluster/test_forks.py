@@ -448,6 +448,16 @@ def test_a_task_begins_with_what_was_loaded_for_it() -> None:
     assert miniray.get(begins_with.options(_preload=["sched"]).remote(), timeout=50)
 
 
+def test_modules_that_cannot_be_loaded_before_are_errors_of_those_who_use_them() -> None:
+    @miniray.remote(_preload=["no_such_module"], max_retries=0)
+    def use(name: str) -> Any:
+        return __import__(name).__name__
+
+    assert miniray.get(use.remote("wave"), timeout=50) == "wave"
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        miniray.get(use.remote("no_such_module"), timeout=50)
+
+
 def test_atexit_functions_run_when_a_worker_ends_by_rule(tmp_path: Path) -> None:
     def leave(path: str) -> None:
         import atexit

@@ -374,12 +374,20 @@ class Template:
             self._end_everything()
 
 
+def _try_to_import(module: str) -> None:
+    """Import a module; a worker that needs one that fails gets the error at its own import."""
+    try:
+        importlib.import_module(module)
+    except Exception:  # noqa: BLE001 - of any module
+        traceback.print_exc()
+
+
 def _import(modules: list[str]) -> None:
     before = {name: os.environ.get(name) for name in _FOR_IMPORTS}
     os.environ.update(_FOR_IMPORTS)
     try:
         for module in modules:
-            importlib.import_module(module)
+            _try_to_import(module)
     finally:
         for name, value in before.items():
             if value is None:
