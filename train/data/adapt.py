@@ -8,8 +8,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from miniray.exceptions import MinirayError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -77,8 +75,6 @@ def adapt(name: Any, dataset: Any, *, shuffled: bool = False) -> Source | Stream
         source = _source_of(name, dataset, shuffled=shuffled)
     except (ValueError, FileNotFoundError) as error:
         raise type(error)(f"datasets[{name!r}]: {error}") from error
-    except MinirayError as error:  # a file can't be read
-        raise ValueError(f"datasets[{name!r}]: {error}") from error
     except ImportError as error:
         raise ImportError(
             f"datasets[{name!r}] needs {error.name}, which is not installed. "

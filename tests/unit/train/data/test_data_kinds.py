@@ -13,6 +13,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 
 import miniray
+from miniray.data import DataError
 from miniray.data.plan import explained
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
@@ -107,6 +108,12 @@ def test_a_rank_gets_the_columns_of_the_files_and_no_others(tmp_path):
     pa.parquet.write_table(pa.table({"id": [1, 2]}), tmp_path / "day=monday" / "a.parquet")
     (batch,) = DataIterator("train", adapt("train", tmp_path)).iter_batches()
     assert list(batch) == ["id"]
+
+
+def test_errors_of_a_dataset_keep_their_type(folder):
+    rows = miniray.data.read_parquet(str(folder / "notes.txt"))
+    with pytest.raises(DataError, match=r"notes.txt is not a Parquet file"):
+        adapt("train", rows)
 
 
 def test_what_is_no_parquet_file_is_refused(folder):
