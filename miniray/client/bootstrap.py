@@ -64,8 +64,8 @@ class WaitingNews:
         self._loop = loop
         self._link = link
         self._tell: Callable[[str], None] = lambda text: tell(printable(text))
-        #: What waited when that was asked last.
-        self._told: set[str] = set()
+        #: What waited when that was asked last, and when that was by the head's clock.
+        self._told: dict[str, float] = {}
         self._delay = 0.0
         self._cancel: Callable[[], object] = lambda: None
 
@@ -74,11 +74,10 @@ class WaitingNews:
         self._link.head_request_async("waiting_of_job", (), self._tell_new)
 
     def _tell_new(self, _error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
-        named = {
-            f"{each['kind']} {each['shape']} {each['infeasible']}": each for each in waiting or ()
-        }
-        new = [each for key, each in named.items() if key not in self._told]
-        self._told = set(named)
+        now = {_like(each): each["since"] + each["seconds"] for each in waiting or ()}
+        # A demand waits anew if all of it that was told has been served: the oldest is younger.
+        new = [each for each in waiting or () if each["since"] >= self._told.get(_like(each), 0.0)]
+        self._told = now
         if not new:
             return
         self._tell_all(new, still=False)
@@ -99,7 +98,7 @@ class WaitingNews:
             count, kind = each["count"], each["kind"].replace("_", " ")
             who = f"{count:,} {kind}{'s' * (count != 1)}{f' ({names})' if names else ''}"
             if not still and names and (kind == "task" or (kind == "actor" and count == 1)):
-                who, count = names, 1
+                who, count = names, len(each["names"])
             verb = f"{'still ' * still}wait{'s' * (count == 1)}"
             since = f", {each['seconds']:.0f} s" * still
             hint = " It waits until a node joins that can serve it." * each["infeasible"]
@@ -114,6 +113,12 @@ class WaitingNews:
             delay,
             lambda: self._link.head_request_async("waiting_of_job", (), self._remind),
         )
+
+
+def _like(waiting: dict[str, Any]) -> str:
+    """Return what is equal for demands that are told once."""
+    never = waiting["infeasible"] and waiting["reason"]
+    return f"{waiting['kind']} {waiting['shape']} {never}"
 
 
 class DriverOutput:

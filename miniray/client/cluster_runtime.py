@@ -153,7 +153,7 @@ class ClusterRuntime(Runtime):
         self.facts, self.link, self.loop = facts, link, loop
         self._process = process
         self._record_waits(False)
-        SPANS.switches["waits"] = self._record_waits
+        SPANS.switches.add(self._record_waits)
         self._on_shutdown = on_shutdown
         self._closed = self._abandoned = False
         #: Messages of peers, by kind; a worker adds those that ask it to run something.
@@ -405,6 +405,7 @@ class ClusterRuntime(Runtime):
         if self._closed:
             return
         self._closed = True
+        SPANS.switches.discard(self._record_waits)
         self.tell_counts()
         COUNTED.clear()  # it may come back, and would tell it again
         hooks.end()

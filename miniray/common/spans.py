@@ -76,9 +76,9 @@ class Spans:
         self._recorded: list[Span] | None = None
         self._left_out = 0
         self._lock = threading.Lock()
-        #: Called with whether all is recorded, when that changes, by name: so what would have to
-        #: ask each time costs nothing while nothing is recorded.
-        self.switches: dict[str, Callable[[bool], object]] = {}
+        #: Called with whether all is recorded, when that changes: so what would have to ask each
+        #: time costs nothing while nothing is recorded.
+        self.switches: set[Callable[[bool], object]] = set()
 
     def write_to(self, ring: Ring) -> None:
         """Keep calls that took long where the daemon finds them, too."""
@@ -136,7 +136,7 @@ class Spans:
             return recorded, self._left_out
 
     def _switch(self, *, recorded: bool) -> None:
-        for switch in self.switches.values():
+        for switch in list(self.switches):
             switch(recorded)
 
 

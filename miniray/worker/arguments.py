@@ -67,7 +67,7 @@ def _switch(recorded: bool) -> None:
 
 
 _load_these = _load_held
-SPANS.switches["arguments"] = _switch
+SPANS.switches.add(_switch)
 
 
 def load_for_constructor(

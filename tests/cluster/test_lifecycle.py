@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,6 +135,15 @@ def test_a_spawned_child_says_that_its_cluster_is_not_its_parents(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("has started a cluster of its own") == 1
+
+
+def test_a_program_that_shuts_down_keeps_no_object_of_the_cluster() -> None:
+    miniray.init(num_cpus=1)
+    table = weakref.ref(current_runtime().table)
+    miniray.put(1)
+    miniray.shutdown()
+    gc.collect()
+    assert table() is None
 
 
 def test_shutdown_without_init_does_nothing() -> None:

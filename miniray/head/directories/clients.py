@@ -189,7 +189,7 @@ class ProcessEnds:
 
 
 #: Seconds until a driver is told, and between two times for each request of the cluster that waits:
-#: to say what waits takes as long.
+#: each is looked at when the driver asks, which takes some microseconds.
 _GATHER, _EACH = 0.5, 100e-6
 
 
@@ -205,16 +205,22 @@ class DriverNews:
     _next: dict[bytes, float] = dataclasses.field(default_factory=dict, init=False)
     _waiting: int = dataclasses.field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        self.clients.on_ended.append(self._ended)
+
     def tell(self, job_id: bytes, waiting: int) -> None:
         """Tell the driver of a job soon; ``waiting`` is how many requests of the cluster wait."""
         job, self._waiting = self.jobs.get(job_id), waiting
         if job is not None and job.driver not in self._soon:
-            self._soon.add(job.driver)
-            pause = self._next.get(job.driver, 0.0) - self.timers.time()
-            self.timers.call_later(max(_GATHER, pause), lambda: self._push(job.driver))
+            driver = job.driver
+            self._soon.add(driver)
+            pause = self._next.get(driver, 0.0) - self.timers.time()
+            self.timers.call_later(max(_GATHER, pause), lambda: self._push(driver))
 
     def _push(self, driver: bytes) -> None:
         self._soon.discard(driver)
-        self._next[driver] = self.timers.time() + _EACH * self._waiting
-        if not self.clients.push(driver, "pending"):
-            del self._next[driver]
+        if self.clients.push(driver, "pending"):
+            self._next[driver] = self.timers.time() + _EACH * self._waiting
+
+    def _ended(self, process_id: bytes, _how: ProcessExit) -> None:
+        self._next.pop(process_id, None)

@@ -218,7 +218,7 @@ class GrantTable:
         if state.group_id in self.waiting_groups:
             reason = self.scheduler.explain_group(state.group_id)
             if reason is not None and reason.infeasible:
-                self._on_wait(requester.job_of(state.group_id), len(self.waiting))
+                self._tell_group(state.group_id)
             else:
                 self.timers.call_later(self.warn_after, lambda: self._tell_group(state.group_id))
             self._tell_contention()
@@ -294,11 +294,12 @@ class GrantTable:
         request = self.waiting.get(number)
         if request is not None:
             job_id = request.requester.describe(request.token).job_id
-            self._on_wait(job_id, len(self.waiting))
+            self._on_wait(job_id, len(self.waiting) + len(self.waiting_groups))
 
     def _tell_group(self, id: bytes) -> None:
         if id in self.waiting_groups:
-            self._on_wait(self._groups.job_of(id), len(self.waiting))
+            waiting = len(self.waiting) + len(self.waiting_groups)
+            self._on_wait(self._groups.job_of(id), waiting)
 
 
 def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
