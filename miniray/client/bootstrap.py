@@ -5,6 +5,7 @@ Printed are warnings, what waits for resources, and the output of workers.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 import operator
@@ -35,7 +36,7 @@ from miniray.security.token import TOKEN_VARIABLE, take_token
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.client.init_options import InitOptions
@@ -65,7 +66,7 @@ class WaitingNews:
         self._link = link
         self._tell: Callable[[str], None] = lambda text: tell(printable(text))
         #: What waited when that was asked last, and when that was by the head's clock.
-        self._told: dict[str, float] = {}
+        self._told: dict[tuple[str, int], float] = {}
         self._delay = 0.0
         self._cancel: Callable[[], object] = lambda: None
 
@@ -74,10 +75,10 @@ class WaitingNews:
         self._link.head_request_async("waiting_of_job", (), self._tell_new)
 
     def _tell_new(self, _error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
-        now = {_like(each): each["since"] + each["seconds"] for each in waiting or ()}
+        named = _named(waiting or ())
         # A demand waits anew if all of it that was told has been served: the oldest is younger.
-        new = [each for each in waiting or () if each["since"] >= self._told.get(_like(each), 0.0)]
-        self._told = now
+        new = [each for key, each in named.items() if each["since"] >= self._told.get(key, 0.0)]
+        self._told = {key: each["since"] + each["seconds"] for key, each in named.items()}
         if not new:
             return
         self._tell_all(new, still=False)
@@ -115,10 +116,15 @@ class WaitingNews:
         )
 
 
-def _like(waiting: dict[str, Any]) -> str:
-    """Return what is equal for demands that are told once."""
-    never = waiting["infeasible"] and waiting["reason"]
-    return f"{waiting['kind']} {waiting['shape']} {never}"
+def _named(waiting: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return demands by what tells them apart; those that ask for the same amounts by order."""
+    alike: collections.Counter[str] = collections.Counter()
+    named = {}
+    for each in waiting:
+        shape = f"{each['kind']} {each['shape']} {each['infeasible']}"
+        alike[shape] += 1
+        named[shape, alike[shape]] = each
+    return named
 
 
 class DriverOutput:

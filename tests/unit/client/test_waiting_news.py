@@ -55,7 +55,8 @@ def demand(*names: str, since: float = 1000.0, seconds: float = 5.0, **more: Any
 
 def test_a_demand_is_told_once_while_it_waits(cluster: Cluster) -> None:
     assert cluster.push(demand("work")) == ["work waits: it needs CPU 2."]
-    assert cluster.push(demand("work", seconds=9)) == []
+    changed = demand("work", seconds=9, reason="the largest node has 1")
+    assert cluster.push(changed) == []
 
 
 def test_a_demand_that_waits_again_is_told_again(cluster: Cluster) -> None:
