@@ -140,8 +140,45 @@ def test_nothing_of_actors_stays_with_rays_head() -> None:
     assert internal_kv._internal_kv_list("miniray") == []
 
 
-#: Prints where a worker has miniray from, and what a generator yields.
+def test_actors_of_a_program_of_ray_keep_what_their_methods_return() -> None:
+    import ray
+
+    @ray.remote
+    class Foreign:
+        @ray.method(num_returns=2)
+        def pair(self) -> tuple[int, int]:
+            return 1, 2
+
+        def count(self) -> Any:
+            yield 1
+            yield 2
+
+    foreign = Foreign.options(name="engine-foreign").remote()
+    ray.get(foreign.__ray_ready__.remote())
+    found = miniray.get_actor("engine-foreign")
+    assert miniray.get(found.pair.remote()) == [1, 2]
+    assert [miniray.get(ref) for ref in found.count.remote()] == [1, 2]
+
+
+def test_refs_of_a_dynamic_generator_arrive_by_name_too() -> None:
+    @miniray.remote(num_returns="dynamic")
+    def count() -> Any:
+        yield 1
+        yield 2
+
+    @miniray.remote
+    def total(refs: Any) -> int:
+        return sum(miniray.get(list(refs)))
+
+    assert miniray.get(total.remote(refs=count.remote()), timeout=60) == 3
+
+
+#: Prints where a worker has miniray from, what a generator yields, what a method of an actor that
+#: was found by its name returns, and what ends a future whose driver leaves Ray Client.
 DRIVER = """
+import os
+import threading
+
 import miniray
 
 @miniray.remote
@@ -158,6 +195,25 @@ try:
     print(*map(miniray.get, count.remote()))
 except miniray.exceptions.EngineError as error:
     print(error)
+
+@miniray.remote
+class Named:
+    @miniray.method(num_returns=2)
+    def pair(self):
+        return 1, 2
+
+named = Named.options(name="named").remote()
+found = miniray.get_actor("named")
+print(*miniray.get(found.pair.remote()))
+try:
+    found.pair.remote(1)
+except TypeError:
+    print("takes none")
+
+if os.environ["RAY_ADDRESS"].startswith("ray://"):
+    future = miniray.remote(num_cpus=0)(lambda: threading.Event().wait(60)).remote().future()
+    miniray.shutdown()
+    print(type(future.exception(30)).__name__)
 """
 
 
@@ -188,9 +244,11 @@ def test_workers_without_miniray_get_it_from_the_driver(tmp_path: Path) -> None:
     finally:
         head.terminate()
         head.wait(60)
-    assert all("py_modules_files" in place for place, _yielded in told)
+    assert all("py_modules_files" in lines[0] for lines in told)
+    assert all(lines[2:4] == ["1 2", "takes none"] for lines in told)
     assert told[0][1] == "1"
     assert REFUSED["generators over ray://"] in told[1][1]
+    assert told[1][4] == "ConnectionError"
 
 
 def _answers(port: int) -> bool:

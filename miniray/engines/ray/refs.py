@@ -97,6 +97,11 @@ def loaded(value: Any) -> Any:
     return value
 
 
+def by_name(values: dict[str, Any]) -> dict[str, Any]:
+    """Return named values that Ray has loaded, as ``loaded`` does each."""
+    return {name: loaded(value) for name, value in values.items()}
+
+
 def _reduce(held: Any) -> Any:
     return ray.cloudpickle.loads, (ray.cloudpickle.dumps(held),)
 

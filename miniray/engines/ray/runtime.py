@@ -66,11 +66,14 @@ class RayObjects(seam.RuntimeObjects):
 
     def future(self, ref: Any) -> concurrent.futures.Future[Any]:
         made: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        # Ray Client gives a lost connection as the value.
+        over_client = util.client.ray.is_connected()
+        failed = (RayError, ConnectionError) if over_client else RayError
 
         def settle(value: Any, _kept: Any = ref) -> None:
             if not made.set_running_or_notify_cancel():
                 return
-            if isinstance(value, RayError):
+            if isinstance(value, failed):
                 made.set_exception(translated(value))
             else:
                 made.set_result(loaded(value))
@@ -235,13 +238,28 @@ class RayHead(seam.RuntimeHead):
     memory_report: Any = _refusing("util.memory")
 
 
+def _info_of(handle: Any) -> ActorClassInfo:
+    """Return what Ray's own handle, not one of Ray Client, knows of the actor's class."""
+    info: ActorClassInfo | None = handle._ray_method_decorators.get(INFO)
+    if info is not None:
+        return info
+    methods = {}  # of an actor that a program of Ray has made
+    for name, given in handle._ray_method_num_returns.items():
+        usual = "streaming" if handle._ray_method_is_generator.get(name) else 1
+        methods[name] = MethodOptions(num_returns=usual if given is None else given)
+    return ActorClassInfo(
+        handle._ray_actor_creation_function_descriptor.class_name.split(".")[-1], "", methods
+    )
+
+
+_info_from_worker = ray.remote(num_cpus=0)(_info_of)
+
+
 def _located(handle: Any) -> ActorLocation:
     """Return an actor for Ray's handle of it."""
-    info = getattr(handle, "_ray_method_decorators", {}).get(INFO)
-    if info is None:  # made by a program of Ray, or found over Ray Client
-        names = [name for name in dir(handle) if not name.startswith("_")]
-        info = ActorClassInfo("", "", dict.fromkeys(names, MethodOptions()))
-    return ActorLocation(RayRef(handle), info)
+    if util.client.ray.is_connected():  # as Ray Client finds methods
+        return ActorLocation(RayRef(handle), ray.get(_info_from_worker.remote(handle)))
+    return ActorLocation(RayRef(handle), _info_of(handle))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from miniray.common.names import short_name
 from miniray.common.runtime import Exported, runtime_or_none, set_runtime
 from miniray.engines.ray.errors import Carried
 from miniray.engines.ray.options import as_ray
-from miniray.engines.ray.refs import loaded
+from miniray.engines.ray.refs import by_name, loaded
 from miniray.exceptions import TaskError
 from miniray.values.call_signature import CallSignature
 
@@ -59,7 +59,7 @@ class Code(Exported):
         return pickle.loads(self.blob)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.target(*map(loaded, args), **kwargs)
+        return self.target(*map(loaded, args), **by_name(kwargs))
 
     def __reduce__(self) -> Any:
         runtime = type(runtime_or_none())  # of the caller: the worker gets one of its kind
@@ -196,7 +196,7 @@ def _bound(name: str) -> Callable[..., Any]:
 
 
 def _method(name: str, _self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _bound(name)(*map(loaded, args), **kwargs)
+    return _bound(name)(*map(loaded, args), **by_name(kwargs))
 
 
 def _call_with_actor(_self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
