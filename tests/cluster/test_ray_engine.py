@@ -196,11 +196,18 @@ try:
 except miniray.exceptions.EngineError as error:
     print(error)
 
-@miniray.remote
+@miniray.remote(concurrency_groups={"other": 1})
 class Named:
     @miniray.method(num_returns=2)
     def pair(self):
         return 1, 2
+
+    @miniray.method(concurrency_group="other")
+    def thread(self):
+        return threading.get_ident()
+
+    def usual_thread(self):
+        return threading.get_ident()
 
 named = Named.options(name="named").remote()
 found = miniray.get_actor("named")
@@ -209,6 +216,8 @@ try:
     found.pair.remote(1)
 except TypeError:
     print("takes none")
+threads = miniray.get([named.thread.remote(), named.usual_thread.remote()])
+print("other thread" if threads[0] != threads[1] else threads)
 
 if os.environ["RAY_ADDRESS"].startswith("ray://"):
     future = miniray.remote(num_cpus=0)(lambda: threading.Event().wait(60)).remote().future()
@@ -245,10 +254,10 @@ def test_workers_without_miniray_get_it_from_the_driver(tmp_path: Path) -> None:
         head.terminate()
         head.wait(60)
     assert all("py_modules_files" in lines[0] for lines in told)
-    assert all(lines[2:4] == ["1 2", "takes none"] for lines in told)
+    assert all(lines[2:5] == ["1 2", "takes none", "other thread"] for lines in told)
     assert told[0][1] == "1"
     assert REFUSED["generators over ray://"] in told[1][1]
-    assert told[1][4] == "ConnectionError"
+    assert told[1][5] == "ConnectionError"
 
 
 def _answers(port: int) -> bool:

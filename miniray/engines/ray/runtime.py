@@ -152,7 +152,13 @@ class RayCalls(seam.RuntimeCalls):
     ) -> Any:
         held, named = unwrapped(args, kwargs)
         call = getattr(actor.held, _BUILT_IN.get(method, method))
-        return wrapped(call._remote(held, named, **_method_options(options)))
+        theirs = _method_options(options)
+        if options.concurrency_group and util.client.ray.is_connected():
+            declared = info.methods.get(method)
+            if declared and declared.concurrency_group == options.concurrency_group:
+                # Ray Client refuses the option; the class says the same.
+                theirs = {k: v for k, v in theirs.items() if k != "concurrency_group"}
+        return wrapped(call._remote(held, named, **theirs))
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         ray.cancel(ref.held, force=force, recursive=recursive)

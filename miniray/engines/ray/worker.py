@@ -84,7 +84,7 @@ class Code(Exported):
         groups = dict(options.concurrency_groups)
         key = tuple(groups.items())
         if key not in self._made:
-            self._made[key] = ray.remote(concurrency_groups=groups)(_class_for(self, info))
+            self._made[key] = ray.remote(concurrency_groups=groups)(_class_for(self, info, groups))
         return self._made[key].options(**as_ray(options)).remote
 
 
@@ -154,7 +154,7 @@ def _task_for(code: Code) -> Any:
     return task
 
 
-def _class_for(code: Code, info: ActorClassInfo) -> type:
+def _class_for(code: Code, info: ActorClassInfo, groups: dict[str, int]) -> type:
     """Return the class that Ray runs for one of the user's: the same methods, which forward."""
     calls: dict[str, tuple[Any, Callable[..., Any]]] = {
         name: (inspect.getattr_static(code.target, name), functools.partial(_method, name))
@@ -171,6 +171,9 @@ def _class_for(code: Code, info: ActorClassInfo) -> type:
         method.__name__ = method.__qualname__ = name
         takes = signatures.get(name)
         vars(method)["__signature__"] = _ANY if takes is None or takes.parameters else _NONE
+        declared = info.methods.get(name)
+        if declared and declared.concurrency_group in groups:
+            vars(method)["__ray_concurrency_group__"] = declared.concurrency_group
         space[name] = method
     vars(space[INFO])["__ray_invocation_decorator__"] = info
     if _says_what_it_is(code.target):
