@@ -147,8 +147,9 @@ def test_what_does_not_fit_is_said(
     works = Works.remote()
     miniray.get(works.quick.remote())
     events, notes = recorded(cluster, lambda: miniray.get(works.quick.remote()))
-    [note] = [note for note in notes if note.endswith("more did not fit.")]
-    assert f"driver (pid {os.getpid()}): " in note, notes
+    # A fast actor has more than fits, too.
+    who = f"driver (pid {os.getpid()}): "
+    assert [note for note in notes if who in note and note.endswith("more did not fit.")], notes
     assert len(slices(events)["call", "Works.quick"]) > 5
 
 
