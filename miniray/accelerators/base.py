@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from miniray.accelerators.host import Host
 
-#: What a device uses now: by (a metric's name without ``device_``, kind) a value; a kind only of
-#: errors.
+#: Use of a device: values by (name of the metric without ``device_``, kind); only errors have a
+#: kind.
 Use = dict[tuple[str, str], float]
 
 _TRUE = {"1", "true", "yes", "on"}

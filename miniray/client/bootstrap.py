@@ -65,7 +65,7 @@ class WaitingNews:
         self._loop = loop
         self._link = link
         self._tell: Callable[[str], None] = lambda text: tell(printable(text))
-        #: What waited when that was asked last, and when that was by the head's clock.
+        #: When each waiting demand was told last, by the head's clock.
         self._told: dict[tuple[str, int], float] = {}
         self._delay = 0.0
         self._cancel: Callable[[], object] = lambda: None

@@ -70,7 +70,7 @@ class CallReports:
     def metrics(self) -> list[Row]:
         """Return how many calls have ended and how long they took, as rows (common/series.py).
 
-        What this process has counted beside is among them.
+        Includes all other counts of this process.
         """
         found = Series()
         found.add(COUNTED.rows())

@@ -129,6 +129,6 @@ class Series:
         self.known, self.lock = {}, threading.RLock()
 
 
-#: What this process has counted by itself.
+#: Counts of this process.
 COUNTED = Series()
 os.register_at_fork(after_in_child=COUNTED.clear)

@@ -168,7 +168,7 @@ def _partition_values(path: str) -> Mapping[str, Any]:
 
 
 class Footer(NamedTuple):
-    """What the end of a file tells."""
+    """The metadata and the Arrow schema of a Parquet file."""
 
     metadata: Any
     schema: Any
