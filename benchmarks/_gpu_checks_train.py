@@ -48,36 +48,6 @@ def nccl_with_one_rank(found: NodeAccelerators) -> str:
     return "nccl, all_reduce"
 
 
-def training_in_mixed_precision(found: NodeAccelerators) -> str:
-    """Forward passes are in float16, losses are scaled, and the model learns."""
-    _need_training(1, found)
-
-    def loop() -> dict[str, Any]:
-        import torch
-
-        from miniray.train import torch as train
-
-        train.accelerate(amp=True)
-        model = train.prepare_model(torch.nn.Linear(8, 1))
-        optimizer = train.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
-        inputs = torch.randn(256, 8, device=train.get_device())
-        wanted = inputs.sum(dim=1, keepdim=True)
-        losses = []
-        for _ in range(200):
-            optimizer.zero_grad()
-            outputs = model(inputs)
-            loss = torch.nn.functional.mse_loss(outputs.float(), wanted)
-            train.backward(loss)
-            optimizer.step()
-            losses.append(loss.item())
-        return {"type": str(outputs.dtype), "first": losses[0], "last": losses[-1]}
-
-    told = _fit(loop, {"GPU": 1})
-    assert told["type"] == "torch.float16", told
-    assert told["last"] < told["first"] / 10, told
-    return f"{told['type']}, loss {told['first']:.2f} to {told['last']:.4f}"
-
-
 def batches_that_are_copied_ahead(found: NodeAccelerators) -> str:
     """Batches come on the device, in order and whole, though the next one is copied meanwhile."""
     _need_training(1, found)
@@ -166,7 +136,6 @@ def _fit(loop: Callable[[], Any], resources: dict[str, float], num_workers: int 
 
 TRAIN_CHECKS: tuple[Check, ...] = (
     nccl_with_one_rank,
-    training_in_mixed_precision,
     batches_that_are_copied_ahead,
     training_with_two_gpus_in_a_worker,
     training_with_two_ranks,

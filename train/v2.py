@@ -28,10 +28,7 @@ _MODULES: dict[str, tuple[str, str]] = {
     "torch.torch_trainer": (".torch", "TorchTrainer"),
     "torch.train_loop_utils": (
         ".torch",
-        (
-            "accelerate backward enable_reproducibility get_device get_devices prepare_data_loader "
-            "prepare_model prepare_optimizer"
-        ),
+        "enable_reproducibility get_device get_devices prepare_data_loader prepare_model",
     ),
 }
 

@@ -13,7 +13,6 @@ from miniray.train.torch.config import TorchConfig
 from miniray.train.torch.torch_trainer import TorchTrainer
 
 if TYPE_CHECKING:
-    from miniray.train.torch.amp import accelerate, backward, prepare_optimizer
     from miniray.train.torch.checkpoint import TorchCheckpoint
     from miniray.train.torch.data_loader import prepare_data_loader
     from miniray.train.torch.models import (
@@ -25,18 +24,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "TorchCheckpoint": "miniray.train.torch.checkpoint",
-    "accelerate": "miniray.train.torch.amp",
-    "backward": "miniray.train.torch.amp",
     "enable_reproducibility": "miniray.train.torch.models",
     "get_device": "miniray.train.torch.models",
     "get_devices": "miniray.train.torch.models",
     "prepare_data_loader": "miniray.train.torch.data_loader",
     "prepare_model": "miniray.train.torch.models",
-    "prepare_optimizer": "miniray.train.torch.amp",
 }
 
 #: Names of Ray Train that are not here, and what to do instead.
+_AMP = "use torch.autocast, and for float16 torch.amp.GradScaler (Ray Train refuses it, too)"
 _ABSENT = {
+    "accelerate": _AMP,
+    "backward": _AMP,
+    "prepare_optimizer": _AMP,
     "xla": "PyTorch runs on CPUs and GPUs here; on TPUs train with miniray.train.jax.JaxTrainer",
 }
 
@@ -44,14 +44,11 @@ __all__ = [
     "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",
-    "accelerate",
-    "backward",
     "enable_reproducibility",
     "get_device",
     "get_devices",
     "prepare_data_loader",
     "prepare_model",
-    "prepare_optimizer",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES, of_ray=_ABSENT)

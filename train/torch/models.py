@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from miniray.train.data.devices import own_devices
-from miniray.train.torch.amp import autocast_forward
 from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ def prepare_model(
     alone = ranks.world_size == 1
     if move_to_device and (alone or parallel_strategy != "fsdp2"):
         model = model.to(device)
-    autocast_forward(model, device)
     if parallel_strategy is None or alone:
         return model
     options = dict(parallel_strategy_kwargs or {})

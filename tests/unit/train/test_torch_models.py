@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,17 +7,12 @@ torch = pytest.importorskip("torch")
 from torch_helpers import session  # noqa: E402
 
 from miniray.train.torch import (  # noqa: E402
-    accelerate,
-    amp,
-    backward,
     enable_reproducibility,
     get_device,
     get_devices,
     prepare_data_loader,
     prepare_model,
-    prepare_optimizer,
 )
-from miniray.train.torch.amp import ScaledOptimizer  # noqa: E402
 from miniray.train.torch.models import layers_of  # noqa: E402
 
 
@@ -106,132 +98,6 @@ def test_inner_layers_are_sharded_before_those_that_contain_them():
 def test_a_layer_class_that_the_model_does_not_have_is_named():
     with pytest.raises(ValueError, match="Linear has no such submodule"):
         layers_of(torch.nn.Linear(1, 1), (torch.nn.Conv2d,))
-
-
-# --- mixed precision -----------------------------------------------------------------------------
-
-
-def test_without_amp_everything_is_as_it_was(alone):
-    accelerate(amp=False)
-    model = prepare_model(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters())
-    assert prepare_optimizer(optimizer) is optimizer
-    loss = model(torch.ones(1, 2)).sum()
-    assert loss.dtype == torch.float32
-    backward(loss)
-    assert model.weight.grad is not None
-
-
-def test_on_a_cpu_amp_computes_in_bfloat16_without_scaling(alone):
-    accelerate(amp=True)
-    model = prepare_model(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters())
-    assert prepare_optimizer(optimizer) is optimizer
-    out = model(torch.ones(1, 2))
-    assert out.dtype == torch.bfloat16
-    backward(out.float().sum())
-    assert model.weight.grad.dtype == torch.float32
-    assert list(model.state_dict()) == ["weight", "bias"]
-
-
-def test_a_model_with_amp_can_be_copied_and_pickled(alone):
-    accelerate(amp=True)
-    model = prepare_model(torch.nn.Linear(2, 1))
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        with torch.no_grad():
-            other.weight.zero_()
-            other.bias.fill_(3)
-        assert other(torch.ones(1, 2)).item() == 3
-        assert model.weight.abs().sum() > 0
-
-
-def test_amp_is_chosen_once_and_before_anything_is_prepared(alone):
-    accelerate()
-    with pytest.raises(RuntimeError, match="only once"):
-        accelerate(amp=True)
-
-
-def test_amp_after_a_model_was_prepared_is_refused(alone):
-    prepare_model(torch.nn.Linear(1, 1))
-    with pytest.raises(RuntimeError, match="before prepare_model"):
-        accelerate(amp=True)
-
-
-def test_amp_is_chosen_anew_in_the_next_train_loop(tmp_path):
-    for _ in range(2):
-        with session(tmp_path):
-            accelerate(amp=True)
-
-
-def test_amp_is_on_or_off(alone):
-    with pytest.raises(ValueError, match="True or False"):
-        accelerate(amp="fp16")
-
-
-class FakeScaler:
-    """A scaler that needs no GPU: multiplies by 4, and skips steps when told to."""
-
-    def __init__(self):
-        self.skip = False
-        self.updates = 0
-
-    def scale(self, loss):
-        return loss * 4
-
-    def step(self, optimizer):
-        if self.skip:
-            return None
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad /= 4
-        return optimizer.step()
-
-    def update(self):
-        self.updates += 1
-
-
-@pytest.fixture
-def scaler(alone, monkeypatch):
-    """As on a GPU, where losses are scaled."""
-    scaler = FakeScaler()
-    monkeypatch.setattr(amp, "own_devices", lambda: [torch.device("cuda")])
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: scaler)
-    accelerate(amp=True)
-    return scaler
-
-
-def test_on_a_gpu_the_optimizer_undoes_what_backward_has_scaled(scaler):
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=1.0))
-    backward(weight * 0.5)
-    assert weight.grad.item() == 2.0
-    optimizer.step()
-    assert weight.item() == 0.5
-    assert scaler.updates == 1
-    optimizer.zero_grad()
-    assert weight.grad is None
-
-
-def test_a_scaled_optimizer_is_otherwise_the_optimizer(scaler):
-    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
-    optimizer = prepare_optimizer(inner)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    assert isinstance(optimizer, ScaledOptimizer)
-    assert optimizer.param_groups is inner.param_groups
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    scaler.skip = True
-    optimizer.step()
-    schedule.step()
-    assert inner.param_groups[0]["lr"] == 0.5
-    optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    assert len(inner.param_groups) == 2
-
-
-def test_a_scaled_step_takes_no_closure(scaler):
-    optimizer = prepare_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
-    with pytest.raises(ValueError, match="closure"):
-        optimizer.step(lambda: 1)
 
 
 # --- reproducibility -----------------------------------------------------------------------------
