@@ -31,15 +31,7 @@ if TYPE_CHECKING:
         ScalingDecision,
         ScalingPolicy,
     )
-    from miniray.train.callbacks import (
-        Callback,
-        CSVCallback,
-        JSONCallback,
-        MLflowCallback,
-        ProgressCallback,
-        TensorBoardCallback,
-        UserCallback,
-    )
+    from miniray.train.callbacks import Callback, ProgressCallback, UserCallback
     from miniray.train.config import (
         CheckpointConfig,
         FailureConfig,
@@ -77,10 +69,7 @@ for _home, _names in {
         "TrainingFailedError WorkerGroupError WorkerHungError"
     ),
     "base.policies": ("FailureDecision FailurePolicy GroupFailure ScalingDecision ScalingPolicy"),
-    "callbacks": (
-        "CSVCallback Callback JSONCallback MLflowCallback ProgressCallback TensorBoardCallback "
-        "UserCallback"
-    ),
+    "callbacks": "Callback ProgressCallback UserCallback",
     "config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
     "data": "DataConfig get_dataset_shard",
     "data.config": "TRAIN_DATASET_KEY",
@@ -127,7 +116,6 @@ __all__ = [
     "TRAIN_DATASET_KEY",
     "Backend",
     "BackendConfig",
-    "CSVCallback",
     "Callback",
     "CallbackError",
     "Checkpoint",
@@ -144,9 +132,7 @@ __all__ = [
     "FailureDecision",
     "FailurePolicy",
     "GroupFailure",
-    "JSONCallback",
     "LoggingConfig",
-    "MLflowCallback",
     "PlacementTimeoutError",
     "ProgressCallback",
     "ReportedCheckpoint",
@@ -158,7 +144,6 @@ __all__ = [
     "ScalingPolicy",
     "StorageNotSharedError",
     "StorageUnusableError",
-    "TensorBoardCallback",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",

@@ -1,18 +1,7 @@
-"""Callbacks of a run: the base class, and ready ones, which load their libraries when used."""
+"""Callbacks of a run: their base class, and what they are told of."""
 
 from __future__ import annotations
 
-from miniray.train.callbacks.files import CSVCallback, JSONCallback
-from miniray.train.callbacks.trackers import MLflowCallback, TensorBoardCallback
 from miniray.train.config.run import Callback, ProgressCallback, RunContext, UserCallback
 
-__all__ = [
-    "CSVCallback",
-    "Callback",
-    "JSONCallback",
-    "MLflowCallback",
-    "ProgressCallback",
-    "RunContext",
-    "TensorBoardCallback",
-    "UserCallback",
-]
+__all__ = ["Callback", "ProgressCallback", "RunContext", "UserCallback"]

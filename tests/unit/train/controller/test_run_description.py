@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
 
 from miniray.train import CheckpointConfig, RunConfig, ScalingConfig
-from miniray.train.callbacks import MLflowCallback
+from miniray.train.callbacks import Callback
 from miniray.train.controller.run_spec import describe_run
 
 
@@ -54,9 +55,13 @@ def test_what_looks_like_a_secret_is_hidden():
     assert described["run_config"]["worker_runtime_env"]["env_vars"]["MODE"] == "fast"
 
 
-def test_where_a_tracker_is_may_hold_a_password_and_is_left_out(monkeypatch):
-    monkeypatch.setattr("miniray.train.callbacks.trackers.choose", lambda *_: "mlflow")
-    run = RunConfig(callbacks=[MLflowCallback("https://me:geheim@host", params={"lr": 0.1})])
+def test_what_a_callback_does_not_show_of_itself_may_hold_a_password_and_is_left_out():
+    @dataclasses.dataclass
+    class Tracker(Callback):
+        address: str = dataclasses.field(repr=False)
+        params: dict[str, float]
+
+    run = RunConfig(callbacks=[Tracker("https://me:geheim@host", {"lr": 0.1})])
     described = describe_run(name="run", train_loop=train_loop, run_config=run)
     assert "geheim" not in json.dumps(described) + repr(run)
     assert described["run_config"]["callbacks"][0]["params"] == {"lr": 0.1}
