@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from miniray.train.data import DataConfig, get_dataset_shard
     from miniray.train.data.config import TRAIN_DATASET_KEY
     from miniray.train.data_parallel_trainer import DataParallelTrainer
-    from miniray.train.run.attach import stop_run
     from miniray.train.run.result import Result
     from miniray.train.storage.checkpoint import (
         Checkpoint,
@@ -74,7 +73,6 @@ for _home, _names in {
     "data": "DataConfig get_dataset_shard",
     "data.config": "TRAIN_DATASET_KEY",
     "data_parallel_trainer": "DataParallelTrainer",
-    "run.attach": "stop_run",
     "run.result": "Result",
     "storage.checkpoint": (
         "Checkpoint CheckpointConsistencyMode CheckpointUploadMode ReportedCheckpoint "
@@ -154,7 +152,6 @@ __all__ = [
     "get_context",
     "get_dataset_shard",
     "report",
-    "stop_run",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES, _MODULES, _ABSENT)

@@ -110,8 +110,9 @@ class DataParallelTrainer:
         Starts an embedded cluster if this process is attached to none; not so in local mode
         (``num_workers=0`` or ``MINIRAY_TRAIN_LOCAL=1``), where the train loop runs in this
         process. Ctrl-C stops the run after the uploads that have begun, twice at once. If this
-        process ends otherwise, so does the run, unless it is detached: then it goes on, and
-        ``fit()`` with the same name and storage path follows it until it ends.
+        process ends otherwise, so does the run; ``fit()`` with the same name and storage path goes
+        on from its newest checkpoint. A run that is to outlive a terminal belongs into a job:
+        ``miniray job submit``, with ``--retries`` for the loss of a node.
 
         Returns:
             The results.
@@ -121,10 +122,7 @@ class DataParallelTrainer:
             ControllerError: Storage, a callback or the runtime failed.
             KeyboardInterrupt: The user stopped the run.
             RuntimeError: In local mode, another thread of this process runs a train loop.
-            ValueError: A detached run without a cluster that outlives this process, or one whose
-                train loop holds refs of this process.
         """
-        from miniray.train.run.attach import run_detached
         from miniray.train.run.driver import run_on_cluster
         from miniray.train.run.local import LocalEnd, run_locally
 
@@ -132,8 +130,7 @@ class DataParallelTrainer:
         if is_local(self.scaling_config):
             end = run_locally(spec, self._loop)
         else:
-            run = run_detached if self.run_config.detached else run_on_cluster
-            end = LocalEnd(run(spec, self._loop), spec.storage, None)
+            end = LocalEnd(run_on_cluster(spec, self._loop), spec.storage, None)
         error = make_error(end.outcome)
         if error is not None:
             raise error from end.error
@@ -166,11 +163,6 @@ class DataParallelTrainer:
         assert failures is not None
         assert config.name is not None
         storage = RunStorage(config.storage_url, config.name, config.storage_filesystem)
-        if is_local(self.scaling_config) and config.detached:
-            raise ValueError(
-                "RunConfig(detached=True) has no meaning in local mode (num_workers=0 or "
-                f"{LOCAL_VARIABLE}=1): the run is this process. Leave it out, or give workers."
-            )
         if not is_local(self.scaling_config):
             refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(

@@ -329,17 +329,6 @@ def test_all_programs_and_commands_of_a_run_on_a_laptop_share_its_cluster(
     command.leaves_nothing()
 
 
-def test_a_detached_training_run_is_refused_in_a_run_of_one_machine(
-    command: CommandLine, tmp_path: Path
-) -> None:
-    program = f"from miniray import train; train.stop_run('name', {str(tmp_path)!r})"
-    done = command.run("run", "--", PYTHON, "-c", program)
-    assert done.returncode == 1
-    assert "needs a cluster that outlives this program" in done.stderr
-    assert "whose init() or `miniray run` has started it, and ends with it." in done.stderr
-    command.leaves_nothing()
-
-
 def test_a_program_runs_while_its_cluster_starts_and_is_ended_if_that_fails(
     command: CommandLine,
 ) -> None:

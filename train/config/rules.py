@@ -69,11 +69,7 @@ class FailureConfig:
             checkpoint, after some of them failed. 0: never; -1: without end.
         controller_failure_limit: How many times the controller begins again after processes or
             nodes were lost while it started the workers; from the second time on after a pause.
-            These do not count as ``max_failures``. In a detached run it is also how many times a
-            controller that was killed or lost with its node is started again, which counts as one
-            of them; the run goes on from its newest checkpoint. It is not started if the node
-            where ``fit()`` was called is lost too and had the train loop or the data, as it has if
-            they take more than 100 KiB. 0: never; -1: without end.
+            These do not count as ``max_failures``. 0: never; -1: without end.
         hang_timeout_s: Seconds without progress after which the workers count as hung, such as in
             a collective call that one of them never makes. Progress is a report, the beginning or
             end of an upload, or a call of ``collective`` on any rank, so this has to be longer

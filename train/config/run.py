@@ -66,12 +66,6 @@ class RunConfig:
         failure_policy: Decides whether the run goes on after a failure. Default: by the limits of
             ``failure_config``.
         scaling_policy: Decides how many workers a group has. Default: by ``ScalingConfig``.
-        detached: The run outlives its driver, in a cluster that was started with ``miniray start``:
-            when the driver is killed or loses its terminal, the run goes on, and ``fit()`` with
-            the same name and storage path follows it to its end. One name in one storage path is
-            one run: a driver that comes while it runs starts no second one. Ctrl-C in a driver
-            that follows the run stops it, as does ``train.stop_run``. How it ended is in the
-            run's folder, for ``Result.from_path``. Ray has no such option; a job does it there.
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
@@ -89,7 +83,6 @@ class RunConfig:
     _: dataclasses.KW_ONLY
     failure_policy: FailurePolicy | None = None
     scaling_policy: ScalingPolicy | None = None
-    detached: bool = False
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -100,7 +93,6 @@ class RunConfig:
             "checkpoint_config", self.checkpoint_config, CheckpointConfig
         )
         self.logging_config = instance_of("logging_config", self.logging_config, LoggingConfig)
-        check_field(self, "detached", check.boolean)
         self._check_callbacks()
         self._check_policies()
         self._check_storage()

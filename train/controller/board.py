@@ -100,7 +100,6 @@ class RunBoard:
         row |= {
             "path": self.spec.storage.url,
             "error": (facts["error"] or "")[:MAX_ERROR],
-            "detached": self.spec.run_config.detached,
             "framework": type(self.spec.backend).__name__.removesuffix("Backend").lower(),
             **self._place,
         }

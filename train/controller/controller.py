@@ -192,7 +192,6 @@ class TrainController:
     def _open(self) -> None:
         storage = self._spec.storage
         try:
-            self._facts.take_up(storage.run_facts())
             self._run_board.write(self._state, self._message)
             configuration = json.dumps(dict(self._spec.configuration), indent=1)
             storage.write_text("config.json", configuration)
@@ -440,11 +439,7 @@ class TrainController:
     def _close(self) -> None:
         if self._recorder.owned:
             self._recorder.close()
-            self._keep_outcome(self._outcome())
             self._run_board.write(self._state, self._message)
-
-    def _keep_outcome(self, outcome: RunOutcome) -> None:
-        """Store how the run ended; not needed here, as the driver is told."""
 
     def _note_running(self) -> None:
         """Store that ranks run now, so that a run that is killed is seen not to have ended."""

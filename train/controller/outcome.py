@@ -1,15 +1,8 @@
-"""How a run ended, and the file in its folder that says so after its controller has gone.
-
-A detached run writes that file for drivers that attach when its controller has gone.
-"""
+"""How a run ended, as its controller tells the driver."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
-import logging
-import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
@@ -18,9 +11,6 @@ from miniray.train.base.policies import RunState
 if TYPE_CHECKING:
     from miniray.train.base.failures import WorkerFailure
     from miniray.train.storage.manifests import CheckpointRecord
-    from miniray.train.storage.storage import RunStorage
-
-logger = logging.getLogger(__name__)
 
 #: What the error of a run says that the user has stopped.
 STOPPED = "The run was stopped before it had finished."
@@ -30,9 +20,6 @@ STOPPING = (
     "Stopping the run once the checkpoints that are being uploaded are complete. "
     "Press Ctrl-C again to stop at once."
 )
-
-#: Name of the file in the run's folder.
-OUTCOME_FILE = "outcome.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,29 +52,4 @@ def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
         return WorkerGroupError(outcome.message, failures)
     if outcome.state is RunState.ABORTED:
         return TrainingFailedError(STOPPED)
-    return None
-
-
-def write_outcome(storage: RunStorage, run_id: str, outcome: RunOutcome) -> None:
-    """Store how a run ended: for a reader, and pickled for ``read_outcome``."""
-    import cloudpickle
-
-    facts = {
-        "run_id": run_id,
-        "state": outcome.state.value,
-        "message": outcome.message,
-        "pickled": base64.b64encode(cloudpickle.dumps(outcome)).decode(),
-    }
-    storage.write_text(OUTCOME_FILE, json.dumps(facts, indent=1))
-
-
-def read_outcome(storage: RunStorage, run_id: str) -> RunOutcome | None:
-    """Return how a run ended; None if it has not, or if it was another run of the same name."""
-    try:
-        facts = json.loads(storage.read_text(OUTCOME_FILE) or "{}")
-        if facts.get("run_id") == run_id:
-            outcome: RunOutcome = pickle.loads(base64.b64decode(facts["pickled"]))
-            return outcome
-    except Exception:  # it was cut off, so that the run had not ended, or has metrics of other code
-        logger.debug("%s is no outcome.", storage.files.at(OUTCOME_FILE), exc_info=True)
     return None

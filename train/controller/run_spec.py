@@ -1,7 +1,6 @@
 """What a controller is told of its run, and what it stores of it.
 
-``config.json`` is for a person who looks into the folder later. From the counts in ``run.json`` a
-controller that was started again counts on; what follows from them is decided by policies.
+``config.json`` and ``run.json`` are for a person, or a page, that looks into the folder later.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class RunSpec:
     preload: Sequence[str] = ()
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    #: Tells it from other runs of the same name; a controller that was started again keeps it.
+    #: Tells it from other runs of the same name.
     run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
     def context(self) -> RunContext:
@@ -92,12 +91,12 @@ class AttemptFacts:
 
 @dataclasses.dataclass
 class RunFacts:
-    """What a controller counts, and stores for the next one.
+    """What a controller counts, and stores for those who look into the folder.
 
     Attributes:
         attempts: How many worker groups were placed.
         worker_failures: How many of them failed after their train loops had begun.
-        start_failures: How many starts were lost, those of the controller included.
+        start_failures: How many starts were lost.
         lost_in_a_row: How many starts were lost one after the other by now.
         started: When the run began, by time.time().
         history: The attempts, oldest first.
@@ -112,17 +111,6 @@ class RunFacts:
     lost_in_a_row: int = 0
     started: float = dataclasses.field(default_factory=time.time)
     history: list[AttemptFacts] = dataclasses.field(default_factory=list)
-
-    def take_up(self, facts: Mapping[str, Any]) -> None:
-        """Count on from where an earlier controller of this run was when it was killed."""
-        if facts.get("run_id") == self.run_id:
-            # Its ranks may live for a moment: no attempt of this one has a number of theirs.
-            self.attempts = int(facts.get("attempts", 0))
-            self.worker_failures = int(facts.get("worker_failures", 0))
-            self.start_failures = int(facts.get("start_failures", 0)) + 1
-            self.started = float(facts.get("started", self.started))
-            self.history = [AttemptFacts(**each) for each in facts.get("history", ())]
-            self.end_attempt("FAILED", "The controller of the run was lost.")
 
     def begin_attempt(self, workers: int) -> int:
         """Enter that workers were placed; return the attempt's number."""

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import get
 from miniray.common.object_ref import ObjectRef
-from miniray.messages.protocol import VALUE_BYTES
 from miniray.train.data.config import DataConfig
-from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from miniray.train.data.iterator import DataIterator
 
@@ -100,48 +98,8 @@ class Shards:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """A pickled value. Arrays in it stay in shared memory when it is passed on."""
-
-    form: int  # one of those of ``values/serialization.py``
-    data: Any
-    buffers: Sequence[Any]
-
-    @classmethod
-    def of(cls, value: Any) -> Packed:
-        """Pickle a value.
-
-        Raises:
-            TypeError: It can't be pickled; the text names what can't.
-            ValueError: It holds refs or actors that belong to this process.
-        """
-        serialized = serialize(value)
-        owned = [ref for ref in serialized.refs if ref._owner_node]
-        if owned:
-            raise ValueError(
-                f"A detached run can't take along {owned[0]!r}, an ObjectRef or an actor that ends "
-                f"with this driver. Pass the value itself, or the name of a detached actor."
-            )
-        return cls(serialized.form, b"".join(serialized.parts), serialized.buffers)
-
-    def load(self) -> Any:
-        """Return the value; arrays in it are read-only and share the memory."""
-        if self.form == VALUE_BYTES:
-            return bytes(self.data)
-        buffers = [memoryview(buffer).toreadonly() for buffer in self.buffers]
-        return pickle.loads(self.data, buffers=buffers)
-
-    def __reduce__(self) -> tuple[Callable[..., Packed], tuple[Any, ...]]:
-        buffers = [pickle.PickleBuffer(buffer) for buffer in self.buffers]
-        return Packed, (self.form, pickle.PickleBuffer(self.data), buffers)
-
-
 def _fetch(source: Any) -> Any:
-    if not isinstance(source, ObjectRef):
-        return source
-    found = get(source)
-    return found.load() if isinstance(found, Packed) else found
+    return get(source) if isinstance(source, ObjectRef) else source
 
 
 _shards: Shards | None = None

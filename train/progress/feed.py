@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     """How far a reader is; a new one has seen nothing.
 
     Attributes:
-        feed: Id of the feed. A controller that was started again has another one.
+        feed: Id of the feed. The next run of the same name has another one.
         version: Counts what was told.
         rows: How many rows there were by then.
         notes: How many remarks.

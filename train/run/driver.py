@@ -37,9 +37,6 @@ AT_ONCE_TIMEOUT = 5.0
 #: Seconds after which a controller that does not answer is killed, when its run is to be stopped.
 ANSWER_TIMEOUT = 10.0
 
-#: Calls that drivers repeat when a controller is started again; they change nothing.
-AGAIN = {"max_task_retries": -1}
-
 
 def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     """Run to the end, with a controller that ends with this process.
@@ -59,7 +56,7 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         outcome: RunOutcome = api.get(run)
         return outcome
     except KeyboardInterrupt:
-        stop(controller, controller.__ray_ready__.remote(), run)
+        stop(controller, run)
         raise
     except MinirayError as error:
         raise ControllerError(error) from error
@@ -102,7 +99,7 @@ def follow(spec: RunSpec, controller: Any, run: Any) -> None:
     seen, over = Seen(), False
     try:
         while not over:
-            progress = api.get(controller.progress.options(**AGAIN).remote(seen))
+            progress = api.get(controller.progress.remote(seen))
             display.show(progress)
             seen, over = progress.seen, progress.state.terminal
             api.wait([run], timeout=PAUSE)
@@ -113,18 +110,18 @@ def follow(spec: RunSpec, controller: Any, run: Any) -> None:
         display.close()
 
 
-def stop(controller: Any, answer: Any, run: Any) -> bool:
-    """Stop a run and wait until its workers have ended; return whether they have.
+def stop(controller: Any, run: Any) -> None:
+    """Stop a run and wait until its workers have ended.
 
-    A controller that waits for resources or for a node has no workers, and nothing to end first:
-    it gives no ``answer`` in time.
+    A controller that does not answer in time waits for resources or for a node: it has no workers,
+    and nothing to end first.
 
     Raises:
         KeyboardInterrupt: The user does not want to wait for uploads that have begun.
     """
-    lives, _ = api.wait([answer], timeout=ANSWER_TIMEOUT)
+    lives, _ = api.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
     if not lives:
-        return False
+        return
     logger.warning(STOPPING)
     stopping = controller.abort.remote()
     try:
@@ -136,4 +133,3 @@ def stop(controller: Any, answer: Any, run: Any) -> bool:
     ended, _ = api.wait([run], timeout=ABORT_TIMEOUT)
     if not ended:
         logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)
-    return bool(ended)

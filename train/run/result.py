@@ -7,14 +7,13 @@ import importlib
 import json
 import logging
 import operator
-import pickle
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import TrainingFailedError
 from miniray.train.base.policies import RunState
 from miniray.train.config import CheckpointConfig
-from miniray.train.controller.outcome import STOPPED, make_error, read_outcome
+from miniray.train.controller.outcome import STOPPED
 from miniray.train.controller.recorder import CheckpointBook, lookup, score
 from miniray.train.progress.meter import format_value, shorten
 from miniray.train.storage.metrics_log import flatten, read_rows
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.controller.outcome import RunOutcome
     from miniray.train.storage.checkpoint import Checkpoint
     from miniray.train.storage.manifests import CheckpointRecord
 
@@ -118,9 +116,8 @@ class Result:
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
         """Return the results in the folder of a run.
 
-        Of a detached run these are also its return value and the exceptions of its ranks. They
-        are unpickled: read the folders of runs that you trust. A run that has not ended, or was
-        killed with its driver, has no error; its text tells its state.
+        Its return value and the exceptions of its ranks are known to ``fit()`` only. A run that has
+        not ended, or was killed with its driver, has no error; its text tells its state.
 
         Args:
             path: The folder of the run: a local path, a URL, or a path on ``storage_filesystem``.
@@ -139,7 +136,6 @@ class Result:
         facts = storage.run_facts()
         rows = read_rows(storage)
         records = storage.records()
-        outcome = read_outcome(storage, str(facts.get("run_id")))
         # A run that was killed early may have checkpoints and no rows.
         newest = dict(records[-1].metrics) if records else None
         return cls.kept(
@@ -147,9 +143,8 @@ class Result:
             rows[-1]["metrics"] if rows else newest,
             records,
             _checkpoint_config(storage),
-            error=_error(facts, outcome),
-            return_value=_return_value(storage, outcome),
-            _unfinished=_unfinished(facts) if outcome is None else "",
+            error=_error(facts),
+            _unfinished=_unfinished(facts),
         )
 
     @classmethod
@@ -218,24 +213,12 @@ def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
         return CheckpointConfig()
 
 
-def _error(facts: Mapping[str, Any], outcome: RunOutcome | None) -> TrainingFailedError | None:
-    if outcome is not None:
-        return make_error(outcome)
+def _error(facts: Mapping[str, Any]) -> TrainingFailedError | None:
     if facts.get("state") == RunState.ERRORED.value:
         return TrainingFailedError(facts.get("error"))
     if facts.get("state") == RunState.ABORTED.value:
         return TrainingFailedError(STOPPED)
     return None
-
-
-def _return_value(storage: RunStorage, outcome: RunOutcome | None) -> Any:
-    if outcome is None or not outcome.return_value:
-        return None
-    try:
-        return pickle.loads(outcome.return_value)
-    except Exception:  # its class may not be here, and may raise anything
-        logger.warning("The return value of %s can't be loaded.", storage.path, exc_info=True)
-        return None
 
 
 def _unfinished(facts: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from miniray.common.runtime import current_runtime, runtime_or_none
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.data.shards import Datasets, Packed, Shards, set_shards
+from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.worker import context
 from miniray.train.worker.rank_logs import output_of_this_process
 from miniray.train.worker.session import RankSession
@@ -54,37 +54,6 @@ class TrainLoop:
 
     def __call__(self) -> Any:
         return self.function(*self.arguments)
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedLoop:
-    """A train loop with its datasets.
-
-    Attributes:
-        datasets: The datasets, each packed, or refs to such.
-    """
-
-    loop: Packed
-    datasets: Datasets
-
-    @classmethod
-    def of(cls, loop: TrainLoop) -> PackedLoop:
-        """Pack a train loop whose datasets are sources.
-
-        Raises:
-            TypeError: Something can't be pickled.
-            ValueError: Something belongs to this process.
-        """
-        bare = dataclasses.replace(loop, datasets=Datasets())
-        return cls(sent(bare, Packed.of), loop.datasets.published(Packed.of))
-
-    def published(self, put: Callable[[Any], Any]) -> PackedLoop:
-        """Return this loop with refs as datasets, so that each node gets those only once."""
-        return dataclasses.replace(self, datasets=self.datasets.published(put))
-
-    def load(self) -> TrainLoop:
-        loop: TrainLoop = self.loop.load()
-        return dataclasses.replace(loop, datasets=self.datasets)
 
 
 def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
@@ -163,13 +132,8 @@ class TrainWorker:
         assert self._ranks is not None
         return storage.problem_here(token, writes=self._ranks.local_rank == 0)
 
-    def run(
-        self, loop: TrainLoop | PackedLoop, setup: SessionSetup, carrier: Carrier
-    ) -> WorkerOutcome:
+    def run(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
-        if isinstance(loop, PackedLoop):
-            loop = loop.load()
-
         assert self._ranks is not None
         session = self._make_session(setup, self._ranks, carrier)
         context.set_session(session)

@@ -215,25 +215,6 @@ def test_reports_are_numbered_on_over_restarts_and_resumed_runs(start):
     assert numbers == [0, 1, "FINISHED", 2, 3, "FINISHED"]
 
 
-def test_a_controller_that_starts_again_counts_on_from_where_the_one_before_was(start, tmp_path):
-    async def loop(rank):
-        attempts.append(rank.setup.attempt)
-        if rank.setup.attempt < 3:
-            raise RuntimeError("boom")
-
-    attempts = []
-    first = start(workers=1, max_failures=5)
-    asyncio.run(first.run(first, [loop]))
-    storage = RunStorage(tmp_path, "run")
-    facts = storage.run_facts()
-    assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (3, 2, 0)
-    again = start(workers=1, max_failures=2, run_id=facts["run_id"])
-    asyncio.run(again.run(again, [loop]))
-    assert attempts == [1, 2, 3, 4]
-    facts = storage.run_facts()
-    assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (4, 2, 1)
-
-
 def test_a_run_that_was_taken_over_while_it_started_stops(start, tmp_path):
     class Taken(FakeGroup):
         async def start(self, carrier, attempt):

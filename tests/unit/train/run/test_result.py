@@ -186,3 +186,12 @@ def test_a_run_that_was_stopped_has_an_error_that_says_so(run_folder):
     storage = RunStorage(run_folder.parent, "run")
     storage.write_run_facts({"token": "t", "state": "ABORTED"})
     assert "was stopped before it had finished" in str(Result.from_path(run_folder).error)
+
+
+@pytest.mark.parametrize("state", ["INITIALIZING", "RUNNING"])
+def test_a_run_that_has_not_ended_says_so(tmp_path, state):
+    storage = RunStorage(tmp_path, "run")
+    storage.write_run_facts({"token": "a-1", "run_id": "a", "state": state})
+    result = Result.from_path(tmp_path / "run")
+    assert result.error is None
+    assert f"state: {state} when this was last written" in str(result)
