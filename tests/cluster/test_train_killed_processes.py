@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import concurrent.futures
 import multiprocessing
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ PROGRAM = """
 import os, signal, sys
 from miniray.train.worker.local_link import LinkClient
 
-client = LinkClient.connect(("127.0.0.1", int(sys.argv[1])), b"secret of the run", 1, 30)
+client = LinkClient(("127.0.0.1", int(sys.argv[1])), b"secret of the run", 1, 30)
 child = os.fork()
 if child == 0:
     signal.pause()
@@ -32,26 +33,26 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_child_of_a_rank_does_not_hide_that_the_rank_was_killed():
-    async def scenario():
-        listener = socket.create_server(("127.0.0.1", 0))
-        command = [sys.executable, "-c", PROGRAM, str(listener.getsockname()[1])]
-        children, lost = [], asyncio.Queue()
+    children, lost = [], queue.SimpleQueue()
 
-        async def answer(rank, kind, arguments):
-            children.extend(arguments)
+    def answer(rank, kind, child):
+        children.append(child)
+        told = concurrent.futures.Future()
+        told.set_result(None)
+        return told
 
-        link = LinkServer(listener, b"secret of the run", [1], 60)
-        link.serve(answer, lost.put_nowait)
-        with subprocess.Popen(command) as process:
-            try:
-                assert await asyncio.wait_for(lost.get(), 60) == 1
-            finally:
-                for child in children:
-                    os.kill(child, signal.SIGKILL)
-                process.kill()
-        await link.end(0)
-
-    asyncio.run(scenario())
+    listener = socket.create_server(("127.0.0.1", 0))
+    link = LinkServer(listener, b"secret of the run", 60)
+    link.serve(answer, lost.put)
+    command = [sys.executable, "-c", PROGRAM, str(listener.getsockname()[1])]
+    with subprocess.Popen(command) as process:
+        try:
+            assert lost.get(timeout=60) == 1
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            process.kill()
+    link.close()
 
 
 @pytest.fixture

@@ -1,33 +1,33 @@
-"""The controller of a run in local mode, in a thread, and the worker group that it has there.
+"""The controller of a run in local mode, in a thread of rank 0, and its worker group.
 
-The thread has an event loop of its own; other threads reach the controller by calls that return
-futures, as they would reach an actor. The group is this process, and those that torchrun has
-started; the controller sees it as any worker group.
+The group is this process, and those that torchrun has started. Every rank, this one too, asks the
+thread for its setup, then calls the controller, says how its train loop has ended, and asks how the
+run has. There is a single attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import logging
 import threading
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, cast
 
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.policies import RunState
+from miniray.train.base.ranks import listed
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import STOPPING
+from miniray.train.controller.waits import within
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
 from miniray.train.worker.controller_client import run_has_ended
 from miniray.train.worker.worker import WorkerOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.local_link import LinkServer
     from miniray.train.worker.session import SessionSetup
-
-    RunOnce = Callable[[SessionSetup, Carrier], WorkerOutcome]
-    #: What the main thread of rank 0 does in an attempt.
-    Turn = Callable[[RunOnce], None]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +44,6 @@ ABORT_TIMEOUT = 10.0
 #: Seconds after which the user is told what a run that is to stop waits for.
 TELL_AFTER = 0.5
 
-
 #: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
 #: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
 END_TIMEOUT = 10.0
@@ -56,24 +51,40 @@ FAILURE_TIMEOUT = 1.0
 
 
 class ControllerThread:
-    """A controller and the thread that it runs in.
+    """A controller, the thread that it runs in, and its worker group.
 
     Args:
         spec: The run.
-        group: The processes of all its attempts.
+        size: Number of ranks.
+        link: To the ranks beside 0, if there are any.
     """
 
-    def __init__(self, spec: RunSpec, group: LocalGroup) -> None:
+    infos = ()  # what ranks print is the program's own output
+
+    def __init__(self, spec: RunSpec, size: int, link: LinkServer | None) -> None:
+        self.size = size
         self._name = spec.name
         self._user_callbacks = spec.run_config.callbacks or ()
-        self._controller = TrainController(spec, lambda *_: cast("WorkerGroup", group))
-        self._group = group
+        self._controller = TrainController(spec, lambda *_: cast("WorkerGroup", self))
+        self._link = link
         self._machine = asyncio.new_event_loop()
-        self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
+        self._outcome: Future[RunOutcome] = Future()
         self._lock = threading.Lock()
         self._over = False
+        #: What ranks ask for: the setup is None if the run ends without an attempt.
+        self._setup: asyncio.Future[SessionSetup | None] = self._machine.create_future()
+        self._told: asyncio.Future[RunOutcome] = self._machine.create_future()
+        #: How the train loop of each rank ended.
+        self._outcomes: list[asyncio.Future[WorkerOutcome]] = [
+            self._machine.create_future() for _ in range(size)
+        ]
+        self._missing = set(range(size))
+        self._all_here, self._all_gone = asyncio.Event(), asyncio.Event()
+        self._left = set(range(1, size))  # ranks that have not hung up
 
-    def start(self, loop: Any, when_over: Callable[[], None]) -> None:
+    # --- for other threads --------------------------------------------------------------------
+
+    def begin(self, loop: Any) -> None:
         """Start the run."""
 
         def serve() -> None:
@@ -83,18 +94,19 @@ class ControllerThread:
                 self._outcome.set_exception(error)
             finally:
                 self._close()
-                when_over()
 
-        threading.Thread(target=serve, name="train-controller", daemon=True).start()
+        self._thread = threading.Thread(target=serve, name="train-controller", daemon=True)
+        self._thread.start()
 
     def outcome(self) -> RunOutcome:
+        self._thread.join()
         return self._outcome.result()
 
-    def call(self, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
-        """Call a method of the controller; from any thread.
+    def ask(self, rank: int, kind: str, *arguments: Any) -> Future[Any]:
+        """Ask for ``setup`` or ``outcome``, tell the ``end``, or call the controller.
 
         Returns:
-            What becomes of it: it is cancelled if the run ends meanwhile.
+            The answer: it is cancelled if the run ends meanwhile.
 
         Raises:
             ControllerLostError: The run has ended.
@@ -102,8 +114,8 @@ class ControllerThread:
         with self._lock:
             if self._over:
                 raise run_has_ended()
-            coroutine = getattr(self._controller, method)(*arguments)
-            return asyncio.run_coroutine_threadsafe(coroutine, self._machine)
+            answer = self._answer(rank, kind, arguments)
+            return asyncio.run_coroutine_threadsafe(answer, self._machine)
 
     def abort(self, *, at_once: bool = False) -> None:
         """Stop the run once the uploads that ranks have begun have ended; wait for its end.
@@ -120,27 +132,35 @@ class ControllerThread:
 
     def _stop(self, *, at_once: bool) -> None:
         with contextlib.suppress(ControllerLostError):  # it has ended already
-            stopping = self.call("abort", at_once)
-            _, waits = concurrent.futures.wait([stopping], TELL_AFTER)
+            stopping = self.ask(0, "abort", at_once)
+            _, waits = wait([stopping], TELL_AFTER)
             if waits:
                 logger.warning(STOPPING)
-                concurrent.futures.wait([stopping])
-        _, runs = concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
+                wait([stopping])
+        _, runs = wait([self._outcome], ABORT_TIMEOUT)
         if runs:
             logger.warning("Run %s did not end within %s s.", self._name, ABORT_TIMEOUT)
 
+    # --- in the thread ------------------------------------------------------------------------
+
     async def _run(self, loop: Any) -> RunOutcome:
         shown = asyncio.ensure_future(self._show())
-        self._group.serve(self._controller)
+        if self._link is not None:
+            self._link.serve(self.ask, self._lose)
         try:
-            carrier = functools.partial(self.call, "call")
+            carrier = functools.partial(self.ask, 0, "call")
             outcome = await self._controller.run(carrier, [loop])
         finally:
             await asyncio.wait({shown}, timeout=1)
             shown.cancel()
-        # The main thread may wait where no other rank will come to. A rank that is told of a
-        # failure ends its process, and torchrun ends this one.
-        await self._group.part(outcome)
+        if not self._setup.done():
+            self._setup.set_result(None)
+        self._told.set_result(outcome)
+        if self._link is not None:
+            # The main thread may wait where no other rank will come to. A rank that is told of a
+            # failure ends its process, and torchrun ends this one.
+            finished = outcome.state is RunState.FINISHED
+            await within(END_TIMEOUT if finished else FAILURE_TIMEOUT, self._all_gone.wait())
         return outcome
 
     async def _show(self) -> None:
@@ -155,78 +175,50 @@ class ControllerThread:
                 await asyncio.sleep(PAUSE)
         display.close()
 
+    async def _answer(self, rank: int, kind: str, arguments: tuple[Any, ...]) -> Any:
+        if kind == "setup":
+            self._come(rank)
+            return await asyncio.shield(self._setup)  # one that goes away leaves the others waiting
+        if kind == "outcome":
+            return await asyncio.shield(self._told)
+        if kind == "end":
+            return self._end(rank, *arguments)
+        return await getattr(self._controller, kind)(*arguments)
+
+    def _come(self, rank: int) -> None:
+        self._missing.discard(rank)
+        if not self._missing:
+            self._all_here.set()
+
+    def _end(self, rank: int, outcome: WorkerOutcome) -> None:
+        if not self._outcomes[rank].done():
+            self._outcomes[rank].set_result(outcome)
+
+    def _lose(self, rank: int) -> None:
+        """Enter that the connection of a rank has ended; from any thread."""
+        with self._lock:
+            if not self._over:
+                self._machine.call_soon_threadsafe(self._hung_up, rank)
+
+    def _hung_up(self, rank: int) -> None:
+        self._come(rank)  # it is not waited for
+        self._left.discard(rank)
+        if not self._left:
+            self._all_gone.set()
+        lost = WorkerFailure(
+            f"Rank {rank} is gone: its process has ended before its train loop, or its machine "
+            f"can't be reached."
+        )
+        self._end(rank, WorkerOutcome(failure=lost))  # counts only if its end is not known
+
     def _close(self) -> None:
         """Take no more calls, and end those that are under way: someone may wait for them."""
         with self._lock:
             self._over = True
         self._machine.run_until_complete(_end_all())
         self._machine.close()
-
-
-async def _end_all() -> None:
-    await asyncio.sleep(0)  # calls that were handed over become tasks
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-
-
-class LocalGroup:
-    """The processes of a run as the controller sees them; one for all attempts.
-
-    A rank beside 0 asks for its setup, then sends its calls of the controller and how its train
-    loop ended, and asks last for the outcome of the run. None in place of the setup means that the
-    run ends without an attempt.
-
-    Args:
-        link: To the ranks beside 0, if there are any. They have a single attempt.
-        run_here: Has the main thread call this, with what runs the train loop of rank 0 once.
-    """
-
-    infos = ()  # what ranks print is the program's own output
-
-    def __init__(
-        self, size: int, link: LinkServer | None, run_here: Callable[[Turn], None]
-    ) -> None:
-        self.size = size
-        self._link = link
-        self._run_here = run_here
-        self._lost: set[int] = set()
-        self._finish: Callable[[int, WorkerOutcome], None] | None = None
-
-    def serve(self, controller: TrainController) -> None:
-        """Answer the other ranks from now on."""
-        loop = asyncio.get_running_loop()
-        self._setup: asyncio.Future[SessionSetup | None] = loop.create_future()
-        self._outcome: asyncio.Future[RunOutcome] = loop.create_future()
-        self._controller = controller
         if self._link is not None:
-            self._link.serve(self._answer, self._lose)
-
-    async def _answer(self, rank: int, kind: str, arguments: tuple[Any, ...]) -> Any:
-        if kind == "call":
-            return await self._controller.call(*arguments)
-        if kind == "end":
-            if self._finish is not None:
-                self._finish(rank, *arguments)
-            return None
-        # Shielded: one that goes away leaves the others waiting.
-        told: asyncio.Future[Any] = self._setup if kind == "setup" else self._outcome
-        return await asyncio.shield(told)
-
-    def _lose(self, rank: int) -> None:
-        self._lost.add(rank)
-        if self._finish is not None:  # it counts only for a rank whose end is not known
-            self._finish(rank, WorkerOutcome(failure=_loss(rank)))
-
-    async def part(self, outcome: RunOutcome) -> None:
-        """Tell the ranks how the run has ended, stay until they have read it, and hang up."""
-        if self._link is not None:
-            if not self._setup.done():
-                self._setup.set_result(None)
-            self._outcome.set_result(outcome)
-            finished = outcome.state is RunState.FINISHED
-            await self._link.end(END_TIMEOUT if finished else FAILURE_TIMEOUT)
+            self._link.close()
 
     # --- what the controller does with a worker group ------------------------------------------
 
@@ -245,36 +237,24 @@ class LocalGroup:
             TimeoutError: Some did not connect in time.
         """
         del storage, token
-        if self._link is not None:
-            await self._link.wait_connected()
-        if self._lost:
-            raise GroupStartError({rank: _loss(rank) for rank in self._lost})
+        if self._link is not None and not await within(self._link.timeout, self._all_here.wait()):
+            raise TimeoutError(
+                f"{listed(self._missing).capitalize()} did not connect with rank 0 in "
+                f"{self._link.timeout:g} s."
+            )
+        ended = {rank: each.result() for rank, each in enumerate(self._outcomes) if each.done()}
+        lost = {rank: each.failure for rank, each in ended.items() if each.failure is not None}
+        if lost:
+            raise GroupStartError(lost)
         return {}
 
     def run(
         self, loop: Any, setup: SessionSetup, carrier: Carrier
     ) -> list[asyncio.Future[WorkerOutcome]]:
         """Let every process run the train loop; the outcomes, in order of rank."""
-        del loop  # each has its own
-        machine = asyncio.get_running_loop()
-        outcomes = [machine.create_future() for _ in range(self.size)]
-
-        def finish(rank: int, outcome: WorkerOutcome) -> None:
-            if not outcomes[rank].done():
-                outcomes[rank].set_result(outcome)
-
-        def turn(run_once: RunOnce) -> None:
-            outcome = run_once(setup, carrier)
-            with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
-                machine.call_soon_threadsafe(finish, 0, outcome)
-
-        self._finish = finish
-        if not self._setup.done():
-            self._setup.set_result(setup)
-        for rank in self._lost:
-            finish(rank, WorkerOutcome(failure=_loss(rank)))
-        self._run_here(turn)
-        return outcomes
+        del loop, carrier  # each has its own
+        self._setup.set_result(setup)
+        return self._outcomes
 
     async def end_rank(self, rank: int) -> None:
         """The processes end when their programs do."""
@@ -283,8 +263,9 @@ class LocalGroup:
         """The processes end when their programs do."""
 
 
-def _loss(rank: int) -> WorkerFailure:
-    return WorkerFailure(
-        f"Rank {rank} is gone: its process has ended before its train loop, or its machine can't "
-        f"be reached."
-    )
+async def _end_all() -> None:
+    await asyncio.sleep(0)  # calls that were handed over become tasks
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -7,14 +7,13 @@ has the controller. How these find each other is the backend's part.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import logging
-import queue
 import signal
 import threading
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedError
@@ -22,7 +21,7 @@ from miniray.train.base.failures import WorkerFailure, describe
 from miniray.train.base.policies import RunState, ScalingDecision
 from miniray.train.config.rules import FailureConfig, FixedScaling, LimitedRetries
 from miniray.train.controller.outcome import STOPPING, RunOutcome
-from miniray.train.run.controller_thread import FAILURE_TIMEOUT, ControllerThread, LocalGroup
+from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
 from miniray.train.worker.local_link import LinkClient, LinkServer
@@ -30,11 +29,11 @@ from miniray.train.worker.session import RankSession
 from miniray.train.worker.worker import TrainWorker, WorkerOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.run.controller_thread import Turn
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
     from miniray.train.worker.controller_client import Carrier
@@ -127,22 +126,36 @@ class _LocalWorker(TrainWorker):
         super().__init__(spec.backend, spec.run_config.logging_config)
         self._ranks = place.ranks
         self._session: RankSession | None = None
+        self.storage = spec.storage
         self.interrupts = DeferredInterrupts()
         self.error: BaseException | None = None
 
-    def run_once(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
-        """Run the train loop; an interrupt by the user is raised."""
-        self.error = None
-        outcome = self.run(loop, setup, carrier)
-        if isinstance(self.error, KeyboardInterrupt):
+    def take_part(self, loop: TrainLoop, ask: Callable[..., Future[Any]]) -> WorkerOutcome | None:
+        """Run the train loop once all ranks are there; return how it ended; None if it did not run.
+
+        Args:
+            ask: ``ControllerThread.ask`` for this rank, wherever that is.
+
+        Raises:
+            ControllerLostError: The run is over; the train loop may be the first to notice.
+            KeyboardInterrupt: The user stopped the run.
+        """
+        setup: SessionSetup | None = ask("setup").result()
+        if setup is None:
+            return None
+        self.storage = setup.storage
+        if self.storage.run_facts().get("token") != setup.token:
+            self.error = _not_shared(self.storage)
+            return WorkerOutcome(failure=WorkerFailure.of(self.error))
+        outcome = self.run(loop, setup, functools.partial(ask, "call"))
+        if isinstance(self.error, KeyboardInterrupt | ControllerLostError):
             raise self.error
         return outcome
 
     def finish_uploads(self) -> None:
-        """After an interrupt, wait until the upload that runs in the background has ended."""
+        """Wait until the upload that runs in the background has ended; others are not begun."""
         if self._session is not None and not self.interrupts.at_once:
             self._session.close(wait=True)
-            self._session.confirm_reports()
 
     def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
         self._session = RankSession(setup, ranks, carrier, self.interrupts.deferred)
@@ -151,54 +164,8 @@ class _LocalWorker(TrainWorker):
     def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
         self.error = error
         if isinstance(error, KeyboardInterrupt):
-            # The upload that runs goes on, and one of the user asks the session for the storage.
-            session.close()
-        else:
-            # The process goes on, and a later attempt may use the name that is being uploaded.
-            session.close(wait=True)
-            context.set_session(None)
+            session.close()  # the upload that runs goes on
         return super()._give_up(session, error)
-
-
-# --- other ranks than 0 --------------------------------------------------------------------
-
-
-def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient) -> LocalEnd:
-    """Run the train loop as a rank that has no controller."""
-    worker = _LocalWorker(spec, place)
-    storage = spec.storage
-    try:
-        setup: SessionSetup | None = link.ask("setup").result()
-        if setup is not None:
-            storage = setup.storage
-            if storage.run_facts().get("token") == setup.token:
-                outcome = worker.run_once(loop, setup, functools.partial(link.ask, "call"))
-            else:
-                worker.error = _not_shared(storage)
-                outcome = WorkerOutcome(failure=WorkerFailure.of(worker.error))
-            if isinstance(worker.error, ControllerLostError):
-                raise worker.error  # the train loop was only the first to notice
-            if outcome.failure is None:
-                link.ask("end", outcome)
-            else:
-                # Rank 0 may be waiting for this one in a collective of the framework, so this one
-                # does not wait for the run: when its process ends, torchrun ends the others.
-                with contextlib.suppress(ControllerLostError):
-                    concurrent.futures.wait([link.ask("end", outcome)], FAILURE_TIMEOUT)
-                failures = {place.ranks.world_rank: outcome.failure}
-                ended = RunOutcome(
-                    RunState.ERRORED, message=describe(failures, ()), worker_failures=failures
-                )
-                return LocalEnd(ended, storage, worker.error)
-        ended = link.ask("outcome").result()
-    except ControllerLostError as error:
-        lost = WorkerFailure.of(error)
-        ended = RunOutcome(RunState.ERRORED, message=str(error), controller_failure=lost)
-        return LocalEnd(ended, storage, error)
-    except KeyboardInterrupt:
-        worker.finish_uploads()
-        raise
-    return LocalEnd(ended, storage, None)
 
 
 def _not_shared(storage: RunStorage) -> StorageNotSharedError:
@@ -209,29 +176,53 @@ def _not_shared(storage: RunStorage) -> StorageNotSharedError:
     )
 
 
-# --- rank 0 ------------------------------------------------------------------------------
+def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient) -> LocalEnd:
+    """Run the train loop as a rank that has no controller."""
+    worker = _LocalWorker(spec, place)
+    try:
+        outcome = worker.take_part(loop, link.ask)
+        if outcome is not None and outcome.failure is not None:
+            # Rank 0 may be waiting for this one in a collective of the framework, so this one does
+            # not wait for the run: when its process ends, torchrun ends the others.
+            with contextlib.suppress(ControllerLostError):
+                link.ask("end", outcome)
+            failures = {place.ranks.world_rank: outcome.failure}
+            told = describe(failures, ())
+            ended = RunOutcome(RunState.ERRORED, message=told, worker_failures=failures)
+            return LocalEnd(ended, worker.storage, worker.error)
+        if outcome is not None:
+            link.ask("end", outcome)
+        ended = link.ask("outcome").result()
+    except ControllerLostError as error:
+        lost = WorkerFailure.of(error)
+        ended = RunOutcome(RunState.ERRORED, message=str(error), controller_failure=lost)
+        return LocalEnd(ended, worker.storage, error)
+    except KeyboardInterrupt:
+        worker.finish_uploads()
+        raise
+    return LocalEnd(ended, worker.storage, None)
 
 
 def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | None) -> LocalEnd:
-    """Run attempts, with the controller in a thread, until that ends the run."""
+    """Run the train loop as rank 0, with the controller in a thread beside it."""
     size = place.ranks.world_size
-    # The processes are those that there are; torchrun starts them again, with --max-restarts.
+    # The processes are those that there are, and run once; torchrun has --max-restarts.
     scaling = FixedScaling(ScalingDecision(size, spec.scaling_config.worker_resources))
     never = LimitedRetries(FailureConfig(controller_failure_limit=0))
-    policy = spec.failure_policy if link is None else never
-    spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
-    #: What this thread is to do; None at the end of the run.
-    following: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
-    controller = ControllerThread(spec, LocalGroup(size, link, following.put))
+    spec = dataclasses.replace(spec, failure_policy=never, scaling_policy=scaling)
+    controller = ControllerThread(spec, size, link)
     worker = _LocalWorker(spec, place)
-    controller.start(loop, lambda: following.put(None))
+    ask = functools.partial(controller.ask, place.ranks.world_rank)
+    controller.begin(loop)
     try:
-        while (turn := following.get()) is not None:
-            turn(functools.partial(worker.run_once, loop))
+        with contextlib.suppress(CancelledError, ControllerLostError):  # it is over: see below
+            if (ended := worker.take_part(loop, ask)) is not None:
+                ask("end", ended)
+        outcome = controller.outcome()
+        worker.finish_uploads()
     except KeyboardInterrupt:
         controller.abort(at_once=worker.interrupts.at_once)
         raise
-    outcome = controller.outcome()
     # What a loop raises because its controller or another rank has failed is no cause.
     error = worker.error if 0 in outcome.worker_failures else None
     return LocalEnd(outcome, spec.storage, error)

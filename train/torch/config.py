@@ -133,8 +133,7 @@ class TorchBackend(Backend):
         self._leave = contextlib.ExitStack()
         given = dist.is_initialized()
         place = join(self._config.backend, self._config.timeout_s, config, self._leave)
-        # A rank that is alone may run its train loop again, in the same group.
-        self._made_group = place.link is not None and not given
+        self._made_group = not given
         return place
 
     def leave_local(self) -> None:

@@ -147,5 +147,5 @@ def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServe
     assert where[0] is not None
     host, port, secret = where[0]
     if listener is not None:
-        return LinkServer(listener, secret, range(1, size), timeout)
-    return LinkClient.connect((host, port), secret, rank, timeout)
+        return LinkServer(listener, secret, timeout)
+    return LinkClient((host, port), secret, rank, timeout)

@@ -1,273 +1,186 @@
 """Requests between the processes of one run in local mode: rank 0 answers those of the others.
 
-One connection for each other rank. Both ends prove that they know the run's secret before
-anything is unpickled. The end of a process ends its connection, which the other end notices at
-once. What is asked, and what follows from a loss, is not decided here.
+Each thread of a rank has a connection of its own, on which it waits for one answer after the other;
+one more has no requests, and tells rank 0 by its end that the process has ended. Both ends prove
+that they know the run's secret before anything is unpickled.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
-import itertools
+import functools
+import logging
 import os
-import pickle
 import socket
-import struct
 import threading
 import time
 import weakref
+from concurrent.futures import CancelledError, Future
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from miniray.exceptions import AuthenticationError
-from miniray.security.challenge import DIGEST_SIZE, NONCE_SIZE, ServerChallenge, answer_blocking
+from miniray.security.challenge import answer_blocking, demand_blocking
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that rank 0 gives the other side of a new connection to prove itself.
 PROOF_TIMEOUT = 5.0
 
-#: Before each message, which is a pickle: its length.
-_LENGTH = struct.Struct("!Q")
-
-#: What is raised when the other end is gone, or is no rank.
-_GONE = (EOFError, OSError, AuthenticationError, asyncio.TimeoutError)
-
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     # A child that held a connection open would hide the death of its parent.
-    for connected in list(_sockets):
-        if (number := connected.detach()) >= 0:  # close() would wait for files made of it
-            os.close(number)
+    for connection in list(_connections):
+        connection.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _use(connected: socket.socket) -> socket.socket:
-    _sockets.add(connected)
+def _use(connected: socket.socket) -> Connection:
+    """Return a connection of messages over a socket that has proved itself."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connected
-
-
-def _framed(message: Any) -> bytes:
-    data = pickle.dumps(message)
-    return _LENGTH.pack(len(data)) + data
+    connected.settimeout(None)
+    connection = Connection(connected.detach())
+    _connections.add(connection)
+    return connection
 
 
 class LinkServer:
-    """Rank 0's end of the connections; from ``serve`` on in the controller's event loop.
+    """Rank 0's end of the connections, with a thread for each.
 
-    The other ranks get ``timeout`` seconds to connect.
+    Args:
+        timeout: Seconds that the other ranks get to connect, for who waits for them.
     """
 
-    def __init__(
-        self, listener: socket.socket, secret: bytes, ranks: Collection[int], timeout: float
-    ) -> None:
+    def __init__(self, listener: socket.socket, secret: bytes, timeout: float) -> None:
         self._listener = listener
         self._secret = secret
-        self._timeout = timeout
-        self._missing = set(ranks)
-        self._complete = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.timeout = timeout
+        self._closed = False
+        self._lock = threading.Lock()
+        self._open: set[Connection | socket.socket] = set()
+        self._threads: list[threading.Thread] = []
 
-    def serve(
-        self,
-        answer: Callable[[int, str, tuple[Any, ...]], Coroutine[Any, Any, Any]],
-        lost: Callable[[int], None],
-    ) -> None:
+    def serve(self, answer: Callable[..., Future[Any]], lost: Callable[[int], None]) -> None:
         """Answer the other ranks from now on.
 
         Args:
-            answer: Called with a rank, what it asks for and with which arguments. Those of one
-                rank begin in the order sent.
-            lost: Called with a rank whose connection has ended.
+            answer: Called with a rank, what it asks for and with which arguments.
+            lost: Called with a rank whose process has ended.
         """
         self._answer, self._lost = answer, lost
-        self._accepting = self._start(self._accept())
-
-    async def wait_connected(self) -> None:
-        """Wait until all ranks have connected.
-
-        Raises:
-            TimeoutError: Some did not in time.
-        """
-        try:
-            await asyncio.wait_for(self._complete.wait(), self._timeout)
-        except asyncio.TimeoutError:
-            raise TimeoutError(
-                f"Ranks {sorted(self._missing)} did not connect with rank 0 in {self._timeout:g} s."
-            ) from None
-
-    async def end(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds for all ranks to hang up, then end the connections."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._start(self._accept)
 
     def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            self._closed = True
+            ends = [self._listener, *self._open]
+        for end in ends:  # wakes the threads that wait there
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as same:
+                same.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for thread in self._threads:
+            thread.join()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="train-link", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-    async def _accept(self) -> None:
-        self._listener.setblocking(False)
-        loop = asyncio.get_running_loop()
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connected, _ = self._listener.accept()
+                self._start(functools.partial(self._serve, connected))
+
+    def _serve(self, connected: socket.socket) -> None:
+        try:
+            self._enter(connected)
+            demand_blocking(connected, self._secret, time.monotonic() + PROOF_TIMEOUT)
+        except OSError as error:  # also of a wrong proof
+            logger.debug("A connection that is none of a rank was closed: %s", error)
+            connected.close()
+            return
+        gone = EOFError, OSError, CancelledError  # what is at the other end, or the run
+        with _use(connected) as connection, contextlib.suppress(*gone):
+            self._enter(connection)
+            self._serve_rank(connection, *connection.recv())
+
+    def _enter(self, end: Connection | socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("The run has ended.")
+            self._open.add(end)
+
+    def _serve_rank(self, connection: Connection, rank: int, requests: bool) -> None:
         try:
             while True:
-                connected, _ = await loop.sock_accept(self._listener)
-                self._start(self._serve_rank(_use(connected)))
+                kind, arguments = connection.recv()
+                try:
+                    answer = self._answer(rank, kind, *arguments).result(), None
+                except CancelledError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - raised where it was asked for
+                    answer = None, WorkerFailure.of(error)
+                connection.send(answer)
         finally:
-            self.close()
-
-    async def _serve_rank(self, connected: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=connected)
-        calls: set[asyncio.Task[None]] = set()
-        rank: int | None = None
-        try:
-            rank = await asyncio.wait_for(self._admit(reader, writer), PROOF_TIMEOUT)
-            while True:
-                number, kind, arguments = await _read(reader)
-                call = asyncio.ensure_future(
-                    _reply(writer, number, self._answer(rank, kind, arguments))
-                )
-                calls.add(call)
-                call.add_done_callback(calls.discard)
-        except _GONE:
-            if rank is not None:
+            if not requests:
                 self._lost(rank)
-        finally:
-            for call in calls:
-                call.cancel()
-            writer.close()
-
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        """Let the other end prove itself; its rank."""
-        challenge = ServerChallenge(self._secret)
-        writer.write(challenge.greeting)
-        proof, _ = challenge.feed(await reader.readexactly(DIGEST_SIZE + NONCE_SIZE))
-        writer.write(proof)
-        rank: int = await _read(reader)
-        self._missing.discard(rank)
-        if not self._missing:
-            self._complete.set()
-            self._accepting.cancel()
-        return rank
-
-
-async def _read(reader: asyncio.StreamReader) -> Any:
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return pickle.loads(await reader.readexactly(length))
-
-
-async def _reply(
-    writer: asyncio.StreamWriter, number: int, answer: Coroutine[Any, Any, Any]
-) -> None:
-    value, failure = None, None
-    try:
-        value = await answer
-    except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
-        failure = WorkerFailure.of(error)
-    writer.write(_framed((number, value, failure)))
 
 
 class LinkClient:
-    """Another rank's end of its connection with rank 0. Thread-safe."""
+    """Another rank's end of its connections with rank 0. Thread-safe."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._sending = threading.Lock()
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._waiting: dict[int, concurrent.futures.Future[Any]] = {}
-        self._closed = False
-        self._thread = threading.Thread(target=self._receive, name="train-link", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def connect(
-        cls, address: tuple[str, int], secret: bytes, rank: int, timeout: float
-    ) -> LinkClient:
+    def __init__(self, address: tuple[str, int], secret: bytes, rank: int, timeout: float) -> None:
         """Connect this rank with rank 0, within so many seconds."""
-        deadline = time.monotonic() + timeout
-        connected = _use(socket.create_connection(address, timeout))
+        self._address, self._secret, self._rank, self._timeout = address, secret, rank, timeout
+        self._own = threading.local()
+        self._presence = self._connect(requests=False)
+
+    def ask(self, kind: str, *arguments: Any) -> Future[Any]:
+        """Ask rank 0 for something, and wait for the answer.
+
+        Raises:
+            ControllerLostError: It is gone.
+        """
+        answer: Future[Any] = Future()
         try:
-            answer_blocking(connected, secret, deadline)
-            connected.settimeout(None)
-            connected.sendall(_framed(rank))
+            if not hasattr(self._own, "connection"):
+                self._own.connection = self._connect(requests=True)
+            self._own.connection.send((kind, arguments))
+            value, failure = self._own.connection.recv()
+        except (EOFError, OSError) as error:
+            raise ControllerLostError(
+                "Rank 0, which has the controller of the run, is gone: its process has ended, or "
+                "its machine can't be reached."
+            ) from error
+        except BaseException:  # as by Ctrl-C: the answer comes when nobody waits for it
+            vars(self._own).pop("connection", None)
+            raise
+        if failure is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(failure.exception())
+        return answer
+
+    def close(self) -> None:
+        self._presence.close()
+
+    def _connect(self, *, requests: bool) -> Connection:
+        connected = socket.create_connection(self._address, self._timeout)
+        try:
+            answer_blocking(connected, self._secret, time.monotonic() + self._timeout)
         except BaseException:
             connected.close()
             raise
-        return cls(connected)
-
-    def ask(self, kind: str, *arguments: Any) -> concurrent.futures.Future[Any]:
-        """Ask rank 0 for something.
-
-        Raises:
-            ControllerLostError: It is gone. The future raises this if it is lost meanwhile.
-        """
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        with self._sending:
-            number = next(self._numbers)
-            request = _framed((number, kind, arguments))
-            with self._lock:
-                if self._closed:
-                    raise _lost()
-                self._waiting[number] = future
-            try:
-                self._socket.sendall(request)
-            except OSError:
-                self._lose()
-        return future
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._socket.close()
-
-    def _receive(self) -> None:
-        try:
-            with contextlib.suppress(EOFError, OSError), self._socket.makefile("rb") as stream:
-                while len(header := stream.read(_LENGTH.size)) == _LENGTH.size:
-                    (length,) = _LENGTH.unpack(header)
-                    data = stream.read(length)
-                    if len(data) < length:
-                        break  # rank 0 ended while it sent this
-                    number, value, failure = pickle.loads(data)
-                    with self._lock:
-                        future = self._waiting.pop(number)
-                    if failure is None:
-                        future.set_result(value)
-                    else:
-                        future.set_exception(failure.exception())
-        finally:
-            self._lose()
-
-    def _lose(self) -> None:
-        """Fail all requests that wait for an answer."""
-        with self._lock:
-            self._closed = True
-            waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            future.set_exception(_lost())
-
-
-def _lost() -> ControllerLostError:
-    return ControllerLostError(
-        "Rank 0, which has the controller of the run, is gone: its process has ended, or its "
-        "machine can't be reached."
-    )
+        connection = _use(connected)
+        connection.send((self._rank, requests))
+        return connection

@@ -196,16 +196,15 @@ def test_a_loop_may_go_on_without_a_checkpoint_that_could_not_be_uploaded(fit, t
     assert counts == {"complete": [2], "failed": [1]}
 
 
-def test_after_a_failure_the_loop_is_started_again(fit, tmp_path):
+def test_a_loop_that_fails_is_not_started_again(fit):
     def loop():
-        begin = train.get_checkpoint()
-        if begin is None:
-            train.report({"n": 1}, checkpoint=save(tmp_path / "first", "x"))
-            raise ValueError("once")
-        return begin.path[-17:]
+        calls.append(1)
+        raise ValueError("boom")
 
-    config = FailureConfig(max_failures=1)
-    assert fit(loop, failure_config=config).return_value == "checkpoint_000000"
+    calls = []
+    with pytest.raises(WorkerGroupError, match="boom"):
+        fit(loop, failure_config=FailureConfig(max_failures=1))
+    assert calls == [1]
 
 
 def test_an_exception_in_the_loop_is_the_cause_of_the_runs(fit):
@@ -389,29 +388,26 @@ def test_a_failure_of_the_controller_ends_a_loop_that_reports(fit):
     assert isinstance(caught.value.controller_failure.cause, ZeroDivisionError)
 
 
-def test_an_upload_in_the_background_ends_before_the_loop_is_started_again(fit, tmp_path):
-    begun, uploaded, at_restart = threading.Event(), threading.Event(), []
+def test_a_run_that_has_failed_has_no_upload_left_that_goes_on(fit, tmp_path):
+    begun, failed, uploaded = threading.Event(), threading.Event(), threading.Event()
 
     def slow(checkpoint, name):
         begun.set()
-        failed.wait(30)
+        assert failed.wait(30)
         uploaded.set()
         raise OSError("no room")
 
-    failed = threading.Event()
-
     def loop():
-        at_restart.append(uploaded.is_set())
-        if len(at_restart) == 1:
-            mode = train.CheckpointUploadMode.ASYNC
-            folder = save(tmp_path / "a", "a")
-            train.report({}, folder, checkpoint_upload_mode=mode, checkpoint_upload_fn=slow)
-            assert begun.wait(30)
-            failed.set()
-            raise ValueError("once")
+        mode = train.CheckpointUploadMode.ASYNC
+        folder = save(tmp_path / "a", "a")
+        train.report({}, folder, checkpoint_upload_mode=mode, checkpoint_upload_fn=slow)
+        assert begun.wait(30)
+        failed.set()
+        raise ValueError("once")
 
-    fit(loop, failure_config=FailureConfig(max_failures=1))
-    assert at_restart == [False, True]
+    with pytest.raises(WorkerGroupError):
+        fit(loop)
+    assert uploaded.is_set()
 
 
 def test_collective_calls_of_one_rank_return_at_once(fit):
