@@ -4,12 +4,10 @@ import functools
 import importlib
 import io
 import pickle
-import re
 import sys
 import threading
 
 import pytest
-import rich
 
 from miniray.train import (
     BackendConfig,
@@ -330,7 +328,7 @@ def test_metrics_that_the_encoding_of_the_output_does_not_have_are_shown_escaped
     display = make_display("run")
     row = Row(0, {"note": "gr\u00f6\u00dfer"}, None)
     display.show(Progress(1, RunState.RUNNING, [row], 0, []))
-    assert b"report 0: note=gr\\xf6\\xdfer\n" in content.getvalue()
+    assert b"report 0: note=gr\\xf6\\xdfer (run)" in content.getvalue()
 
 
 class ClosedTerminal(io.StringIO):
@@ -344,37 +342,7 @@ class ClosedTerminal(io.StringIO):
 
 
 def test_a_terminal_that_is_gone_does_not_end_a_run(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(rich, "_console", None)  # it keeps what could not be written
     monkeypatch.setattr(sys, "stdout", ClosedTerminal())
     display = make_display("run")
     display.show(Progress(1, RunState.RUNNING, [Row(0, {"loss": 0.5}, "checkpoint")], 0, []))
     display.close()
-
-
-class Terminal(io.StringIO):
-    """A standard output that says it is a terminal, and keeps what is written."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_on_a_terminal_is_one_line_with_the_newest_metrics_below_the_checkpoints(
-    monkeypatch,
-):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    display = make_display("run")
-    display.show(Progress(1, RunState.RUNNING, [Row(0, {"loss": 0.5}, "checkpoint_000000")], 0, []))
-    display.show(Progress(2, RunState.FINISHED, [Row(1, {"loss": 0.25}, None)], 0, []))
-    display.close()
-    plain = re.sub(r"\x1b\[[\d;?]*m", "", terminal.getvalue())
-    shown = [
-        part.strip() for part in re.split(r"\x1b\[[\d;?]*[A-Za-z]|[\r\n]", plain) if part.strip()
-    ]
-    assert "report 0: loss=0.5 -> checkpoint_000000" in shown
-    assert re.fullmatch(r"0:00:0\d ━+ finished · .* · report 1: loss=0\.25 · run", shown[-1])
-    assert plain.count("\n") == 2  # after the checkpoint, and at the end

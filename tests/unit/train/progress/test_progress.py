@@ -11,9 +11,8 @@ from terminal import screen
 from miniray.logs.log_printer import LogBatch, LogPrinter
 from miniray.train import ProgressCallback
 from miniray.train.base.policies import RunState
-from miniray.train.progress.display import PlainDisplay, make_display
+from miniray.train.progress.display import LiveDisplay, PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
-from miniray.train.progress.live_display import LiveDisplay
 from miniray.train.progress.meter import ProgressMeter, format_seconds, format_status
 
 
@@ -92,27 +91,27 @@ def _on_terminal(monkeypatch):
         monkeypatch.setattr("sys.stdout", terminal)
         return terminal
 
-    for name, value in {"TERM": "xterm", "COLUMNS": "200", "LINES": "20"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("miniray.train.progress.display.terminal_size", lambda _: (200, 20))
     return install
 
 
 def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypatch, on_terminal):
     clock = types.SimpleNamespace(monotonic=iter([100.0, 120.0]).__next__)
-    monkeypatch.setattr("miniray.train.progress.live_display.time", clock)
+    monkeypatch.setattr("miniray.train.progress.display.time", clock)
     terminal = on_terminal()
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, LiveDisplay)
     display.show(Progress(1, RunState.RUNNING, [row(0, epoch=0)], 0, ["Some note."]))
     news = Row(20, {"epoch": 1, "loss": 0.25}, "checkpoint_000020")
     display.show(Progress(2, RunState.RUNNING, [news], 0, []))
+    assert terminal.screen()[-1].startswith("[##########----------] training, epoch 1, step 21/41")
     display.show(Progress(3, RunState.FINISHED, [], 0, []))
     display.close()
     *above, last = terminal.screen()
     assert above == ["Some note.", "report 20: epoch=1 loss=0.25 -> checkpoint_000020"]
-    assert last.endswith(
-        "━ finished · epoch 1, step 21/41, 1 steps/s, 0:20 left · "
-        "report 20: epoch=1 loss=0.25 -> checkpoint_000020 · run"
+    assert last == (
+        "[####################] finished, epoch 1, step 21/41, 1 steps/s, 0:20 left, "
+        "report 20: epoch=1 loss=0.25 -> checkpoint_000020 (run)"
     )
 
 
@@ -127,10 +126,10 @@ def test_the_bars_of_workers_are_lines_below_that_of_the_run(on_terminal):
     printer.print_batch(LogBatch("rank", 7, "", False, ["30%|###\r"]))
     *above, line, first, second = terminal.screen()
     assert "".join(above) == f"(rank pid=7) 10%|#(rank pid=8) {long}"
-    assert "━ training" in line
+    assert line == "training, step 1, report 0: (run)"
     assert (first, second) == ("(rank pid=7) 30%|###", "(rank pid=8) 5%|")
     display.close()
-    assert "━ training" in terminal.screen()[-1]  # bars go with the display
+    assert terminal.screen()[-1] == line  # bars go with the display
     printer.close()
 
 
