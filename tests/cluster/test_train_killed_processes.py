@@ -99,3 +99,14 @@ def test_what_a_killed_process_has_left_is_not_used_and_deleted_by_the_next_one(
     with two.as_directory() as folder:
         assert read(folder) == "two"
     assert list(place.iterdir()) == []
+
+
+def test_a_process_that_ends_does_not_wait_for_uploads():
+    program = """
+import threading
+from miniray.train.worker.uploads import BackgroundUploads
+begun = threading.Event()
+BackgroundUploads().submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

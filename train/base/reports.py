@@ -104,12 +104,10 @@ class Report:
 
     Attributes:
         upload: What the rank has put into the checkpoint; None if it has no files for it.
-        failure: Why it could not, if the rank went on without: the step has no checkpoint then.
     """
 
     metrics: dict[str, Any]
     upload: Upload | None = None
-    failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +140,7 @@ class Step:
     @property
     def uploads(self) -> list[Upload]:
         """What the ranks put into the folder of the step's checkpoint; empty if it has none."""
-        if self.failures:
-            return []
         return [report.upload for report in self.reports if report.upload is not None]
-
-    @property
-    def failures(self) -> dict[int, str]:
-        """Why ranks went on without their files of the checkpoint, by rank."""
-        return {rank: each.failure for rank, each in self.by_rank.items() if each.failure}
 
 
 class ReportMismatchError(ValueError):
@@ -195,8 +186,6 @@ class ReportBoard:
                 )
             return []
         entry = self._waiting.setdefault(index, {})
-        if report.failure:
-            self._with_upload.add(index)  # other ranks may still be uploading
         self._since.setdefault(index, now)
         if report.upload is not None:
             self._check_name(index, entry, report.upload)

@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.series import COUNTED
-from miniray.train.base.ranks import listed
 from miniray.train.storage.metrics_log import History, MetricsLog, flatten
 
 if TYPE_CHECKING:
@@ -191,9 +190,6 @@ class RunRecorder:
         rows, notes = [], []
         for step in steps:
             number = first_number + step.index
-            if step.failures:
-                notes.append(_left_out(number, step))
-                self._count("failed")
             checkpoint = self._commit(number, step) if step.uploads else None
             if checkpoint is not None:
                 notes += self._unscored(step)
@@ -216,10 +212,6 @@ class RunRecorder:
         if any(step.uploads for step in steps):
             self._log.sync()
         return notes
-
-    def _count(self, outcome: str) -> None:
-        """Count a checkpoint in the metrics of this process."""
-        COUNTED.count("train_checkpoints_total", (*self._tags, ("outcome", outcome)))
 
     def _unscored(self, step: Step) -> list[str]:
         """Return what to say of a checkpoint that has no score; nothing after the first of them."""
@@ -252,7 +244,7 @@ class RunRecorder:
         begun = self._begun.pop(name, None)
         seconds = 0.0 if begun is None else round(time.monotonic() - begun, 3)
         record = self.storage.commit(number, step.uploads, step.metrics, seconds)
-        self._count("complete")
+        COUNTED.count("train_checkpoints_total", (*self._tags, ("outcome", "complete")))
         COUNTED.took("train_checkpoint_seconds", seconds, self._tags)
         for surplus in self._book.add(record):
             try:
@@ -260,12 +252,3 @@ class RunRecorder:
             except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again
                 logger.warning("Checkpoint %s can't be deleted.", surplus.name, exc_info=True)
         return self.storage.checkpoint(name)
-
-
-def _left_out(number: int, step: Step) -> str:
-    """Return what to say of a checkpoint that misses files of ranks which went on without."""
-    ranks = sorted(step.failures)
-    return (
-        f"Report {number} has no checkpoint, as the upload of {listed(ranks)} has failed and the "
-        f"train loop went on: {step.failures[ranks[0]]}"
-    )

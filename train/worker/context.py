@@ -170,9 +170,8 @@ def report(
     folder; of equal names the one written last stays. Of the metrics, those of rank 0 are kept:
     those that come with a checkpoint once it is complete, others also if the run fails.
 
-    A report whose upload has raised can be repeated with the same metrics. A rank that goes on
-    instead, or repeats it with ``checkpoint=None``, has made it without its files, and no
-    checkpoint is kept of it. What raises before an upload has begun counts as not made.
+    A report whose upload has raised can be repeated with the same metrics, before all others. What
+    raises before an upload has begun counts as not made.
 
     Args:
         metrics: Numbers, strings, lists and dictionaries by name.
@@ -197,7 +196,8 @@ def report(
         ValueError: The metrics hold a tensor, an argument can't be used, or a checkpoint that these
             workers have reported has the name.
         FileNotFoundError: The checkpoint's folder does not exist.
-        Exception: What an earlier upload in the background has raised, with a note that says so.
+        Exception: What the upload of an earlier report has raised that was not repeated; of one in
+            the background, with a note that says so.
     """
     session = current_session("report")
     refuse_validation("report", validation)

@@ -27,7 +27,7 @@ from miniray.train.storage.checkpoint import Checkpoint, CheckpointUploadMode, R
 from miniray.train.storage.filesystem import is_local, protocols
 from miniray.train.storage.manifests import check_folder_name, default_checkpoint_name
 from miniray.train.worker.controller_client import rank_calls
-from miniray.train.worker.uploads import BackgroundUploads, UploadProcess
+from miniray.train.worker.uploads import BackgroundUploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -108,13 +108,12 @@ class RankSession:
         self._reporting = False
         self.blocked = 0.0  # seconds that the train loop has spent in report()
         self._reported = 0
-        #: A report whose upload has failed, until the rank repeats it or goes on.
-        self._failed: Report | None = None
+        #: Why the upload of a report has failed, and its metrics, until the rank repeats it.
+        self._failed: tuple[BaseException, str] | None = None
         #: The newest checkpoint: where the attempt began, or what this rank has uploaded since.
         self.checkpoint = setup.checkpoint
         self._checkpoint_index = -1  # of its report
         self._uploads = BackgroundUploads()
-        self._upload_process = UploadProcess(setup.storage)
         self._sending = threading.Lock()
         self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
         self._collective_lock = threading.Lock()
@@ -141,11 +140,8 @@ class RankSession:
 
     def _report(self, plain: dict[str, Any], given: CheckpointReport | None) -> None:
         self._uploads.raise_failure()
-        again = self._failed is not None and repr(self._failed.metrics) == repr(plain)
-        if self._failed is not None and not (again and given is not None):
-            self._go_on()
-            if again:
-                return  # that was it, without the checkpoint
+        if self._failed is not None and (given is None or self._failed[1] != repr(plain)):
+            raise self._failed[0]  # without that report, ranks would be matched by wrong numbers
         self._failed = None
         index = self._reported
         if given is None:
@@ -165,23 +161,15 @@ class RankSession:
             upload = self._upload(index, given)
         except BaseException as error:
             self._controller.upload_failed(index, None)
-            self._failed = Report(plain, failure=f"{type(error).__name__}: {error}")
+            self._failed = error, repr(plain)
             raise
         self._send(index, Report(plain, upload))
 
-    def _go_on(self) -> None:
-        """Have a report count whose upload has failed: later ones are matched by their number."""
-        if self._failed is not None:
-            self._send(self._reported, self._failed)
-            self._reported += 1
-            self._failed = None
-
     def finish(self) -> None:
         """Wait until all uploads have ended and the controller has every report."""
-        with self._lock:
-            self._go_on()
+        if self._failed is not None:
+            raise self._failed[0]
         self._uploads.wait()
-        self._upload_process.close()
         self.confirm_reports()
 
     def confirm_reports(self) -> None:
@@ -235,11 +223,8 @@ class RankSession:
                 )
             upload = self.storage.adopt(uploaded)
         else:
-            # A copy on the machine's own disks is work of the kernel alone.
-            apart = given.mode is CheckpointUploadMode.ASYNC and not self.storage.files.is_local
-            where = self._upload_process if apart else self.storage
             with SPANS.timed("upload", name):
-                upload = where.upload(given.checkpoint, folder)
+                upload = self.storage.upload(given.checkpoint, folder)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
             if index > self._checkpoint_index:

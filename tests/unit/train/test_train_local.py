@@ -15,7 +15,6 @@ import pytest
 
 import miniray
 from miniray import train
-from miniray.common.series import COUNTED
 from miniray.train import (
     Backend,
     Callback,
@@ -170,30 +169,25 @@ def test_a_run_without_a_name_goes_on_when_it_is_fitted_again(tmp_path, same):
     assert results[0].path == results[1].path == f"{tmp_path}/runs/{config.name}"
 
 
-def test_a_loop_may_go_on_without_a_checkpoint_that_could_not_be_uploaded(fit, tmp_path, capsys):
+def test_a_loop_does_not_go_on_without_a_checkpoint_that_could_not_be_uploaded(fit, tmp_path):
     def loop():
-        for epoch in range(3):
-            checkpoint = save(tmp_path / str(epoch), f"{epoch}")
-            if epoch == 1:
-                shutil.rmtree(tmp_path / "1")
-            with contextlib.suppress(FileNotFoundError):
-                train.report({"epoch": epoch}, checkpoint)
+        checkpoint = save(tmp_path / "a", "a")
+        shutil.rmtree(tmp_path / "a")
+        with contextlib.suppress(FileNotFoundError):
+            train.report({"epoch": 0}, checkpoint)
+        save(tmp_path / "a", "a")
+        train.report({"epoch": 0}, checkpoint)  # again
+        shutil.rmtree(tmp_path / "a")
+        with contextlib.suppress(FileNotFoundError):
+            train.report({"epoch": 1}, checkpoint)
+        train.report({"epoch": 2})
 
-    result = fit(loop)
-    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 2]
-    left = {path.name for path in Path(result.path).glob("checkpoint_*")}
-    assert left == {"checkpoint_000000", "checkpoint_000002"}
-    rows = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["metrics"]["epoch"] for row in rows] == [0, 1, 2]
-    told = "Report 1 has no checkpoint, as the upload of rank 0 has failed"
-    assert told in capsys.readouterr().out
-    run = ("run", Path(result.path).name)
-    counts = {
-        dict(tags)["outcome"]: values
-        for _, name, _, _, tags, values in COUNTED.rows()
-        if name == "train_checkpoints_total" and run in tags
-    }
-    assert counts == {"complete": [2], "failed": [1]}
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(loop, name="mine")
+    assert isinstance(caught.value.worker_failures[0], FileNotFoundError)
+    result = Result.from_path(tmp_path / "runs" / "mine")
+    assert result.metrics == {"epoch": 0}
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0]
 
 
 def test_a_loop_that_fails_is_not_started_again(fit):

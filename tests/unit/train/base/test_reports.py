@@ -169,23 +169,6 @@ def test_at_the_end_a_report_counts_only_with_its_checkpoint():
     assert [(step.index, step.metrics) for step in board.close()] == [(1, {"batch": 1})]
 
 
-def test_a_step_has_no_checkpoint_if_a_rank_went_on_without_its_files():
-    board = ReportBoard(2)
-    assert board.add(1, 0, Report({"i": 0}, failure="OSError: full")) == []
-    assert board.add(1, 1, Report({"i": 1}, Upload("b", {}))) == []
-    (step,) = board.add(0, 0, Report({"i": 0}, Upload("a", {})))
-    assert (step.uploads, step.failures, step.metrics) == ([], {1: "OSError: full"}, {"i": 0})
-    (step,) = board.add(0, 1, Report({"i": 1}, Upload("b", {})))
-    assert (len(step.uploads), step.failures) == (2, {})
-
-
-def test_a_rank_that_has_not_uploaded_yet_is_waited_for_after_another_has_failed_to():
-    board = ReportBoard(2)
-    for index in range(50):
-        assert board.add(1, index, Report({}, failure="x" if not index else ""), now=index) == []
-    assert board.add(0, 0, Report({}, Upload("late", {})), now=50)
-
-
 def test_it_is_known_how_late_each_rank_made_the_newest_reports():
     board = ReportBoard(2)
     for index in range(100):

@@ -109,13 +109,6 @@ def test_a_checkpoint_is_uploaded_before_it_is_reported(session, controller, tmp
     assert get_checkpoint().path.endswith("checkpoint_000010")
 
 
-def test_a_failed_upload_is_no_report(session, controller, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        report({}, Checkpoint.from_directory(tmp_path / "missing"))
-    report({"loss": 1})
-    assert controller.reports[0][2] == 0
-
-
 def test_the_context_tells_the_place_of_the_process(session):
     place = get_context()
     assert isinstance(place, TrainContext)
@@ -364,28 +357,13 @@ def test_a_report_whose_upload_has_failed_can_be_repeated(
     assert controller.reports[0][3].upload.name == "checkpoint_000010"
 
 
-def test_a_rank_that_goes_on_after_a_failed_upload_keeps_the_numbers_of_its_reports(
-    session, controller, make_checkpoint, fail_to_upload
-):
+@pytest.mark.parametrize("metrics", [{"i": 0}, {"i": 1}])
+def test_a_rank_does_not_go_on_after_a_failed_upload(session, controller, fail_to_upload, metrics):
     fail_to_upload({"i": 0}, "a")
-    report({"i": 1}, make_checkpoint("b"))
-    fail_to_upload({"i": 2}, "c")
-    report({"i": 3})
-    fail_to_upload({"i": 4}, "d")
-    session.finish()
-    sent = [(args[2], args[3].metrics["i"], args[3].failure) for args in controller.reports]
-    full = "OSError: full"
-    assert sent == [(0, 0, full), (1, 1, ""), (2, 2, full), (3, 3, ""), (4, 4, full)]
-    assert controller.reports[1][3].upload.name == "checkpoint_000011"
-
-
-def test_a_report_that_is_repeated_without_its_checkpoint_is_made_once(
-    session, controller, fail_to_upload
-):
-    fail_to_upload({"i": 0}, "a")
-    report({"i": 0})
-    session.finish()
-    assert [args[3] for args in controller.reports] == [Report({"i": 0}, failure="OSError: full")]
+    for go_on in (lambda: report(metrics), session.finish):
+        with pytest.raises(OSError, match="full"):
+            go_on()
+    assert controller.reports == []
 
 
 @pytest.mark.parametrize(
