@@ -230,21 +230,6 @@ def test_a_wrapped_model_takes_the_arguments_of_its_wrapper(fit: Any) -> None:
     }
 
 
-def test_batches_of_ones_own_are_dealt_out_to_the_ranks(fit: Any) -> None:
-    def loop() -> list[list[list[int]]]:
-        import torch.distributed as dist
-        from torch.utils.data import DataLoader
-
-        batches = [[0, 1, 2], [3], [4, 5], [6, 7]]
-        loader = train.torch.prepare_data_loader(DataLoader(range(8), batch_sampler=batches))
-        loader.sampler.set_epoch(1)
-        found: list[Any] = [None, None]
-        dist.all_gather_object(found, [batch.tolist() for batch in loader])
-        return found
-
-    assert fit(loop).return_value == [[[0, 1, 2], [4, 5]], [[3], [6, 7]]]
-
-
 def test_a_group_that_does_not_fit_says_what_is_short_and_fails_in_time(fit: Any) -> None:
     with pytest.raises(ControllerError) as caught:
         fit(lambda: None, num_workers=4, use_gpu=True, placement_timeout_s=0.5)

@@ -6,11 +6,9 @@ Every rank computes the same shares by itself.
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,7 +23,9 @@ from miniray.train.torch.models import get_device
 from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
+
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ def prepare_data_loader(
     """Give each worker its share of the data, on its device.
 
     With several workers the loader gets a DistributedSampler that shuffles if the loader did; call
-    ``loader.sampler.set_epoch(epoch)`` before each epoch for a new order. A batch sampler of one's
-    own stays: each worker gets every n-th of its batches.
+    ``loader.sampler.set_epoch(epoch)`` before each epoch for a new order.
 
     Args:
         data_loader: The loader.
@@ -55,6 +54,7 @@ def prepare_data_loader(
 
     Raises:
         TypeError: This is no DataLoader.
+        ValueError: It has a batch sampler of its own, which can't be shared.
         RuntimeError: Called outside a train loop.
     """
     if not isinstance(data_loader, DataLoader):
@@ -84,9 +84,6 @@ class DeviceDataLoader(DataLoader[Any]):  # type: ignore[misc] # PyTorch is Any 
     def __init__(self, loader: DataLoader[Any], device: torch.device, *, ahead: bool) -> None:
         # Not that of the base class: every attribute is the wrapped loader's.
         self.__dict__.update(loader.__dict__)
-        if hasattr(loader.batch_sampler, "set_epoch"):
-            # So that `loader.sampler.set_epoch(epoch)` is right for every prepared loader.
-            self.__dict__["sampler"] = loader.batch_sampler
         self._loader = loader
         self._device = device
         self._ahead = ahead
@@ -119,13 +116,16 @@ def share_of(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[
         return rebuilt(
             loader, batch_size=given.batch_size, drop_last=given.drop_last, sampler=sampler
         )
-    return rebuilt(loader, batch_sampler=ShardedBatchSampler(given, rank, world_size))
+    raise ValueError(
+        f"prepare_data_loader() can't share out the batches of a {type(given).__name__}. Have it "
+        f"give each rank its own, by get_context().get_world_rank() and get_world_size(), and pass "
+        f"add_dist_sampler=False."
+    )
 
 
 def _is_distributed(loader: DataLoader[Any]) -> bool:
-    batches = loader.batch_sampler
-    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
-    return any(isinstance(each, DistributedSampler | ShardedBatchSampler) for each in samplers)
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(isinstance(each, DistributedSampler) for each in samplers)
 
 
 def _sampler(
@@ -157,54 +157,3 @@ def rebuilt(loader: DataLoader[Any], **batches: Any) -> DataLoader[Any]:
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
-
-
-class ShardedBatchSampler:
-    """Every n-th batch of another batch sampler, the same number of batches on each rank.
-
-    All ranks have to see the same batches in the same order. So the batches are drawn with
-    PyTorch's random numbers seeded by the epoch; a sampler with another source of chance has to
-    seed it by its own ``set_epoch``.
-
-    Args:
-        batch_sampler: Gives lists of indexes. If it has a length, its first batches fill up the
-            last round; otherwise an incomplete last round is left out.
-        seed: Added to the epoch.
-    """
-
-    def __init__(
-        self, batch_sampler: Iterable[Any], rank: int, world_size: int, seed: int = 0
-    ) -> None:
-        self.batch_sampler = batch_sampler
-        self._rank = rank
-        self._world_size = world_size
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch; every rank has to choose the same."""
-        self._epoch = epoch
-        samplers: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
-        for sampler in samplers:
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        batches = len(self.batch_sampler)  # type: ignore[arg-type]
-        return (batches + self._world_size - 1) // self._world_size
-
-    def __iter__(self) -> Iterator[Any]:
-        if not hasattr(self.batch_sampler, "__len__"):
-            yield from self._of_rounds(iter(self.batch_sampler))
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed + self._epoch)
-            batches = list(self.batch_sampler)
-        if batches:
-            missing = -len(batches) % self._world_size
-            batches += itertools.islice(itertools.cycle(batches[:]), missing)
-        yield from batches[self._rank :: self._world_size]
-
-    def _of_rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while len(round := list(itertools.islice(batches, self._world_size))) == self._world_size:
-            yield round[self._rank]

@@ -25,7 +25,6 @@ from miniray.train.data.tensors import move, moved_ahead, tensors_in  # noqa: E4
 from miniray.train.torch import data_loader, prepare_data_loader  # noqa: E402
 from miniray.train.torch.data_loader import (  # noqa: E402
     DeviceDataLoader,
-    ShardedBatchSampler,
     share_of,
 )
 
@@ -111,8 +110,6 @@ def test_a_loader_that_is_shared_already_stays_as_it_is():
     given = DistributedSampler(range(8), num_replicas=2, rank=0)
     loader = DataLoader(range(8), sampler=given)
     assert share_of(loader, 0, 2) is loader
-    shared = share_of(DataLoader(range(8), batch_sampler=Pairs(range(8))), 0, 2)
-    assert share_of(shared, 0, 2) is shared
 
 
 def test_an_iterable_dataset_is_left_to_its_user():
@@ -124,60 +121,10 @@ def test_an_iterable_dataset_is_left_to_its_user():
     assert share_of(loader, 0, 2) is loader
 
 
-class Pairs:
-    """A batch sampler of one's own: neighbours, in a random order if asked."""
-
-    def __init__(self, data, shuffle=False):
-        self.data = data
-        self.shuffle = shuffle
-
-    def __len__(self):
-        return len(self.data) // 2
-
-    def __iter__(self):
-        order = torch.randperm(len(self)) if self.shuffle else range(len(self))
-        for index in order:
-            yield [2 * int(index), 2 * int(index) + 1]
-
-
-def test_a_batch_sampler_of_ones_own_gives_each_rank_every_nth_batch():
-    first, second = shares(lambda: DataLoader(range(8), batch_sampler=Pairs(range(8))))
-    assert (first, second) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
-
-
-def test_ranks_get_the_same_number_of_batches():
-    found = shares(lambda: DataLoader(range(10), batch_sampler=Pairs(range(10))), world_size=4)
-    assert found == [[[0, 1], [8, 9]], [[2, 3], [0, 1]], [[4, 5], [2, 3]], [[6, 7], [4, 5]]]
-    assert len(ShardedBatchSampler(Pairs(range(10)), 0, 4)) == 2
-    assert list(ShardedBatchSampler([], 0, 4)) == []
-    assert list(ShardedBatchSampler([[1]], 2, 3)) == [[1]]
-
-
-def test_a_random_batch_sampler_gives_ranks_different_batches_of_one_order():
-    def make():
-        return DataLoader(range(32), batch_sampler=Pairs(range(32), shuffle=True))
-
-    torch.manual_seed(1)
-    first = shares(make, epoch=3)[0]
-    torch.manual_seed(2)  # as ranks do that seed by their rank
-    second = shares(make, epoch=3)[1]
-    assert sorted(flat(first) + flat(second)) == list(range(32))
-    assert shares(make, epoch=4)[0] != first
-
-
-def test_drawing_batches_leaves_the_random_numbers_of_the_loop_alone():
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
-    list(ShardedBatchSampler(Pairs(range(8), shuffle=True), 0, 2))
-    assert torch.rand(1) == expected
-
-
-def test_a_batch_sampler_without_a_length_gives_whole_rounds():
-    def endless():
-        yield from ([number] for number in range(5))
-
-    assert list(ShardedBatchSampler(endless(), 1, 2)) == [[1], [3]]
+def test_a_batch_sampler_of_ones_own_is_refused_with_what_it_can_do_itself():
+    loader = DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])
+    with pytest.raises(ValueError, match=r"batches of a list\. .*add_dist_sampler=False"):
+        share_of(loader, 0, 2)
 
 
 def test_torchs_own_batch_sampler_becomes_batches_of_the_share():
@@ -208,16 +155,9 @@ def test_a_prepared_loader_is_otherwise_the_loader(tmp_path):
     assert len(pickle.loads(pickle.dumps(prepared))) == 3
 
 
-@pytest.mark.parametrize("own_batches", [False, True])
-def test_a_new_epoch_is_told_to_the_sampler_of_any_prepared_loader(tmp_path, own_batches):
-    data = range(32)
-    options = (
-        {"batch_sampler": Pairs(data, shuffle=True)}
-        if own_batches
-        else {"batch_size": 2, "shuffle": True}
-    )
+def test_a_new_epoch_is_told_to_the_sampler_of_a_prepared_loader(tmp_path):
     with session(tmp_path, rank=1, world_size=2):
-        loader = prepare_data_loader(DataLoader(data, **options))
+        loader = prepare_data_loader(DataLoader(range(32), batch_size=2, shuffle=True))
     loader.sampler.set_epoch(1)
     first = torch.cat(list(loader)).tolist()
     loader.sampler.set_epoch(2)
@@ -232,7 +172,7 @@ def test_data_can_stay_unshared_and_where_it_is(tmp_path):
 
 
 def test_a_single_worker_keeps_the_samplers_of_its_loader(tmp_path):
-    loader = DataLoader(range(8), batch_sampler=Pairs(range(8)))
+    loader = DataLoader(range(8), batch_sampler=[[0, 1], [2, 3]])
     with session(tmp_path):
         assert prepare_data_loader(loader).batch_sampler is loader.batch_sampler
 
