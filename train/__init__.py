@@ -24,13 +24,6 @@ if TYPE_CHECKING:
         WorkerGroupError,
         WorkerHungError,
     )
-    from miniray.train.base.policies import (
-        FailureDecision,
-        FailurePolicy,
-        GroupFailure,
-        ScalingDecision,
-        ScalingPolicy,
-    )
     from miniray.train.callbacks import Callback, ProgressCallback, UserCallback
     from miniray.train.config import (
         CheckpointConfig,
@@ -67,7 +60,6 @@ for _home, _names in {
         "ControllerLostError PlacementTimeoutError StorageNotSharedError StorageUnusableError "
         "TrainingFailedError WorkerGroupError WorkerHungError"
     ),
-    "base.policies": ("FailureDecision FailurePolicy GroupFailure ScalingDecision ScalingPolicy"),
     "callbacks": "Callback ProgressCallback UserCallback",
     "config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
     "data": "DataConfig get_dataset_shard",
@@ -127,9 +119,6 @@ __all__ = [
     "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
-    "FailureDecision",
-    "FailurePolicy",
-    "GroupFailure",
     "LoggingConfig",
     "PlacementTimeoutError",
     "ProgressCallback",
@@ -138,8 +127,6 @@ __all__ = [
     "Result",
     "RunConfig",
     "ScalingConfig",
-    "ScalingDecision",
-    "ScalingPolicy",
     "StorageNotSharedError",
     "StorageUnusableError",
     "TrainContext",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from miniray.common.config import config as tunables
 from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
-from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.outcome import make_error
 from miniray.train.controller.run_spec import RunSpec, describe_run
 from miniray.train.data.adapt import adapt_all
@@ -171,8 +170,8 @@ class DataParallelTrainer:
             run_config=config,
             scaling_config=self.scaling_config,
             backend=self.backend_config.make_backend(),
-            failure_policy=config.failure_policy or LimitedRetries(failures),
-            scaling_policy=config.scaling_policy or default_scaling(self.scaling_config),
+            failures=failures,
+            group=self.scaling_config.group,
             # In local mode a debugger may hold the train loop.
             hang_timeout=None if is_local(self.scaling_config) else failures.hang_timeout_s,
             collective_timeout=tunables().train_collective_timeout,

@@ -1,1 +1,1 @@
-"""What all of the train layer shares: errors, states, reports, policies."""
+"""What all of the train layer shares: errors, states, reports."""

@@ -15,7 +15,7 @@ from miniray.train.base.exceptions import CallbackError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.train.base.policies import RunState
+    from miniray.train.base.states import RunState
     from miniray.train.config.run import Callback, RunContext
     from miniray.train.storage.checkpoint import Checkpoint
 

@@ -1,27 +1,13 @@
-"""Rules for checkpoints, failures and logs, parts of ``RunConfig``; and the policies of a run.
-
-A run has these policies, which follow from its configurations, unless its user gives others.
-"""
+"""Rules for checkpoints, failures and logs: parts of ``RunConfig``."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from miniray.system import option_checks as check
-from miniray.train.base.policies import (
-    FailureDecision,
-    FailurePolicy,
-    ScalingDecision,
-    ScalingPolicy,
-)
 from miniray.train.config.checks import above_zero, check_field, refuses
-
-if TYPE_CHECKING:
-    from miniray.train.base.policies import GroupFailure
-    from miniray.train.config.scaling import ScalingConfig
-
 
 _WHERE_DUE = "The train loop decides: pass a checkpoint to report() where one is due."
 _PREEMPTED = "The loss of a node counts like any other failure: set max_failures."
@@ -91,6 +77,16 @@ class FailureConfig:
             check_field(self, name, check.whole(-1, "-1 for no limit"))
         check_field(self, "hang_timeout_s", above_zero, or_none="sets no limit")
 
+    def allows(self, failures: int, *, at_start: bool) -> bool:
+        """Return whether workers are started again after so many failures, or losses at the start.
+
+        Args:
+            failures: How many of this kind there were, the last one included.
+            at_start: Whether processes or nodes were lost before any train loop began.
+        """
+        limit = self.controller_failure_limit if at_start else self.max_failures
+        return limit < 0 or failures <= limit
+
 
 @dataclasses.dataclass
 class LoggingConfig:
@@ -117,49 +113,3 @@ class LoggingConfig:
 
     def apply(self) -> None:
         logging.getLogger("miniray.train").setLevel(self.log_level)
-
-
-@dataclasses.dataclass(frozen=True)
-class LimitedRetries(FailurePolicy):
-    """Goes on until ``max_failures`` or ``controller_failure_limit`` is used up."""
-
-    config: FailureConfig
-
-    def decide(self, failure: GroupFailure) -> FailureDecision:
-        """Retry while the limit of this kind of failure is not passed; -1 is no limit."""
-        if failure.at_start:
-            limit, count = self.config.controller_failure_limit, failure.start_failures
-        else:
-            limit, count = self.config.max_failures, failure.worker_failures
-        return FailureDecision.RETRY if limit < 0 or count <= limit else FailureDecision.RAISE
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedScaling(ScalingPolicy):
-    """Always the same group."""
-
-    group: ScalingDecision
-
-    def next_group(self) -> ScalingDecision:
-        return self.group
-
-
-class ElasticScaling(FixedScaling):
-    """As many workers as there is room for, up to ``group.num_workers``."""
-
-    def wanted(self, size: int) -> int:
-        return max(0, self.group.num_workers - size)
-
-    def grow(self, size: int, room: int) -> ScalingDecision | None:
-        """Take all the room that makes whole steps."""
-        step = self.group.step
-        larger = min(self.group.num_workers, size + room // step * step)
-        return dataclasses.replace(self.group, num_workers=larger) if larger > size else None
-
-
-def default_scaling(config: ScalingConfig) -> ScalingPolicy:
-    group = ScalingDecision(config.max_workers, config.worker_resources)
-    if not config.elasticity_enabled:
-        return FixedScaling(group)
-    least, step = config.min_workers, config.workers_step
-    return ElasticScaling(dataclasses.replace(group, least=least, step=step))

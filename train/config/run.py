@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.system import option_checks as check
-from miniray.train.base.policies import FailurePolicy, ScalingPolicy
 from miniray.train.config.checks import check_field, instance_of, refuses
 from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
 from miniray.train.storage.manifests import check_folder_name
@@ -22,7 +21,7 @@ from miniray.train.storage.manifests import check_folder_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.train.base.policies import RunState
+    from miniray.train.base.states import RunState
     from miniray.train.config.scaling import ScalingConfig
     from miniray.train.storage.checkpoint import Checkpoint
 
@@ -63,9 +62,6 @@ class RunConfig:
         callbacks: Callbacks that the controller of the run calls.
         worker_runtime_env: Runtime environment of the workers.
         logging_config: What the train layer itself logs.
-        failure_policy: Decides whether the run goes on after a failure. Default: by the limits of
-            ``failure_config``.
-        scaling_policy: Decides how many workers a group has. Default: by ``ScalingConfig``.
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
@@ -80,9 +76,6 @@ class RunConfig:
     callbacks: list[Callback] | None = None
     worker_runtime_env: Mapping[str, Any] | None = None
     logging_config: LoggingConfig | None = None
-    _: dataclasses.KW_ONLY
-    failure_policy: FailurePolicy | None = None
-    scaling_policy: ScalingPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -94,7 +87,6 @@ class RunConfig:
         )
         self.logging_config = instance_of("logging_config", self.logging_config, LoggingConfig)
         self._check_callbacks()
-        self._check_policies()
         self._check_storage()
         self._check_runtime_env()
 
@@ -111,16 +103,6 @@ class RunConfig:
                 raise ValueError(
                     f"RunConfig(callbacks) holds {strange[0]!r}. "
                     f"A callback is an instance of a subclass of miniray.train.Callback."
-                )
-
-    def _check_policies(self) -> None:
-        kinds = {"failure_policy": FailurePolicy, "scaling_policy": ScalingPolicy}
-        for name, kind in kinds.items():
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, kind):
-                raise ValueError(
-                    f"RunConfig({name}={given!r}) must be an instance of a subclass of "
-                    f"miniray.train.{kind.__name__}."
                 )
 
     def _check_storage(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.system import option_checks as check
+from miniray.train.base.states import ScalingDecision
 from miniray.train.config.checks import above_zero, check_field, is_whole, resources
 from miniray.util.placement_group import STRATEGIES
 from miniray.util.tpu_reservation import POD_TYPE, SLICE_NAME
@@ -211,6 +212,14 @@ class ScalingConfig:
         if kind is not None:
             resources.setdefault(f"accelerator_type:{kind}", ACCELERATOR_TYPE_SHARE)
         return resources
+
+    @property
+    def group(self) -> ScalingDecision:
+        """The worker group that a run starts with."""
+        group = ScalingDecision(self.max_workers, self.worker_resources)
+        if not self.elasticity_enabled:
+            return group
+        return dataclasses.replace(group, least=self.min_workers, step=self.workers_step)
 
     @property
     def controller_resources(self) -> dict[str, float]:

@@ -22,8 +22,8 @@ from miniray.train.storage.metrics_log import shown_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.train.base.policies import RunState
     from miniray.train.base.ranks import WorkerInfo
+    from miniray.train.base.states import RunState
     from miniray.train.controller.attempt import Attempt
     from miniray.train.controller.recorder import RunRecorder
     from miniray.train.controller.run_spec import RunFacts, RunSpec

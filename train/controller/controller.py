@@ -1,8 +1,7 @@
 """The controller of a run: an asyncio actor that goes from state to state.
 
 It starts and ends worker groups, passes the calls of their ranks on to the attempt that runs, and
-hands completed steps to the recorder. Whether to retry and how many workers to start is decided by
-policies; how an attempt ended, by ``Attempt``.
+hands completed steps to the recorder. How an attempt ended is decided by ``Attempt``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from miniray.train.base.exceptions import (
     TrainingFailedError,
 )
 from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
-from miniray.train.base.policies import FailureDecision, GroupFailure, RunState, check_transition
+from miniray.train.base.states import RunState, check_transition
 from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.controller.attempt import Attempt, watch_for_hang
 from miniray.train.controller.board import RunBoard
@@ -40,8 +39,8 @@ from miniray.train.worker.session import SessionSetup
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from miniray.train.base.policies import ScalingDecision
     from miniray.train.base.reports import Step
+    from miniray.train.base.states import ScalingDecision
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.progress.feed import Progress, Seen
     from miniray.train.worker.controller_client import Carrier
@@ -108,7 +107,7 @@ class TrainController:
         #: Checkpoints that a rank may still be writing although its attempt has ended.
         self._unsafe_names: set[str] = set()
         interval = spec.scaling_config.elastic_resize_monitor_interval_s
-        self._growth = Growth(spec.scaling_policy, interval)
+        self._growth = Growth(spec.group, interval)
         self._size = 0  # world size of the group that was connected last
         self._message = ""
         self._failure: WorkerFailure | None = None
@@ -319,12 +318,9 @@ class TrainController:
         self._facts.count_failure(at_start=at_start)
         self._message = describe(failures, attempt.returned, attempt.activities())
         await self._blocking(self._tell_failure, failures)
-        decision = self._spec.failure_policy.decide(
-            GroupFailure(
-                failures, at_start, self._facts.worker_failures, self._facts.start_failures
-            )
-        )
-        if decision is FailureDecision.RAISE:
+        facts = self._facts
+        count = facts.start_failures if at_start else facts.worker_failures
+        if not self._spec.failures.allows(count, at_start=at_start):
             return RunState.ERRORED
         self._feed.note(f"Starting the workers again, since some failed:\n{self._message}")
         return RunState.RESTARTING

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 
 if TYPE_CHECKING:
     from miniray.train.base.failures import WorkerFailure

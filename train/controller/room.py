@@ -1,7 +1,7 @@
 """Room for workers: placement groups of the size that fits, and those that wait for more.
 
-Whether something fits, and which bundle has no room, is the head's answer; which sizes are wanted
-is decided by the scaling policy. An elastic group takes room for more at a checkpoint.
+Whether something fits, and which bundle has no room, is the head's answer. An elastic group takes
+room for more at a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from miniray.util.placement_group import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.train.base.policies import ScalingDecision, ScalingPolicy
+    from miniray.train.base.states import ScalingDecision
 
 logger = logging.getLogger(__name__)
 
@@ -189,14 +189,15 @@ class GrowingGroup(Protocol):
 
 
 class Growth:
-    """What follows from the scaling policy while a group runs.
+    """Room for an elastic group to grow into, asked for while it runs.
 
     Args:
+        group: That a run starts with.
         interval: Seconds that a group runs at least before it asks for more room.
     """
 
-    def __init__(self, policy: ScalingPolicy, interval: float) -> None:
-        self._policy = policy
+    def __init__(self, group: ScalingDecision, interval: float) -> None:
+        self._group = group
         self._interval = interval
         self._asking: asyncio.Task[None] | None = None
         self._rooms: list[Room] = []
@@ -206,9 +207,9 @@ class Growth:
         self._decision: ScalingDecision | None = None
 
     def begin(self, group: GrowingGroup) -> None:
-        """Ask for room beside a group that runs now, if the policy wants it."""
+        """Ask for room beside a group that runs now, if it could use more."""
         self._size = group.size
-        wanted = self._policy.wanted(group.size)
+        wanted = self._group.wanted(group.size)
         if wanted > 0:
             self._asking = asyncio.create_task(self._ask(group, wanted))
 
@@ -226,12 +227,12 @@ class Growth:
         if self._asking is not None and self._asking.done():
             self._asking.result()  # raises why there can be no more room
         if self._count:
-            self._decision = self._policy.grow(self._size, self._count)
+            self._decision = self._group.grown(self._size, self._count)
         return self._decision is not None
 
     def next_group(self) -> ScalingDecision:
         decision, self._decision = self._decision, None
-        return decision if decision is not None else self._policy.next_group()
+        return decision if decision is not None else self._group
 
     async def end(self) -> None:
         """Give the room back, for the next group to be placed in it."""

@@ -14,14 +14,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 from miniray.train.callbacks import RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.base.policies import FailurePolicy, ScalingPolicy
-    from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.base.states import ScalingDecision
+    from miniray.train.config import FailureConfig, RunConfig, ScalingConfig
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import Backend
 
@@ -35,8 +35,8 @@ class RunSpec:
     run_config: RunConfig
     scaling_config: ScalingConfig
     backend: Backend
-    failure_policy: FailurePolicy
-    scaling_policy: ScalingPolicy
+    failures: FailureConfig
+    group: ScalingDecision
     #: Seconds that ranks wait for each other in a collective; 0 is no limit.
     collective_timeout: float = 0
     #: Seconds without progress after which the workers count as hung; None is no limit.

@@ -32,8 +32,8 @@ from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Mapping, Sequence
 
-    from miniray.train.base.policies import ScalingDecision
     from miniray.train.base.ranks import WorkerInfo
+    from miniray.train.base.states import ScalingDecision
     from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import Backend

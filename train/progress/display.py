@@ -19,7 +19,7 @@ from miniray.logs.screen import (
     terminal_size,
     write,
 )
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 from miniray.train.config.run import ProgressCallback
 from miniray.train.progress.meter import WORDS, ProgressMeter, format_row, format_status
 

@@ -13,7 +13,7 @@ import itertools
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 from miniray.train.config.run import ProgressCallback
 from miniray.train.storage.metrics_log import flatten
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
-from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import listed
+from miniray.train.base.states import RunState
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.outcome import STOPPING
 from miniray.train.controller.waits import within

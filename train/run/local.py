@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedError
 from miniray.train.base.failures import WorkerFailure, describe
-from miniray.train.base.policies import RunState, ScalingDecision
-from miniray.train.config.rules import FailureConfig, FixedScaling, LimitedRetries
+from miniray.train.base.states import RunState, ScalingDecision
+from miniray.train.config.rules import FailureConfig
 from miniray.train.controller.outcome import STOPPING, RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.filesystem import refuse_memory
@@ -207,9 +207,9 @@ def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | 
     """Run the train loop as rank 0, with the controller in a thread beside it."""
     size = place.ranks.world_size
     # The processes are those that there are, and run once; torchrun has --max-restarts.
-    scaling = FixedScaling(ScalingDecision(size, spec.scaling_config.worker_resources))
-    never = LimitedRetries(FailureConfig(controller_failure_limit=0))
-    spec = dataclasses.replace(spec, failure_policy=never, scaling_policy=scaling)
+    group = ScalingDecision(size, spec.scaling_config.worker_resources)
+    never = FailureConfig(controller_failure_limit=0)
+    spec = dataclasses.replace(spec, failures=never, group=group)
     controller = ControllerThread(spec, size, link)
     worker = _LocalWorker(spec, place)
     ask = functools.partial(controller.ask, place.ranks.world_rank)

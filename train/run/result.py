@@ -11,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import TrainingFailedError
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 from miniray.train.config import CheckpointConfig
 from miniray.train.controller.outcome import STOPPED
 from miniray.train.controller.recorder import CheckpointBook, lookup, score

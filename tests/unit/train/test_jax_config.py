@@ -7,8 +7,8 @@ import os
 import pytest
 
 from miniray.train import RunConfig, ScalingConfig
-from miniray.train.base.policies import ScalingDecision
 from miniray.train.base.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInfo, assign_ranks
+from miniray.train.base.states import ScalingDecision
 from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform

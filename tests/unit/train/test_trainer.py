@@ -14,17 +14,13 @@ from miniray.train import (
     ControllerError,
     DataParallelTrainer,
     FailureConfig,
-    FailureDecision,
-    FailurePolicy,
     RunConfig,
     ScalingConfig,
-    ScalingDecision,
-    ScalingPolicy,
     TrainingFailedError,
     WorkerGroupError,
 )
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.policies import RunState, check_transition
+from miniray.train.base.states import RunState, check_transition
 from miniray.train.controller.outcome import RunOutcome, make_error
 from miniray.train.controller.worker_group import worker_options
 from miniray.train.data_parallel_trainer import make_train_loop
@@ -125,24 +121,9 @@ def make_spec(workers, tmp_path, **run_options):
 
 
 def test_a_pair_as_number_of_workers_makes_the_group_elastic(tmp_path):
-    group = make_spec((2, 4), tmp_path).scaling_policy.next_group()
+    group = make_spec((2, 4), tmp_path).group
     assert (group.least, group.num_workers) == (2, 4)
-    assert make_spec(3, tmp_path).scaling_policy.next_group().least is None
-
-
-def test_policies_of_the_user_take_the_place_of_the_ready_ones(tmp_path):
-    class Retry(FailurePolicy):
-        def decide(self, failure):
-            return FailureDecision.RETRY
-
-    class One(ScalingPolicy):
-        def next_group(self):
-            return ScalingDecision(1, {"CPU": 1})
-
-    retry, one = Retry(), One()
-    spec = make_spec(3, tmp_path, failure_policy=retry, scaling_policy=one)
-    assert spec.failure_policy is retry
-    assert spec.scaling_policy is one
+    assert make_spec(3, tmp_path).group.least is None
 
 
 def test_a_debugger_in_local_mode_is_no_hang(tmp_path):

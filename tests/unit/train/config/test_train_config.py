@@ -10,7 +10,6 @@ from miniray.train import (
     CheckpointConfig,
     DataConfig,
     FailureConfig,
-    FailurePolicy,
     LoggingConfig,
     RunConfig,
 )
@@ -43,10 +42,14 @@ def test_a_limit_of_seconds_for_hangs_is_a_positive_number(value):
         FailureConfig(hang_timeout_s=value)
 
 
-@pytest.mark.parametrize("name", ["failure_policy", "scaling_policy"])
-def test_a_policy_is_an_instance_of_a_subclass(name):
-    with pytest.raises(ValueError, match=rf"RunConfig\({name}=.*subclass of miniray.train"):
-        RunConfig(**{name: FailurePolicy})
+@pytest.mark.parametrize(
+    ("failures", "at_start", "goes_on"),
+    [(2, False, True), (3, False, False), (1, True, True), (2, True, False)],
+)
+def test_failures_of_workers_and_of_starts_have_limits_of_their_own(failures, at_start, goes_on):
+    config = FailureConfig(max_failures=2, controller_failure_limit=1)
+    assert config.allows(failures, at_start=at_start) is goes_on
+    assert FailureConfig(-1).allows(100, at_start=at_start)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from controller_helpers import FakeGroup
 
 from miniray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from miniray.train.config.rules import LimitedRetries, default_scaling
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.storage.storage import RunStorage
@@ -24,11 +23,9 @@ def start(tmp_path):
         max_failures=0,
         callbacks=(),
         make_group=None,
-        scaling=None,
         placement_timeout_s=None,
         controller_failure_limit=-1,
         hang_timeout=None,
-        failure_policy=None,
         run_id=None,
         configuration=None,
         **checkpoint_config,
@@ -52,8 +49,8 @@ def start(tmp_path):
             run_config=run_config,
             scaling_config=scaling_config,
             backend=Backend(),
-            failure_policy=failure_policy or LimitedRetries(failure_config),
-            scaling_policy=scaling or default_scaling(scaling_config),
+            failures=failure_config,
+            group=scaling_config.group,
             hang_timeout=hang_timeout,
             configuration=configuration or {},
             run_id=run_id or secrets.token_hex(4),

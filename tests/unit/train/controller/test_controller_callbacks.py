@@ -6,10 +6,10 @@ import asyncio
 import shutil
 
 import pytest
-from controller_helpers import run
+from controller_helpers import FakeGroup, run
 
 from miniray.train import Callback, CallbackError
-from miniray.train.base.policies import RunState, ScalingDecision, ScalingPolicy
+from miniray.train.base.states import RunState
 
 
 def test_callbacks_see_states_reports_and_failures(start):
@@ -71,19 +71,17 @@ def test_callbacks_are_told_of_another_world_size(start):
         def after_resize(self, run_context, old_size, new_size):
             sizes.append((old_size, new_size))
 
-    class Shrinking(ScalingPolicy):
-        def __init__(self):
-            self.sizes = iter([3, 3, 2])
-
-        def next_group(self):
-            return ScalingDecision(next(self.sizes), {"CPU": 1})
-
     async def loop(rank):
         if rank.setup.attempt < 3:
             raise RuntimeError("boom")
 
-    sizes = []
-    controller = start(workers=3, max_failures=2, callbacks=[Listener()], scaling=Shrinking())
+    sizes, room = [], iter([3, 3, 2])
+    controller = start(
+        workers=(2, 3),
+        max_failures=2,
+        callbacks=[Listener()],
+        make_group=lambda *_: FakeGroup(next(room), []),
+    )
     assert run(controller, loop).state is RunState.FINISHED
     assert sizes == [(3, 2)]
 

@@ -12,8 +12,8 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Checkpoint
 from miniray.train.base.exceptions import AttemptOverError
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
+from miniray.train.base.states import RunState
 from miniray.train.progress.feed import Seen
 from miniray.train.storage.storage import RunStorage
 

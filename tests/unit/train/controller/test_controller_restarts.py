@@ -11,7 +11,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback
 from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
-from miniray.train.base.policies import FailureDecision, FailurePolicy, RunState
+from miniray.train.base.states import RunState
 from miniray.train.storage.metrics_log import read_rows
 from miniray.train.storage.storage import RunStorage
 
@@ -122,24 +122,6 @@ def test_lost_starts_end_the_run_when_their_limit_is_passed(start):
     assert outcome.state is RunState.ERRORED
     assert "was lost" in outcome.message
     assert len(groups) == 2
-
-
-def test_a_failure_policy_of_the_user_decides_by_the_exceptions(start):
-    class OnlyTimeouts(FailurePolicy):
-        def decide(self, failure):
-            errors = [each.exception() for each in failure.by_rank.values()]
-            seen.append((failure.worker_failures, failure.at_start))
-            timeouts = all(isinstance(error, TimeoutError) for error in errors)
-            return FailureDecision.RETRY if timeouts else FailureDecision.RAISE
-
-    async def loop(rank):
-        raise TimeoutError if rank.setup.attempt < 3 else KeyError("x")
-
-    seen = []
-    outcome = run(start(workers=1, failure_policy=OnlyTimeouts()), loop)
-    assert outcome.state is RunState.ERRORED
-    assert "KeyError" in outcome.message
-    assert seen == [(1, False), (2, False), (3, False)]
 
 
 class FakeRoom:

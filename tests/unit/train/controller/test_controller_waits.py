@@ -13,8 +13,8 @@ from miniray.train.base.exceptions import (
     StorageNotSharedError,
     StorageUnusableError,
 )
-from miniray.train.base.policies import RunState
 from miniray.train.base.ranks import WorkerInfo
+from miniray.train.base.states import RunState
 from miniray.train.progress.feed import ProgressFeed, Seen
 from miniray.train.storage.storage import RunStorage
 

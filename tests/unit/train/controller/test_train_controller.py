@@ -8,8 +8,8 @@ import types
 
 from controller_helpers import run
 
-from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
+from miniray.train.base.states import RunState
 from miniray.train.controller import controller as controller_module
 from miniray.train.controller.attempt import Attempt
 from miniray.train.controller.waits import BlockingWork

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from miniray.train import ScalingConfig
-from miniray.train.config.rules import ElasticScaling, FixedScaling, default_scaling
 from miniray.train.controller import room
 from miniray.train.controller.room import Fit, Growth, largest_room
 
@@ -143,7 +142,7 @@ def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
             return nodes.ask(1)
 
     async def scenario():
-        growth = Growth(default_scaling(ScalingConfig(num_workers=(1, 3))), 0)
+        growth = Growth(ScalingConfig(num_workers=(1, 3)).group, 0)
         growth.begin(Group())
         while nodes.asked != [1]:
             await asyncio.sleep(0)
@@ -167,7 +166,7 @@ def test_room_to_grow_is_given_back_whole_although_that_is_cancelled():
             return nodes.ask(1)
 
     async def scenario():
-        growth = Growth(default_scaling(ScalingConfig(num_workers=(1, 4))), 0)
+        growth = Growth(ScalingConfig(num_workers=(1, 4)).group, 0)
         growth.begin(Group())
         while len(nodes.open) < 3:
             await asyncio.sleep(0)
@@ -199,21 +198,16 @@ def test_a_search_that_is_cancelled_as_its_room_is_there_ends():
 
 
 def test_an_elastic_group_grows_by_whole_slices_up_to_the_most():
-    policy = default_scaling(
-        ScalingConfig(num_workers=(2, 6), use_tpu=True, topology="2x2x2", accelerator_type="TPU-V4")
-    )
-    first = policy.next_group()
-    assert (first.least, first.num_workers, first.step) == (2, 6, 2)
-    assert policy.wanted(2) == 4
-    assert policy.grow(2, 1) is None
-    assert policy.grow(2, 3).num_workers == 4
-    assert policy.grow(4, 9).num_workers == 6
-    assert policy.wanted(6) == 0
+    group = ScalingConfig(
+        num_workers=(2, 6), use_tpu=True, topology="2x2x2", accelerator_type="TPU-V4"
+    ).group
+    assert (group.least, group.num_workers, group.step) == (2, 6, 2)
+    assert group.wanted(2) == 4
+    assert group.grown(2, 1) is None
+    assert group.grown(2, 3).num_workers == 4
+    assert group.grown(4, 9).num_workers == 6
+    assert group.wanted(6) == 0
 
 
-def test_a_pair_as_number_of_workers_makes_an_elastic_policy():
-    assert isinstance(default_scaling(ScalingConfig(num_workers=(1, 2))), ElasticScaling)
-    fixed = default_scaling(ScalingConfig(num_workers=2))
-    assert isinstance(fixed, FixedScaling)
-    assert fixed.wanted(1) == 0
-    assert fixed.grow(1, 5) is None
+def test_a_group_of_a_fixed_size_does_not_grow():
+    assert ScalingConfig(num_workers=2).group.wanted(1) == 0

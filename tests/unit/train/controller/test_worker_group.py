@@ -11,7 +11,6 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Backend, RunConfig, ScalingConfig
 from miniray.train.base.failures import GroupStartError
 from miniray.train.base.ranks import WorkerInfo
-from miniray.train.config.rules import default_scaling
 from miniray.train.controller import worker_group
 from miniray.train.controller.worker_group import WorkerGroup, gather_workers
 from miniray.train.worker.worker import TrainWorker
@@ -77,7 +76,7 @@ def test_a_wait_that_is_cancelled_leaves_no_task():
 
 def group(workers=2):
     scaling = ScalingConfig(num_workers=workers)
-    decision = default_scaling(scaling).next_group()
+    decision = scaling.group
     return WorkerGroup(decision, scaling, Backend(), RunConfig())
 
 

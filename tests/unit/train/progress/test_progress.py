@@ -10,7 +10,7 @@ from terminal import screen
 
 from miniray.logs.log_printer import LogBatch, LogPrinter
 from miniray.train import ProgressCallback
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 from miniray.train.progress.display import LiveDisplay, PlainDisplay, make_display
 from miniray.train.progress.feed import Progress, Row
 from miniray.train.progress.meter import ProgressMeter, format_seconds, format_status

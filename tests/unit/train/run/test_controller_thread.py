@@ -8,9 +8,8 @@ import types
 import pytest
 
 from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
-from miniray.train.base.policies import RunState
 from miniray.train.base.reports import Report
-from miniray.train.config.rules import LimitedRetries, default_scaling
+from miniray.train.base.states import RunState
 from miniray.train.controller.run_spec import RunSpec
 from miniray.train.progress.feed import Seen
 from miniray.train.run.controller_thread import ControllerThread
@@ -29,8 +28,8 @@ def run(tmp_path):
         run_config=config,
         scaling_config=scaling,
         backend=Backend(),
-        failure_policy=LimitedRetries(config.failure_config),
-        scaling_policy=default_scaling(scaling),
+        failures=config.failure_config,
+        group=scaling.group,
     )
     thread = ControllerThread(spec, 1, None)
     thread.begin(None)

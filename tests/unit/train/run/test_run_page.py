@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from miniray.train.base.policies import RunState
+from miniray.train.base.states import RunState
 from miniray.train.controller.run_spec import MAX_ATTEMPTS, RunFacts
 from miniray.train.run.page import RunPage, ended, listed
 from miniray.train.storage.metrics_log import MAX_SHOWN, History, shown_row

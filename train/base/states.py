@@ -1,20 +1,13 @@
-"""What a run decides: how many workers to start, and whether to go on after a failure; its states.
-
-Policies are pure: they get the facts and return a decision; the controller acts
-on it. A user replaces one by a subclass, in ``RunConfig``.
-"""
+"""The states of a run, and how many workers it starts. Pure: the controller acts on it."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from miniray.train.base.failures import WorkerFailure
 
 
 class RunState(enum.Enum):
@@ -53,39 +46,6 @@ def check_transition(old: RunState, new: RunState) -> None:
         raise RuntimeError(f"A run can't go from {old.value} to {new.value}.")
 
 
-class FailureDecision(enum.Enum):
-    """What the controller does after a failure."""
-
-    RETRY = "retry"  # start the workers again, from the newest checkpoint
-    RAISE = "raise"  # end the run with the error
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupFailure:
-    """A worker group that failed.
-
-    Attributes:
-        by_rank: Why, for each rank that failed; ``by_rank[rank].exception()`` is the exception.
-        at_start: Whether processes or nodes were lost before any train loop began. What code of
-            the user raises at the start is a failure of the workers.
-        worker_failures: How many times workers of this run have failed, this time included.
-        start_failures: How many times a start was lost, this time included.
-    """
-
-    by_rank: Mapping[int, WorkerFailure]
-    at_start: bool
-    worker_failures: int
-    start_failures: int
-
-
-class FailurePolicy(abc.ABC):
-    """Decides whether a run goes on after workers failed. Pickled on its way to the controller."""
-
-    @abc.abstractmethod
-    def decide(self, failure: GroupFailure) -> FailureDecision:
-        """Decide what follows."""
-
-
 @dataclasses.dataclass(frozen=True)
 class ScalingDecision:
     """The worker group to start.
@@ -103,31 +63,16 @@ class ScalingDecision:
     least: int | None = None
     step: int = 1
 
-
-class ScalingPolicy(abc.ABC):
-    """Decides how many workers a group has. Pickled on its way to the controller."""
-
-    @abc.abstractmethod
-    def next_group(self) -> ScalingDecision:
-        """Return the group to start, at the beginning of a run and after each failure."""
-
     def wanted(self, size: int) -> int:
-        """Return how many workers more a group of this size could use; by default none.
+        """Return how many workers more an elastic group of this size could use."""
+        return 0 if self.least is None else max(0, self.num_workers - size)
 
-        The controller asks the cluster for the room of so many and keeps what it gets.
-        """
-        del size
-        return 0
-
-    def grow(self, size: int, room: int) -> ScalingDecision | None:
-        """Called when a checkpoint is complete while there is room for more workers.
+    def grown(self, size: int, room: int) -> ScalingDecision | None:
+        """Return the group that takes all room which makes whole steps; None if there is none.
 
         Args:
             size: Number of workers that run.
             room: For how many more the cluster has set resources aside.
-
-        Returns:
-            The group to go on with from that checkpoint, or None to leave it as it is.
         """
-        del size, room
-        return None
+        larger = min(self.num_workers, size + room // self.step * self.step)
+        return dataclasses.replace(self, num_workers=larger) if larger > size else None
