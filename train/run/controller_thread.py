@@ -117,7 +117,7 @@ class ControllerThread:
             answer = self._answer(rank, kind, arguments)
             return asyncio.run_coroutine_threadsafe(answer, self._machine)
 
-    def abort(self, *, at_once: bool = False) -> None:
+    def abort(self) -> None:
         """Stop the run once the uploads that ranks have begun have ended; wait for its end.
 
         Raises:
@@ -125,7 +125,7 @@ class ControllerThread:
                 ended without.
         """
         try:
-            self._stop(at_once=at_once)
+            self._stop(at_once=False)
         except KeyboardInterrupt:
             self._stop(at_once=True)
             raise

@@ -10,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
-import signal
-import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +17,7 @@ from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedE
 from miniray.train.base.failures import WorkerFailure, describe
 from miniray.train.base.states import RunState, ScalingDecision
 from miniray.train.config.rules import FailureConfig
-from miniray.train.controller.outcome import STOPPING, RunOutcome
+from miniray.train.controller.outcome import RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
@@ -29,19 +26,14 @@ from miniray.train.worker.session import RankSession
 from miniray.train.worker.worker import TrainWorker, WorkerOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Future
 
-    from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
-    from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.session import SessionSetup
     from miniray.train.worker.worker import TrainLoop
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,57 +69,13 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
         return _lead(spec, loop, place, place.link)
 
 
-class DeferredInterrupts:
-    """Ctrl-C where the train loop is in the thread that signals interrupt.
-
-    On workers the first Ctrl-C reaches the driver, and cuts no upload off. Here an upload is made
-    to end first, if it runs in that thread. What runs in other threads goes on by itself.
-
-    Attributes:
-        at_once: Whether nothing is to be waited for any more.
-    """
-
-    def __init__(self) -> None:
-        self.at_once = False
-
-    @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt at the end of the block; at once where it comes twice.
-
-        Only where it would be raised: elsewhere a program has its own way with the signal.
-        """
-        ours = threading.current_thread() is threading.main_thread()
-        if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield
-            return
-        asked = False
-
-        def handle(*_: Any) -> None:
-            nonlocal asked
-            if asked:
-                self.at_once = True
-                raise KeyboardInterrupt
-            asked = True
-            logger.warning(STOPPING)
-
-        signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if asked:
-            raise KeyboardInterrupt
-
-
 class _LocalWorker(TrainWorker):
     """A rank that is no actor, and keeps what its train loop raised."""
 
     def __init__(self, spec: RunSpec, place: LocalPlace) -> None:
         super().__init__(spec.backend, spec.run_config.logging_config)
         self._ranks = place.ranks
-        self._session: RankSession | None = None
         self.storage = spec.storage
-        self.interrupts = DeferredInterrupts()
         self.error: BaseException | None = None
 
     def take_part(self, loop: TrainLoop, ask: Callable[..., Future[Any]]) -> WorkerOutcome | None:
@@ -154,12 +102,8 @@ class _LocalWorker(TrainWorker):
 
     def finish_uploads(self) -> None:
         """Wait until the upload that runs in the background has ended; others are not begun."""
-        if self._session is not None and not self.interrupts.at_once:
+        if self._session is not None:
             self._session.close(wait=True)
-
-    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
-        self._session = RankSession(setup, ranks, carrier, self.interrupts.deferred)
-        return self._session
 
     def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
         self.error = error
@@ -221,7 +165,7 @@ def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | 
         outcome = controller.outcome()
         worker.finish_uploads()
     except KeyboardInterrupt:
-        controller.abort(at_once=worker.interrupts.at_once)
+        controller.abort()
         raise
     # What a loop raises because its controller or another rank has failed is no cause.
     error = worker.error if 0 in outcome.worker_failures else None

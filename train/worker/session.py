@@ -7,7 +7,6 @@ own files, and when the rank is far ahead of the controller.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -91,17 +90,10 @@ class CheckpointReport:
 class RankSession:
     """A rank's side of an attempt. Thread-safe."""
 
-    def __init__(
-        self,
-        setup: SessionSetup,
-        ranks: Ranks,
-        carrier: Carrier,
-        uploading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
+    def __init__(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> None:
         self.storage = setup.storage
         self.ranks = ranks
         self._setup = setup
-        self._uploading = uploading
         self._controller = rank_calls(carrier, setup.attempt, ranks.world_rank)
         #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
         self._lock = threading.RLock()
@@ -150,10 +142,7 @@ class RankSession:
             self._controller.announce_upload(index)
             self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
         else:
-            with self._uploading():
-                self._upload_now(index, plain, given)
-                self._reported += 1
-            return
+            self._upload_now(index, plain, given)
         self._reported += 1
 
     def _upload_now(self, index: int, plain: dict[str, Any], given: CheckpointReport) -> None:

@@ -90,6 +90,7 @@ class TrainWorker:
         self._backend = backend
         self._listener: socket.socket | None = None
         self._ranks: Ranks | None = None
+        self._session: RankSession | None = None
         if logging_config is not None:
             logging_config.apply()
 
@@ -135,7 +136,7 @@ class TrainWorker:
     def run(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
         assert self._ranks is not None
-        session = self._make_session(setup, self._ranks, carrier)
+        session = self._session = RankSession(setup, self._ranks, carrier)
         context.set_session(session)
         shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
         runtime = runtime_or_none()  # in local mode there need be no cluster
@@ -172,9 +173,6 @@ class TrainWorker:
         ]
         children = [child for child in multiprocessing.active_children() if not child.daemon]
         return bool(threads or children) or current_runtime().owns_actors()
-
-    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> RankSession:
-        return RankSession(setup, ranks, carrier)
 
     def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
         # What it has reported may complete checkpoints, so it is uploaded until this process ends
