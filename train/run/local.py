@@ -22,7 +22,6 @@ from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
 from miniray.train.worker.local_link import LinkClient, LinkServer
-from miniray.train.worker.session import RankSession
 from miniray.train.worker.worker import TrainWorker, WorkerOutcome
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
-    from miniray.train.worker.session import SessionSetup
+    from miniray.train.worker.session import RankSession, SessionSetup
     from miniray.train.worker.worker import TrainLoop
 
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 _session: RankSession | None = None
 #: The thread that runs the train loop of the session.
 _thread: int | None = None
-#: The thread that has a run in local mode, also between its attempts.
-_local_thread: int | None = None
-_claiming = threading.Lock()
+#: Held by the thread that has a run in local mode.
+_local = threading.RLock()
 
 
 def set_session(session: RankSession | None) -> None:
@@ -49,22 +48,19 @@ def process_of_a_run(name: str) -> Iterator[None]:
         RuntimeError: Another thread runs a train loop. There is one session for all threads of a
             process, as a train loop may report from threads of its own.
     """
-    global _session, _thread, _local_thread
-    own = threading.get_ident()
-    with _claiming:
-        if {_thread, _local_thread} - {None, own}:
-            raise RuntimeError(
-                f"Run {name} can't begin in this process, where another thread runs a train loop. "
-                f"In local mode, call fit() for one run after the other, or give runs that go on "
-                f"at the same time workers: ScalingConfig(num_workers=1)."
-            )
-        earlier = _session, _thread, _local_thread
-        _local_thread = own
+    global _session, _thread
+    if _thread not in (None, threading.get_ident()) or not _local.acquire(blocking=False):
+        raise RuntimeError(
+            f"Run {name} can't begin in this process, where another thread runs a train loop. "
+            f"In local mode, call fit() for one run after the other, or give runs that go on "
+            f"at the same time workers: ScalingConfig(num_workers=1)."
+        )
+    earlier = _session, _thread
     try:
         yield
     finally:
-        with _claiming:
-            _session, _thread, _local_thread = earlier
+        _session, _thread = earlier
+        _local.release()
 
 
 def current_session(name: str) -> RankSession:
