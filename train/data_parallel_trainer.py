@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from miniray.common.config import config as tunables
 from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
-from miniray.train.controller.outcome import make_error
-from miniray.train.controller.run_spec import RunSpec, describe_run
+from miniray.train.controller.run_spec import RunSpec, describe_run, make_error
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets

@@ -21,13 +21,12 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.base.states import RunState, check_transition
-from miniray.train.callbacks.runner import CallbackRunner
+from miniray.train.callbacks import CallbackRunner
 from miniray.train.controller.attempt import Attempt, watch_for_hang
 from miniray.train.controller.board import RunBoard
-from miniray.train.controller.outcome import STOPPED, RunOutcome
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
-from miniray.train.controller.run_spec import RunFacts, pause_after
+from miniray.train.controller.run_spec import STOPPED, RunFacts, RunOutcome, pause_after
 from miniray.train.controller.startup import check_shared, place, start
 from miniray.train.controller.waits import BlockingWork, end, first_of, within
 from miniray.train.controller.worker_group import WorkerGroup

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from miniray.train.base.reports import Step
-    from miniray.train.callbacks.runner import CallbackRunner
+    from miniray.train.callbacks import CallbackRunner
     from miniray.train.config import CheckpointConfig
     from miniray.train.storage.checkpoint import Checkpoint
     from miniray.train.storage.manifests import CheckpointRecord

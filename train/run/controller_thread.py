@@ -20,7 +20,7 @@ from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.ranks import listed
 from miniray.train.base.states import RunState
 from miniray.train.controller.controller import TrainController
-from miniray.train.controller.outcome import STOPPING
+from miniray.train.controller.run_spec import STOPPING
 from miniray.train.controller.waits import within
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
@@ -28,8 +28,7 @@ from miniray.train.worker.controller_client import run_has_ended
 from miniray.train.worker.worker import WorkerOutcome
 
 if TYPE_CHECKING:
-    from miniray.train.controller.outcome import RunOutcome
-    from miniray.train.controller.run_spec import RunSpec
+    from miniray.train.controller.run_spec import RunOutcome, RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.controller_client import Carrier

@@ -15,15 +15,14 @@ from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError
 from miniray.train.controller.controller import TrainController
-from miniray.train.controller.outcome import STOPPING
+from miniray.train.controller.run_spec import STOPPING
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
 from miniray.train.worker.worker import sent
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
-    from miniray.train.controller.outcome import RunOutcome
-    from miniray.train.controller.run_spec import RunSpec
+    from miniray.train.controller.run_spec import RunOutcome, RunSpec
     from miniray.train.worker.worker import TrainLoop
 
 logger = logging.getLogger(__name__)

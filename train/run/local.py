@@ -17,7 +17,7 @@ from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedE
 from miniray.train.base.failures import WorkerFailure, describe
 from miniray.train.base.states import RunState, ScalingDecision
 from miniray.train.config.rules import FailureConfig
-from miniray.train.controller.outcome import RunOutcome
+from miniray.train.controller.run_spec import RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context

@@ -21,7 +21,7 @@ from miniray.train import (
 )
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.states import RunState, check_transition
-from miniray.train.controller.outcome import RunOutcome, make_error
+from miniray.train.controller.run_spec import RunOutcome, make_error
 from miniray.train.controller.worker_group import worker_options
 from miniray.train.data_parallel_trainer import make_train_loop
 from miniray.train.progress.display import PlainDisplay, make_display

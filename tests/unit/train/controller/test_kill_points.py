@@ -7,8 +7,7 @@ from faulty_filesystem import Clock, Killed, TearingFileSystem, kill_on_disk
 
 from miniray.train import Checkpoint, CheckpointConfig, Result
 from miniray.train.base.reports import Report, Step
-from miniray.train.callbacks import RunContext
-from miniray.train.callbacks.runner import CallbackRunner
+from miniray.train.callbacks import CallbackRunner, RunContext
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.storage.metrics_log import MetricsLog, read_rows
 from miniray.train.storage.storage import RunStorage
