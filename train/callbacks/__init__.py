@@ -1,7 +1,7 @@
 """Callbacks of a run: their base class, and what calls their hooks, one at a time.
 
-An exception in a hook becomes a ``CallbackError``, which names the callback and the hook. When which
-hook is called is the controller's and the recorder's part.
+An exception in a hook becomes a ``CallbackError``, which names the callback and the hook. When
+which hook is called is the controller's and the recorder's part.
 """
 
 from __future__ import annotations

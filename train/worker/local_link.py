@@ -92,8 +92,8 @@ class LinkServer:
 
     def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="train-link", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
