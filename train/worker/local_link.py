@@ -124,6 +124,7 @@ class LinkServer:
         try:
             while True:
                 kind, arguments = connection.recv()
+                answer: tuple[Any, WorkerFailure | None]
                 try:
                     answer = self._answer(rank, kind, *arguments).result(), None
                 except CancelledError:
