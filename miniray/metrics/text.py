@@ -67,7 +67,7 @@ _HELP = {
     "train_reports_total": "Reports that all ranks of a run have made.",
     "train_attempts_total": "Groups of workers that a run has had.",
     "train_checkpoints": "Checkpoints that a run keeps.",
-    "train_checkpoints_total": "Checkpoints that a run has made, or failed to make.",
+    "train_checkpoints_total": "Checkpoints that a run has made.",
     "train_checkpoint_seconds": "Seconds from the first rank's upload to the checkpoint.",
     "train_metric": "The last reported number of each metric of a run.",
 }

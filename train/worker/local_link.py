@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import socket
 import threading
@@ -24,9 +23,7 @@ from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-logger = logging.getLogger(__name__)
+    from collections.abc import Callable, Iterator
 
 #: Seconds that rank 0 gives the other side of a new connection to prove itself.
 PROOF_TIMEOUT = 5.0
@@ -102,23 +99,26 @@ class LinkServer:
                 self._start(functools.partial(self._serve, connected))
 
     def _serve(self, connected: socket.socket) -> None:
-        try:
-            self._enter(connected)
-            demand_blocking(connected, self._secret, time.monotonic() + PROOF_TIMEOUT)
-        except OSError as error:  # also of a wrong proof
-            logger.debug("A connection that is none of a rank was closed: %s", error)
-            connected.close()
-            return
-        gone = EOFError, OSError, CancelledError  # what is at the other end, or the run
-        with _use(connected) as connection, contextlib.suppress(*gone):
-            self._enter(connection)
-            self._serve_rank(connection, *connection.recv())
+        # The other end proves nothing, or is gone, or the run is over.
+        with contextlib.suppress(EOFError, OSError, CancelledError):
+            with connected, self._entered(connected):
+                demand_blocking(connected, self._secret, time.monotonic() + PROOF_TIMEOUT)
+                connection = _use(connected)
+            with connection, self._entered(connection):
+                self._serve_rank(connection, *connection.recv())
 
-    def _enter(self, end: Connection | socket.socket) -> None:
+    @contextlib.contextmanager
+    def _entered(self, end: Connection | socket.socket) -> Iterator[None]:
+        """Have ``close`` end a connection, as long as this block lasts."""
         with self._lock:
             if self._closed:
                 raise ConnectionAbortedError("The run has ended.")
             self._open.add(end)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(end)
 
     def _serve_rank(self, connection: Connection, rank: int, requests: bool) -> None:
         try:
