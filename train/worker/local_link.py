@@ -62,7 +62,8 @@ class LinkServer:
         self.timeout = timeout
         self._closed = False
         self._lock = threading.Lock()
-        self._open: set[Connection | socket.socket] = set()
+        #: What ``close`` ends: connections, and answers that are waited for.
+        self._open: set[Connection | socket.socket | Future[Any]] = set()
         self._threads: list[threading.Thread] = []
 
     def serve(self, answer: Callable[..., Future[Any]], lost: Callable[[int], None]) -> None:
@@ -81,6 +82,9 @@ class LinkServer:
             self._closed = True
             ends = [self._listener, *self._open]
         for end in ends:  # wakes the threads that wait there
+            if isinstance(end, Future):
+                end.cancel()
+                continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -108,8 +112,8 @@ class LinkServer:
                 self._serve_rank(connection, *connection.recv())
 
     @contextlib.contextmanager
-    def _entered(self, end: Connection | socket.socket) -> Iterator[None]:
-        """Have ``close`` end a connection, as long as this block lasts."""
+    def _entered(self, end: Connection | socket.socket | Future[Any]) -> Iterator[None]:
+        """Have ``close`` end this, as long as the block lasts."""
         with self._lock:
             if self._closed:
                 raise ConnectionAbortedError("The run has ended.")
@@ -124,17 +128,23 @@ class LinkServer:
         try:
             while True:
                 kind, arguments = connection.recv()
-                answer: tuple[Any, WorkerFailure | None]
-                try:
-                    answer = self._answer(rank, kind, *arguments).result(), None
-                except CancelledError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - raised where it was asked for
-                    answer = None, WorkerFailure.of(error)
-                connection.send(answer)
+                connection.send(self._ask(rank, kind, arguments))
         finally:
             if not requests:
                 self._lost(rank)
+
+    def _ask(
+        self, rank: int, kind: str, arguments: tuple[Any, ...]
+    ) -> tuple[Any, WorkerFailure | None]:
+        """Wait for an answer; return it, or why there is none."""
+        try:
+            answer = self._answer(rank, kind, *arguments)
+            with self._entered(answer):
+                return answer.result(), None
+        except CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+            return None, WorkerFailure.of(error)
 
 
 class LinkClient:

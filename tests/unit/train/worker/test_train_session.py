@@ -437,6 +437,7 @@ def test_a_report_during_the_upload_of_the_same_thread_is_told_so(
 
     with pytest.raises(RuntimeError, match="Have the handler set a flag"):
         report({}, checkpoint=make_checkpoint(), checkpoint_upload_fn=upload)
+    report({}, checkpoint=make_checkpoint("again"))
     report({"n": 1})
     assert [args[2:] for args in controller.reports][1:] == [(1, Report({"n": 1}))]
 
