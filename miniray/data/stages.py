@@ -63,7 +63,8 @@ class InlineFeed(UnitFeed):
                 self._index += 1
             found = next(self._tables, None)
             if found is not None:
-                return TableUnit(found[1], key=key_of(self._key, found[0]))
+                number, table = found
+                return TableUnit(table, key=key_of(self._key, number))
             self._tables = None
 
 

@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TextIO
 
 from miniray.train.config.run import Callback
@@ -131,7 +131,7 @@ class _FileCallback(Callback):
         about = {
             "number": run_context.report_number,
             "time": time.time(),
-            "checkpoint": checkpoint.path.rstrip("/").rpartition("/")[2] if checkpoint else None,
+            "checkpoint": PurePosixPath(checkpoint.path).name if checkpoint else None,
         }
         if not self.all_ranks:
             if metrics[0] or checkpoint is not None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.controller.board import public, question_about, shown_checkpoint
@@ -180,7 +181,7 @@ def _of_folder(
         page |= {"state": "LOST", "error": _LOST}
     printed = storage.files.names(FOLDER)  # an attempt whose ranks print nothing has none
     for attempt in page.get("history", ()):
-        if attempt["logs"].rpartition("/")[2] not in printed:
+        if PurePosixPath(attempt["logs"]).name not in printed:
             attempt["logs"] = ""
     page["kept"] = [shown_checkpoint(each) for each in storage.records()]
     try:
