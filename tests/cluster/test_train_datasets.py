@@ -222,7 +222,8 @@ def test_the_programs_of_the_template_read_tensors_that_ray_has_written(
 def test_the_first_rows_of_the_next_epoch_are_made_before_it_begins(
     fit: Any, tmp_path: Path
 ) -> None:
-    from miniray.util import state
+    from miniray.common.runtime import current_runtime
+    from miniray.util.task_records import ask_processes, dataset_rows
 
     def noted_calls(batch: dict[str, Any], marker: str) -> dict[str, Any]:
         with open(marker, "ab") as file:
@@ -236,8 +237,8 @@ def test_the_first_rows_of_the_next_epoch_are_made_before_it_begins(
         for _ in batches:
             pass
         wait_until(lambda: calls.stat().st_size == 260)
-        with state._source(None) as source:  # a rank's rows have no end that is known
-            assert [row["total"] for row in state.datasets(source, 10)] == [None]
+        processes, _ = ask_processes(current_runtime().head, 10, 0)
+        assert [row["total"] for row in dataset_rows(processes)] == [None]  # no end is known
 
     kept = {"fn_kwargs": {"marker": str(tmp_path / "calls")}}
     dataset = miniray.data.range(2560).map_batches(noted_calls, **kept)

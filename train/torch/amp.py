@@ -6,11 +6,13 @@ What ``accelerate`` has set holds until the train loop of the process ends.
 from __future__ import annotations
 
 import dataclasses
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from miniray.common.series import COUNTED, SECONDS, took
 from miniray.train.data.devices import own_devices
 from miniray.train.worker.context import current_session
 
@@ -90,6 +92,8 @@ class AutocastForward:
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return an optimizer that undoes the scaling of ``backward``, if there is one.
 
+    Its steps are in the cluster's metrics.
+
     Args:
         optimizer: The optimizer.
 
@@ -100,7 +104,29 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
         RuntimeError: Called outside a train loop.
     """
     scaler = _precision("torch.prepare_optimizer").scaler
+    _count_steps(optimizer, current_session("torch.prepare_optimizer"))
     return optimizer if scaler is None else ScaledOptimizer(optimizer, scaler)
+
+
+def _count_steps(optimizer: torch.optim.Optimizer, session: RankSession) -> None:
+    """Count an optimizer's steps, and the time between two of them."""
+    run = ("run", session.storage.name)
+    rank = ("rank", str(session.ranks.world_rank))
+    steps = COUNTED.values(("counter", "train_steps_total", "", ()), (run, rank))
+    times = COUNTED.values(("histogram", "train_step_seconds", "", SECONDS), (run,))
+    last = 0.0
+
+    def stepped(*_step: Any) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        steps[0] += 1
+        if last:
+            took(times, now - last)
+        last = now
+
+    if not getattr(optimizer, "_steps_are_counted", False):
+        optimizer._steps_are_counted = True
+        optimizer.register_step_post_hook(stepped)
 
 
 def backward(tensor: torch.Tensor) -> None:

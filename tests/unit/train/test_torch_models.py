@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch_helpers import session  # noqa: E402
 
+from miniray.common.series import Series, how_many  # noqa: E402
 from miniray.train.torch import (  # noqa: E402
     accelerate,
     amp,
@@ -232,6 +233,19 @@ def test_a_scaled_step_takes_no_closure(scaler):
     optimizer = prepare_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
     with pytest.raises(ValueError, match="closure"):
         optimizer.step(lambda: 1)
+
+
+def test_steps_of_an_optimizer_are_counted_and_timed_once(alone, monkeypatch):
+    counted = Series()
+    monkeypatch.setattr(amp, "COUNTED", counted)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    for _ in range(2):
+        prepare_optimizer(optimizer)
+    for _ in range(3):
+        optimizer.step()
+    found = {name: values for _, name, _, _, _, values in counted.rows()}
+    assert found["train_steps_total"] == [3.0]
+    assert how_many(found["train_step_seconds"]) == 2
 
 
 # --- reproducibility -----------------------------------------------------------------------------
