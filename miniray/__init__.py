@@ -1,40 +1,40 @@
 """miniray: an actor runtime for Python with Ray's public API.
 
-This module only re-exports: every name has one home, and subpackages that few
-programs need are loaded when they are first used.
+This module only re-exports: every name has one home, which is loaded when the name is first
+used. So a command, a node and its head load of the package what they need.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray import exceptions
-from miniray.actor import ActorClass, ActorHandle, ActorMethod, method
-from miniray.api import (
-    available_resources,
-    cancel,
-    cluster_resources,
-    get,
-    get_actor,
-    get_gpu_ids,
-    init,
-    is_initialized,
-    kill,
-    nodes,
-    put,
-    shutdown,
-    wait,
-)
 from miniray.common.absent import lazy
-from miniray.common.object_ref import ObjectRef
-from miniray.decorator import remote
-from miniray.runtime_context import get_runtime_context
+from miniray.common.first_use import start_with
 from miniray.version import VERSION as __version__  # noqa: N811 -- the usual name
 
 if TYPE_CHECKING:
-    from miniray import actor, cloudpickle, data, runtime_env, train, util
+    from miniray import actor, cloudpickle, data, exceptions, runtime_env, train, util
+    from miniray.actor import ActorClass, ActorHandle, ActorMethod, method
+    from miniray.api import (
+        available_resources,
+        cancel,
+        cluster_resources,
+        get,
+        get_actor,
+        get_gpu_ids,
+        init,
+        is_initialized,
+        kill,
+        nodes,
+        put,
+        shutdown,
+        wait,
+    )
+    from miniray.common.object_ref import ObjectRef
+    from miniray.decorator import remote
     from miniray.objects.object_ref_generator import ObjectRefGenerator
     from miniray.profiling.timeline import timeline
+    from miniray.runtime_context import get_runtime_context
 
 __all__ = [
     "ActorClass",
@@ -70,13 +70,45 @@ __all__ = [
 ]
 
 _MODULES = frozenset(
-    {"cloudpickle", "dag", "data", "experimental", "job_config", "runtime_env", "train", "util"}
+    {
+        "actor",
+        "cloudpickle",
+        "dag",
+        "data",
+        "exceptions",
+        "experimental",
+        "job_config",
+        "runtime_context",
+        "runtime_env",
+        "train",
+        "util",
+    }
 )
 
-#: Names that few programs need, and where they are.
+_OF_API = [
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "get",
+    "get_actor",
+    "get_gpu_ids",
+    "init",
+    "is_initialized",
+    "kill",
+    "nodes",
+    "put",
+    "shutdown",
+    "wait",
+]
+#: Where each name is.
 _HOMES = {
+    **dict.fromkeys(("ActorClass", "ActorHandle", "ActorMethod", "method"), "miniray.actor"),
+    **dict.fromkeys(_OF_API, "miniray.api"),
     "DynamicObjectRefGenerator": "miniray.objects.object_ref_generator",
+    "ObjectRef": "miniray.common.object_ref",
     "ObjectRefGenerator": "miniray.objects.object_ref_generator",
+    "get_runtime_context": "miniray.runtime_context",
+    "remote": "miniray.decorator",
     "timeline": "miniray.profiling.timeline",
 }
 
@@ -100,5 +132,13 @@ _ABSENT = {
     "workflow": "call tasks with the refs of others",
 }
 
+
+def _init() -> None:
+    from miniray.api import init
+
+    init(ignore_reinit_error=True)
+
+
+start_with(_init)
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
     __getattr__, __dir__ = lazy(__name__, _HOMES, _MODULES, _ABSENT)

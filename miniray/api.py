@@ -7,7 +7,6 @@ was not called. Nothing here knows how a runtime works.
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import sys
@@ -25,7 +24,6 @@ from miniray.common.runtime import (
     runtime_of,
     runtime_or_none,
     set_runtime,
-    start_with,
 )
 from miniray.exceptions import MinirayError
 from miniray.objects.ref_checks import (
@@ -430,5 +428,4 @@ def get_gpu_ids() -> list[int] | list[str]:
     return [int(id) for id in ids] if all(id.isdecimal() for id in ids) else list(ids)
 
 
-start_with(functools.partial(init, ignore_reinit_error=True))
 forget_with(forget)

@@ -28,7 +28,10 @@ _MODULES: dict[str, tuple[str, str]] = {
     "torch.torch_trainer": (".torch", "TorchTrainer"),
     "torch.train_loop_utils": (
         ".torch",
-        "enable_reproducibility get_device get_devices prepare_data_loader prepare_model",
+        (
+            "enable_reproducibility get_device get_devices prepare_data_loader prepare_model "
+            "prepare_optimizer"
+        ),
     ),
 }
 

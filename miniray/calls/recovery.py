@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls.call import Call
 from miniray.common.names import describe
+from miniray.common.series import COUNTED
 from miniray.exceptions import ObjectLostError
 from miniray.messages.value import error_value, is_shared, node_of, payload_of, place_of
 
@@ -83,6 +84,7 @@ class ValueRecovery:
             own = node == self._table.node_id  # it lives: nothing else was lost with it
             _, reason = ([], self._make(id, node)) if own else self._plan(id)
             if reason is not None:
+                COUNTED.count("objects_lost_total")
                 return f"it was on node {node.hex()}; {reason}"
             if own:
                 return None
@@ -125,6 +127,7 @@ class ValueRecovery:
             return  # with another result of the same task
         reason = self._make(id, node)
         if reason is not None:
+            COUNTED.count("objects_lost_total")
             why = f"it was on node {node.hex()}, and no other node has a copy; {reason}"
             self._table.set_value(id, error_value(ObjectLostError(id.hex(), why)))
 
@@ -192,6 +195,7 @@ class ValueRecovery:
                 repeatable=origin.retries != 0,
                 origin=origin,
             )
+            COUNTED.count("objects_remade_total", by=float(len(call.return_ids)))
             self._calls.submit(call)
 
     def _pins(self, origin: Origin) -> list[ObjectRef[Any]]:

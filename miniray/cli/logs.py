@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import re
 import time
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.cli.services import Services
-    from miniray.util.logs import LineOfNode
+    from miniray.logs.log_files import LogLineRead
 
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.3
+_AWAITS_HEAD = "The head of the cluster does not answer; what is printed meanwhile comes later."
 _SINCE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhd])\Z")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d", "%H:%M")
 
 
 def since_of(text: str, now: float) -> float:
@@ -36,16 +37,14 @@ def since_of(text: str, now: float) -> float:
     Raises:
         click.BadParameter: It means none.
     """
-    match = _SINCE.match(text.strip())
+    given = text.strip()
+    match = _SINCE.match(given)
     if match is not None:
         return now - float(match["number"]) * _SECONDS[match["unit"]]
-    for form in _TIMES:
+    today = datetime.datetime.fromtimestamp(now).date()
+    for date in ("", f"{today} "):
         with contextlib.suppress(ValueError):
-            given = time.strptime(text.strip(), form)
-            if form == "%H:%M":
-                today = time.localtime(now)
-                given = time.struct_time((*today[:3], *given[3:5], 0, *today[6:]))
-            return time.mktime(given)
+            return datetime.datetime.fromisoformat(date + given).timestamp()
     raise click.BadParameter(
         f"{text!r} is no time. Write 30s, 10m, 2h, 1d, 14:30 or '2026-11-24 14:30'.",
         param_hint="'--since'",
@@ -107,13 +106,18 @@ def logs_(
         told = set(found.notes)
         while how["goes_on"]:
             time.sleep(_EVERY)
-            found = follow(connection, wanted, found)
+            try:
+                found = follow(connection, wanted, found)
+            except ConnectionError:
+                if connection.address not in {each.address for each in find_clusters()}:
+                    raise
+                found = dataclasses.replace(found, lines=[], notes=[_AWAITS_HEAD])
             found.notes = [note for note in found.notes if note not in told]
             told.update(found.notes)
             _show(found, show, None)
 
 
-def _show(found: Logs, show: Callable[[LineOfNode], str], of: str | None) -> None:
+def _show(found: Logs, show: Callable[[LogLineRead], str], of: str | None) -> None:
     for each in found.lines:
         click.echo(show(each))
     for note in found.notes:
@@ -125,16 +129,15 @@ def _show(found: Logs, show: Callable[[LineOfNode], str], of: str | None) -> Non
         )
 
 
-def _as_text(each: LineOfNode) -> str:
-    line = each.line
+def _as_text(line: LogLineRead) -> str:
     who = line.name if not line.pid else f"{line.name} pid={line.pid}"
-    where = f", node={each.node[:8]}" if each.node else ""
+    where = f", node={line.node_id[:8]}" if line.node_id else ""
     # Colours and bars are the user's; what else could steer a terminal is not.
     return f"{line.time} ({printable(who)}{where}) {_safe(line.text)}"
 
 
-def _as_json(each: LineOfNode) -> str:
-    return json.dumps({"node_id": each.node, **each.line._asdict()})
+def _as_json(line: LogLineRead) -> str:
+    return json.dumps(line._asdict())
 
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m|\t)")

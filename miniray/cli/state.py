@@ -15,7 +15,7 @@ import click
 
 from miniray.cli.parsing import Condition, json_option, print_json
 from miniray.cli.services import asks_cluster
-from miniray.cli.status import format_duration
+from miniray.cli.status import describe_bundles, format_duration, starting_for
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
 from miniray.common.ids import short_id
 from miniray.common.names import format_bytes, printable
@@ -48,20 +48,6 @@ def _clock(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _actor_state(actor: Any) -> str:
-    """Return an actor's state; one that is starting for how long, as Ray has no word for that."""
-    if actor.is_starting:
-        return f"STARTING for {format_duration(time.time() - actor.since)}"
-    return str(actor.state)
-
-
-def _bundles(group: Any) -> str:
-    return "; ".join(
-        f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
-        for bundle, node in zip(group.bundles, group.bundle_nodes, strict=True)
-    )
-
-
 def _short_id(field: str) -> Callable[[Any], str]:
     return lambda record: (record[field] or "")[:ID_LENGTH]
 
@@ -73,7 +59,9 @@ _TABLES: dict[str, dict[str, str | Callable[[Any], Any]]] = {
         "Actor": "actor_id",
         "Class": "class_name",
         "Name": "name",
-        "State": _actor_state,
+        "State": lambda actor: (
+            starting_for(time.time() - actor.since) if actor.is_starting else actor.state
+        ),
         "Node": _NODE,
         "Pid": "pid",
         "Restarts": lambda actor: str(actor.num_restarts),
@@ -120,7 +108,7 @@ _TABLES: dict[str, dict[str, str | Callable[[Any], Any]]] = {
         "Name": "name",
         "State": "state",
         "Strategy": "strategy",
-        "Bundles": _bundles,
+        "Bundles": lambda group: describe_bundles(group.bundles, group.bundle_nodes),
     },
     "objects": {
         "Object": "object_id",

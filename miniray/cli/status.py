@@ -26,12 +26,12 @@ from miniray.cli.tables import (
 from miniray.common.ids import short_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
     from miniray.client.command_connection import CommandConnection
-    from miniray.common.state_types import ActorStatus, ClusterStatus, NodeStatus, PendingDemand
+    from miniray.common.state_types import ClusterStatus, NodeStatus, PendingDemand
 
 #: So many rows of one kind are shown before the rest is only counted.
 _MAX_ROWS = 100
@@ -123,6 +123,19 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes else f"{rest} s"
 
 
+def starting_for(seconds: float) -> str:
+    """Return the state of an actor whose constructor runs, for which Ray has no word."""
+    return f"STARTING for {format_duration(seconds)}"
+
+
+def describe_bundles(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> str:
+    """Write the bundles of a placement group, each with its node."""
+    return "; ".join(
+        f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
+        for bundle, node in zip(bundles, nodes, strict=True)
+    )
+
+
 def _nodes(state: ClusterStatus) -> Section:
     rows = [
         (
@@ -187,7 +200,9 @@ def _actors(state: ClusterStatus) -> Section:
             short_id(actor["actor_id"]),
             actor["class_name"],
             actor["name"] or "-",
-            _actor_state(actor, state["time"]),
+            starting_for(state["time"] - actor["since"])
+            if actor["state"] == "STARTING"
+            else actor["state"],
             actor["node_id"][:ID_LENGTH] or "-",
             str(actor["pid"] or "-"),
             str(actor["restarts"]),
@@ -197,12 +212,6 @@ def _actors(state: ClusterStatus) -> Section:
     ]
     columns = ("Actor", "Class", "Name", "State", "Node", "Pid", "Restarts", "Holds")
     return Section("Actors", columns, _capped(rows), "No actors.")
-
-
-def _actor_state(actor: ActorStatus, now: float) -> str:
-    """Return an actor's state; of one whose constructor runs also for how long."""
-    starting = actor["state"] == "STARTING"
-    return f"STARTING for {format_duration(now - actor['since'])}" if starting else actor["state"]
 
 
 def _dead_actors(state: ClusterStatus) -> list[Section]:
@@ -227,10 +236,7 @@ def _placement_groups(state: ClusterStatus) -> Section:
             group["name"] or "-",
             group["strategy"],
             group["state"],
-            "; ".join(
-                f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
-                for bundle, node in zip(group["bundles"], group["bundle_nodes"], strict=True)
-            ),
+            describe_bundles(group["bundles"], group["bundle_nodes"]),
         )
         for group in state["placement_groups"]
     ]

@@ -15,6 +15,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from miniray.common import first_use
 from miniray.common.names import user_stacklevel
 from miniray.common.object_ref import hooks
 
@@ -311,14 +312,6 @@ class Runtime(abc.ABC):
 _current: Runtime | None = None
 #: Why this process may not get a runtime by merely using the API; "" if it may.
 _refusal = ""
-#: Attaches this process, also if another thread does the same at this moment.
-_init: Callable[[], object] | None = None
-
-
-def start_with(init: Callable[[], object]) -> None:
-    """Set what ``current_runtime`` calls if this process is not attached yet."""
-    global _init
-    _init = init
 
 
 def set_runtime(runtime: Runtime | None) -> None:
@@ -368,8 +361,7 @@ def current_runtime() -> Runtime:
         from miniray.exceptions import NotInitializedError
 
         raise NotInitializedError(_refusal)
-    assert _init is not None  # given when miniray was imported
-    _init()
+    first_use.attach()
     runtime = runtime_or_none()
     assert runtime is not None
     _tell_own_cluster(runtime)

@@ -107,11 +107,9 @@ class AggregateFnV2(AggregateFn):
         return accumulator
 
     def partial(self, key: Any, table: Any) -> Any:
-        """Return the accumulator of rows of one group."""
         return self.aggregate_block(table)
 
     def merged(self, accumulators: Sequence[Any]) -> Any:
-        """Return the result of the accumulators of one group."""
         there = [each for each in accumulators if each is not None]
         if not there or (len(there) < len(accumulators) and not self._ignore_nulls):
             return None
@@ -131,12 +129,10 @@ class _Collected(AggregateFn):
         self._ignore_nulls = ignore_nulls
 
     def partial(self, key: Any, table: Any) -> Any:
-        """Return the values of a group."""
         values = table.column(self.on)
         return (values.drop_null() if self._ignore_nulls else values).to_pylist()
 
     def merged(self, accumulators: Sequence[Any]) -> Any:
-        """Return the result of all values of a group."""
         return self.result([value for each in accumulators for value in each])
 
     def result(self, values: list[Any]) -> Any:
@@ -160,12 +156,10 @@ class Unique(_Collected):
         super().__init__("unique", on, ignore_nulls, alias_name)
 
     def partial(self, key: Any, table: Any) -> Any:
-        """Return the different values of rows of a group."""
         values = one_zero(table.column(self.on))
         return pc.unique(values.drop_null() if self._ignore_nulls else values).to_pylist()
 
     def result(self, values: list[Any]) -> Any:
-        """Return the different values."""
         return pc.unique(pa.array(values)).to_pylist()
 
 
@@ -176,7 +170,6 @@ class CountDistinct(Unique):
         super().__init__(on, ignore_nulls, alias_name or f"count_distinct({on})")
 
     def result(self, values: list[Any]) -> Any:
-        """Return how many there are."""
         return len(super().result(values))
 
 
@@ -194,7 +187,6 @@ class Quantile(_Collected):
         self._q = q
 
     def result(self, values: list[Any]) -> Any:
-        """Return the quantile."""
         if not values or None in values:
             return None
         return float(np.quantile(np.asarray(values, dtype=float), self._q))
@@ -276,7 +268,6 @@ class AbsMax(_ByArrow):
     parts = (("min", "min"), ("max", "max"))
 
     def result(self, parts: Sequence[Any]) -> Any:
-        """Return the larger of both ends."""
         if pa.types.is_null(parts[0].type):
             return parts[0]
         return pc.max_element_wise(*map(pc.abs, parts), skip_nulls=False)
@@ -289,7 +280,6 @@ class Mean(_ByArrow):
     parts = (("sum", "sum"), ("count", "sum"))
 
     def result(self, parts: Sequence[Any]) -> Any:
-        """Divide."""
         total, count = parts
         return pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
 
@@ -383,11 +373,9 @@ class Partial(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The names of the results."""
         return f"Aggregate({', '.join(agg.name for agg in self.aggs)})"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield a row for each group of a table."""
         for table in tables:
             if not table.num_columns:
                 continue
@@ -452,7 +440,6 @@ class Combine(Ordered):
     keeps_count = False
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
-        """Return a row for each group."""
         table = concat(sides[0])
         if not table.num_columns:
             return table

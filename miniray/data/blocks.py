@@ -7,6 +7,7 @@ registered, so a column of a file is never one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import sys
@@ -262,11 +263,8 @@ def to_numpy(values: Any) -> Any:
             return to_numpy(values.chunk(0))
         parts = [to_numpy(chunk) for chunk in values.chunks if len(chunk)]
         if not parts:
-            return to_numpy(
-                pa.array([], values.type.storage_type).cast(values.type.storage_type)
-                if isinstance(values.type, pa.BaseExtensionType)
-                else pa.array([], values.type)
-            )
+            special = isinstance(values.type, pa.BaseExtensionType)
+            return to_numpy(pa.array([], values.type.storage_type if special else values.type))
         if len({part.shape[1:] for part in parts}) > 1:
             return _objects([row for part in parts for row in part])
         return np.concatenate(parts)
@@ -386,12 +384,5 @@ def shown_type(kind: Any) -> str:
     return "object" if isinstance(kind, Pickled) else str(kind)
 
 
-def register_types() -> None:
-    """Let tables with ragged tensors be read from Arrow's own formats."""
-    try:
-        pa.register_extension_type(Ragged(pa.int64()))
-    except pa.ArrowKeyError:
-        return
-
-
-register_types()
+with contextlib.suppress(pa.ArrowKeyError):  # tables have it that are read from Arrow's own formats
+    pa.register_extension_type(Ragged(pa.int64()))

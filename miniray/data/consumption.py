@@ -10,7 +10,7 @@ from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
-from miniray.data.sources import BlockUnit, UnitsDatasource
+from miniray.data.sources import BlockRows, ReadUnit, UnitsDatasource
 from miniray.data.stats import ExecutionStats
 from miniray.data.tables import concat
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from miniray.data.batches import Batches
     from miniray.data.plan import PlanNode
-    from miniray.data.sources import ReadUnit
 
 #: Bytes in the driver of which it is warned.
 _MUCH = 2 * 2**30
@@ -253,7 +252,7 @@ class Consumption:
 
     def to_arrow_refs(self) -> list[Any]:
         """Return refs of the blocks, each a table of Arrow."""
-        return [_whole_ref(unit) for unit in self._units()]
+        return [stored(unit, whole=True).refs[0] for unit in self._units()]
 
     def to_numpy_refs(self, *, column: str | None = None) -> list[Any]:
         """Return refs of the blocks as arrays.
@@ -309,15 +308,12 @@ def _box(rows: list[list[str]]) -> list[str]:
     return ["╭" + "─" * width + "╮", *(f"│ {line} │" for line in inside), "╰" + "─" * width + "╯"]
 
 
-def stored(unit: ReadUnit) -> BlockUnit:
-    """Return a unit whose rows are a block in the object store."""
+def stored(unit: ReadUnit, *, whole: bool = False) -> ReadUnit:
+    """Return a unit whose rows are a block in the object store, and if ``whole`` all of one."""
     from miniray.api import put
 
+    is_block = isinstance(unit.content, BlockRows)
+    if is_block and (not whole or (unit.whole and unit.rows is not None)):
+        return unit
     table = table_of(unit)
-    return BlockUnit((put(table),), table.num_rows, table.nbytes)
-
-
-def _whole_ref(unit: ReadUnit) -> Any:
-    if isinstance(unit, BlockUnit) and unit.whole and unit.rows is not None:
-        return unit.refs[0]
-    return stored(unit).refs[0]
+    return ReadUnit(BlockRows(), table.num_rows, table.nbytes, (put(table),))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import TYPE_CHECKING, Any, cast
 
 from miniray.data.batches import StreamIterator, check_whole
-from miniray.data.blocks import check_format
+from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
 from miniray.data.context import DataContext, check_gpu_batches, compute_of, udf_of
 from miniray.data.executor import table_of
 from miniray.data.expressions import Expr, parsed
-from miniray.data.grouped import Share
 from miniray.data.plan import (
     Apply,
     Compute,
@@ -25,7 +25,7 @@ from miniray.data.plan import (
     stacked,
 )
 from miniray.data.rearranged import Rearranging
-from miniray.data.sources import BlockUnit, CutWish, UnitsDatasource, ranged
+from miniray.data.sources import CutWish, UnitsDatasource, ranged
 from miniray.data.transforms import (
     Columns,
     FilterExpr,
@@ -188,7 +188,16 @@ class Dataset(Rearranging):
             **options: As of ``map``.
         """
         check_format("add_column", batch_format)
-        udf = udf_of("add_column", _ColumnAdder(col, fn), options)
+
+        def added(batch: Any) -> Any:
+            values = fn(batch)
+            if hasattr(batch, "append_column"):  # a table
+                return batch.append_column(col, column(values))
+            batch = dict(batch) if isinstance(batch, dict) else batch.copy()
+            batch[col] = values
+            return batch
+
+        udf = udf_of("add_column", added, options)
         step = MapBatches(udf, None, batch_format, keeps_count=True, label=f"AddColumn({col})")
         return self._apply(step, compute_of("add_column", udf, options))
 
@@ -253,8 +262,8 @@ class Dataset(Rearranging):
         blocks: list[Any] = []
         empty: Any = None
         for unit in self._units():
-            block = unit if isinstance(unit, BlockUnit) else stored(unit)
-            if block.rows:
+            block = stored(unit)
+            if block.rows != 0:
                 blocks.append(block)
             else:
                 empty = empty or block
@@ -331,9 +340,14 @@ class Dataset(Rearranging):
                 f"train_test_split({test_size!r}) of {rows} rows leaves one part without rows."
             )
         if stratify is not None:
+
+            def part(group: Any, *, last: bool) -> Any:
+                first = group.num_rows - int(group.num_rows * (test / rows))
+                return group.slice(first) if last else group.slice(0, first)
+
             groups = dataset.groupby(stratify)
             train, rest = (
-                groups.map_groups(Share(test / rows, last=last), batch_format="pyarrow")
+                groups.map_groups(part, fn_kwargs={"last": last}, batch_format="pyarrow")
                 for last in (False, True)
             )
             return train.materialize(), rest.materialize()
@@ -425,30 +439,7 @@ class MaterializedDataset(Dataset):
     """A dataset whose blocks are in the object store."""
 
 
-class _ColumnAdder:
-    """Adds what a function returns to a batch, as a column."""
-
-    def __init__(self, column: str, function: Callable[[Any], Any]) -> None:
-        self._column = column
-        self._function = function
-        self.__name__ = getattr(function, "__name__", "function")
-
-    def __call__(self, batch: Any) -> Any:
-        import pyarrow as pa
-
-        from miniray.data.blocks import column
-
-        values = self._function(batch)
-        if isinstance(batch, pa.Table):
-            return batch.append_column(self._column, column(values))
-        batch = dict(batch) if isinstance(batch, dict) else batch.copy()
-        batch[self._column] = values
-        return batch
-
-
 def _reordered(node: PlanNode, seed: int) -> PlanNode:
-    import dataclasses
-
     if isinstance(node, Read):
         return dataclasses.replace(node, shuffle=seed)
     inputs = tuple(_reordered(each, seed) for each in node.inputs)

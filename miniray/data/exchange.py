@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.sources import ReadUnit
+from miniray.data.sources import Content, ReadUnit, between
 from miniray.data.tables import concat
 from miniray.data.transforms import Transform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from miniray.common.object_ref import ObjectRef
     from miniray.data.transforms import Where
 
 #: The column that pieces of a shuffle have beside those of the rows.
@@ -165,7 +164,6 @@ class Cut(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the exchange."""
         return f"{self.how.name}Map"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
@@ -182,55 +180,54 @@ class Cut(Transform):
             pieces[place] = []
 
 
-@dataclasses.dataclass(frozen=True)
-class Partition(ReadUnit):
-    """Units that are read together.
+def together(
+    sides: Sequence[Sequence[ReadUnit]],
+    how: How | None = None,
+    place: tuple[int, int] = (0, 1),
+    key: int | None = None,
+) -> ReadUnit:
+    """Return a unit of units that are read together.
 
-    Attributes:
+    Args:
         sides: Of each input, its units.
         how: Makes one table of theirs; None: they come one after another.
-        part_number: Which partition this is.
-        parts: Of how many.
+        place: Which partition this is, and of how many.
         key: As of any unit.
     """
+    units = [unit for side in sides for unit in side]
+    rows = [unit.rows for unit in sides[0]]
+    known = None not in rows and (how is None or how.keeps_count)
+    bare = tuple(tuple((unit.bare(), len(unit.refs)) for unit in side) for side in sides)
+    return ReadUnit(
+        Partition(bare, how, place),
+        sum(filter(None, rows)) if known else None,
+        sum(unit.size for unit in units),
+        tuple(ref for unit in units for ref in unit.refs),
+        key=key,
+    )
 
-    sides: tuple[tuple[ReadUnit, ...], ...]
-    how: How | None = None
-    part_number: int = 0
-    parts: int = 1
-    key: int | None = None
-    refs: tuple[ObjectRef[Any], ...] = dataclasses.field(init=False, default=())
-    counts: tuple[int, ...] = dataclasses.field(init=False, default=())
 
-    def __post_init__(self) -> None:
-        units = [unit for side in self.sides for unit in side]
-        rows = [unit.rows for unit in self.sides[0]]
-        if None not in rows and (self.how is None or self.how.keeps_count):
-            object.__setattr__(self, "rows", sum(filter(None, rows)))
-        object.__setattr__(self, "size", sum(unit.size for unit in units))
-        object.__setattr__(self, "refs", tuple(ref for unit in units for ref in unit.refs))
-        object.__setattr__(self, "counts", tuple(len(unit.refs) for unit in units))
+@dataclasses.dataclass(frozen=True)
+class Partition(Content):
+    """Units that are read together, each with how many of the refs are its own."""
+
+    sides: tuple[tuple[tuple[ReadUnit, int], ...], ...]
+    how: How | None
+    place: tuple[int, int]
 
     @property
     def label(self) -> str:
-        """The partition, or its units."""
         if self.how is not None:
-            return f"partition {self.part_number + 1} of {self.parts} of {self.how.name}"
-        first, last = self.sides[0][0].label, self.sides[0][-1].label
-        return first if first == last else f"{first} up to {last}"
+            return f"partition {self.place[0] + 1} of {self.place[1]} of {self.how.name}"
+        labels = [unit.label for unit, _ in self.sides[0]]
+        return labels[0] if len(labels) == 1 else f"{labels[0]} up to {labels[-1]}"
 
-    def bare(self) -> ReadUnit:
-        """Return the same without refs; how many values each unit gets is kept."""
-        sides = tuple(tuple(unit.bare() for unit in side) for side in self.sides)
-        made = Partition(sides, self.how, self.part_number, self.parts, self.key)
-        object.__setattr__(made, "counts", self.counts)
-        return made
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        return between(self._tables(iter(values)), start, stop)
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield what the exchange makes of the units, or the units' tables."""
-        left, counts = iter(values), iter(self.counts)
+    def _tables(self, values: Iterator[Any]) -> Iterator[Any]:
         sides = (
-            (unit.read(*itertools.islice(left, next(counts))) for unit in side)
+            (unit.read(*itertools.islice(values, count)) for unit, count in side)
             for side in self.sides
         )
         if self.how is None:

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import cluster_resources, get, wait
 from miniray.data.context import DataContext
-from miniray.data.exchange import Aligned, Cut, Partition
-from miniray.data.feeds import Groups, HeadFeed, LimitFeed, Setting, SourceFeed, UnionFeed, UnitFeed
+from miniray.data.exchange import Aligned, Cut, together
+from miniray.data.feeds import (
+    GroupFeed,
+    HeadFeed,
+    LimitFeed,
+    Setting,
+    SourceFeed,
+    UnionFeed,
+    UnitFeed,
+)
 from miniray.data.ordered import KeySample, Ordered
 from miniray.data.plan import (
     Exchange,
@@ -94,14 +102,14 @@ def _run(
     strict: bool = False,
     target: int | None = None,
 ) -> UnitFeed:
-    groups = Groups(below, rows, strict=strict)
+    groups = GroupFeed(below, rows, strict=strict)
     context = setting.context
     size = context.target_max_block_size if target is None else target
     work = StageWork(stage.steps, size, context.retried_io_errors)
     if setting.local:
         return InlineFeed(groups, work)
     kind = StageFeed if stage.compute.pool is None else PoolFeed
-    return kind(groups, below, stage, work, setting)
+    return kind(groups, stage, work, setting)
 
 
 class ExchangeFeed(UnitFeed):
@@ -118,7 +126,6 @@ class ExchangeFeed(UnitFeed):
         self._made = self._partitions()
 
     def poll(self) -> ReadUnit | None:
-        """Return the next partition."""
         unit = next(self._made, self)
         self.done = unit is self
         return None if isinstance(unit, UnitFeed) else unit
@@ -164,17 +171,17 @@ class ExchangeFeed(UnitFeed):
             samples = (yield from self._sampled(sides)) if isinstance(how, Ordered) else []
             bounds = how.bounds(samples, parts)
         if not bounds:
-            yield Partition(tuple(map(tuple, sides)), how)
+            yield together(sides, how)
             return
         pieces = []
         for side, units in enumerate(sides):
             pieces.append((yield from self._cut(Cut(how, side, bounds), units, each)))
         self.close()
         for place in range(len(bounds) + 1):
-            units_of_it = tuple(tuple(own[place]) for own in pieces)
+            unit = together([own[place] for own in pieces], how, (place, len(bounds) + 1))
             for own in pieces:
                 own[place] = []
-            yield Partition(units_of_it, how, place, len(bounds) + 1)
+            yield unit
 
     def _aligned(self, sides: Sequence[list[ReadUnit]], parts: int) -> Iterator[ReadUnit]:
         rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
@@ -182,7 +189,7 @@ class ExchangeFeed(UnitFeed):
         for place, (low, high) in enumerate(itertools.pairwise(ends)):
             cut = [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
             if cut:
-                yield Partition(tuple(map(tuple, cut)), self._node.how, place, parts)
+                yield together(cut, self._node.how, (place, parts))
 
     def _sampled(
         self, sides: Sequence[list[ReadUnit]]
@@ -227,11 +234,11 @@ def _calls(units: list[ReadUnit], size: int) -> Iterator[ReadUnit]:
         held.append(unit)
         have += unit.size
         if have >= size:
-            yield Partition((tuple(held),), key=rows)
+            yield together([held], key=rows)
             rows += sum(each.rows or 0 for each in held)
             held, have = [], 0
     if held:
-        yield Partition((tuple(held),), key=rows)
+        yield together([held], key=rows)
 
 
 def _read_by_tasks(node: PlanNode) -> PlanNode:
@@ -276,8 +283,9 @@ def execute(
         local = not has_user_code(root) and below is None and _is_small(root, context)
     errors = context.max_errored_blocks if below is None else 0
     resources = {} if local else cluster_resources()
-    if resources:
-        _check_pools(root, resources)
+    held = pools_hold(root, share)
+    if not local:
+        _check_pools(root, held, resources)
     setting = Setting(
         dataclasses.replace(context, max_errored_blocks=errors),
         local=local,
@@ -285,7 +293,7 @@ def execute(
         whole=below is None,
         share=share,
         resources=resources,
-        pooled=_pooled(root),
+        pooled=held.get("CPU", 0),
         stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
@@ -336,39 +344,38 @@ def _drained(
         feed.close()
 
 
-def _pooled(node: PlanNode) -> float:
-    """Return the CPUs that pools hold at least, at one time."""
-    if isinstance(node, Exchange):  # a pool that ends an input lives until its blocks are cut
-        ends = [0, *itertools.accumulate(_own_pool(each) for each in node.inputs)]
-        return max(end + _pooled(each) for end, each in zip(ends, node.inputs, strict=False))
-    below = max(map(_pooled, node.inputs), default=0)  # a union runs one after another
-    return _own_pool(node) + below
+def pools_hold(node: PlanNode, share: int = 1) -> Mapping[str, float]:
+    """Return the resources that the pools of a plan hold at least, at one time.
+
+    Args:
+        node: The plan, in stages.
+        share: Among how many executions pools are divided.
+    """
+    found: collections.Counter[str] = collections.Counter()
+    ends: collections.Counter[str] = collections.Counter()
+    for each in node.inputs:  # one after another
+        found |= ends + collections.Counter(pools_hold(each, share))
+        if isinstance(node, Exchange):  # a pool that ends an input lives until its blocks are cut
+            ends.update(_own_pool(each, share))
+    return found + collections.Counter(_own_pool(node, share))
 
 
-def _own_pool(node: PlanNode) -> float:
+def _own_pool(node: PlanNode, share: int) -> dict[str, Any]:
     if not isinstance(node, Stage) or node.compute.pool is None:
-        return 0
-    cpus: float = node.compute.pool.least * node.compute.options.get("num_cpus", 0)
-    return cpus
+        return {}
+    actors = node.compute.actors(share)
+    return {name: actors * amount for name, amount in node.compute.demand.items()}
 
 
-def _check_pools(root: PlanNode, resources: Mapping[str, float]) -> None:
-    """Raise DataError if pools that live until all inputs of an exchange are there do not fit."""
-    for node in walk(root):
-        held: collections.Counter[str] = collections.Counter()
-        for each in node.inputs if isinstance(node, Exchange) else ():
-            pool = each.compute.pool if isinstance(each, Stage) else None
-            if isinstance(each, Stage) and pool is not None:
-                options = each.compute.options
-                demand = {"GPU": options.get("num_gpus", 0), **(options.get("resources") or {})}
-                held.update({name: amount * pool.least for name, amount in demand.items()})
-        for name, amount in held.items():
-            if amount > resources.get(name, 0):
-                raise DataError(
-                    f"The inputs of {node.name} end in pools that hold {amount:g} {name} together, "
-                    f"of {resources.get(name, 0):g}: a pool lives until all inputs are there. Call "
-                    f"materialize() on one input before, or use fewer actors."
-                )
+def _check_pools(root: PlanNode, held: Mapping[str, float], resources: Mapping[str, float]) -> None:
+    """Raise DataError if the pools of a plan do not fit beside each other; see also the CPUs."""
+    for name, amount in held.items():
+        if name != "CPU" and amount > resources.get(name, 0):
+            raise DataError(
+                f"The pools of {root.name} hold {amount:g} {name} together, of "
+                f"{resources.get(name, 0):g} that there are. A pool lives until what it has made "
+                f"was read. Use fewer actors, or call materialize() between two pools."
+            )
 
 
 def _is_small(root: PlanNode, context: DataContext) -> bool:

@@ -102,7 +102,6 @@ class Column(Expr):
     name: str
 
     def evaluate(self, table: Any) -> Any:
-        """Return the column."""
         if self.name not in table.column_names:
             raise KeyError(
                 f"There is no column {self.name!r}, but {', '.join(table.column_names) or 'none'}."
@@ -110,7 +109,6 @@ class Column(Expr):
         return table.column(self.name)
 
     def columns(self) -> set[str]:
-        """Return its name."""
         return {self.name}
 
     def __repr__(self) -> str:
@@ -124,7 +122,6 @@ class Literal(Expr):
     value: Any
 
     def evaluate(self, table: Any) -> Any:
-        """Return the value."""
         return pa.scalar(self.value)
 
     def __repr__(self) -> str:
@@ -140,7 +137,6 @@ class FunctionCall(Expr):
     values: tuple[Any, ...] = ()
 
     def evaluate(self, table: Any) -> Any:
-        """Compute the values."""
         operands = [operand.evaluate(table) for operand in self.operands]
         if self.function == "is_in":
             return pc.is_in(operands[0], value_set=pa.array(self.values))
@@ -149,7 +145,6 @@ class FunctionCall(Expr):
         return pc.call_function(self.function, operands)
 
     def columns(self) -> set[str]:
-        """Return the columns of all operands."""
         return {name for operand in self.operands for name in operand.columns()}
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from miniray.data.exchange import together
 from miniray.data.stats import ExecutionStats
 from miniray.data.transforms import DataError
 
@@ -57,9 +58,7 @@ class Setting:
             compute: What they run on.
             heap: Bytes that one of them takes.
         """
-        given = compute.options
-        demand = {"CPU": given.get("num_cpus", 1), "GPU": given.get("num_gpus", 0)}
-        demand.update(given.get("resources") or {})
+        demand = {**compute.demand, "CPU": compute.options.get("num_cpus", 1)}
         limits = self.options.resource_limits
         totals = dict(self.resources)
         for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu)):
@@ -85,7 +84,7 @@ class Setting:
             DataError: Not even the least number of them does.
         """
         each = compute.options.get("num_cpus", 0)
-        least = compute.pool.least if compute.pool is not None else 1
+        least = compute.actors(self.share)
         others = self.pooled - least * each
         cpus = self.resources.get("CPU", 0)
         most = int((cpus - 1 - others) / each) if each else 2**31
@@ -133,7 +132,6 @@ class SourceFeed(UnitFeed):
         self._units = units
 
     def poll(self) -> ReadUnit | None:
-        """Return the next one."""
         unit = next(self._units, None)
         self.done = unit is None
         return unit
@@ -147,7 +145,6 @@ class UnionFeed(UnitFeed):
         self._current: UnitFeed | None = None
 
     def poll(self) -> ReadUnit | None:
-        """Return the next unit of the feed whose turn it is."""
         while True:
             if self._current is None:
                 if not self._makers:
@@ -161,25 +158,35 @@ class UnionFeed(UnitFeed):
             self._current = None
 
     def waiting(self) -> list[Any]:
-        """Return what that feed waits for."""
         return self._current.waiting() if self._current is not None else []
 
     def close(self) -> None:
-        """Close that feed."""
         self._makers.clear()
         if self._current is not None:
             self._current.close()
 
 
-class LimitFeed(UnitFeed):
+class OverFeed(UnitFeed):
+    """A feed over another one."""
+
+    def __init__(self, below: UnitFeed) -> None:
+        self._below = below
+
+    def waiting(self) -> list[Any]:
+        return self._below.waiting()
+
+    def close(self) -> None:
+        self._below.close()
+
+
+class LimitFeed(OverFeed):
     """The first rows of a feed, which is closed when there are enough."""
 
     def __init__(self, below: UnitFeed, rows: int) -> None:
-        self._below = below
+        super().__init__(below)
         self._left = rows
 
     def poll(self) -> ReadUnit | None:
-        """Return the next unit, or the part of it that is wanted."""
         if self._left <= 0:
             self.close()
             self.done = True
@@ -193,64 +200,58 @@ class LimitFeed(UnitFeed):
         self._left -= unit.rows or 0
         return unit
 
-    def waiting(self) -> list[Any]:
-        """Return what the feed below waits for."""
-        return self._below.waiting()
-
-    def close(self) -> None:
-        """Close the feed below."""
-        self._below.close()
-
 
 class HeadFeed(LimitFeed):
     """The first rows of each unit, where nobody knows how many these have."""
 
     def poll(self) -> ReadUnit | None:
-        """Return a part of the next unit."""
         unit = self._below.poll()
         self.done = self._below.done
         return unit if unit is None else unit.part(0, self._left)
 
 
-class Groups:
-    """Puts units together, so that each group has as many rows as are wanted."""
+class GroupFeed(OverFeed):
+    """Puts units together, so that each has as many rows as are wanted.
+
+    Args:
+        below: Gives the units.
+        rows: How many are wanted.
+        strict: Whether no unit but the last has more or less.
+    """
 
     def __init__(self, below: UnitFeed, rows: int, *, strict: bool) -> None:
-        self._below = below
+        super().__init__(below)
         self._rows = rows
         self._strict = strict
         self._held: list[ReadUnit] = []
         self._have = 0
 
-    @property
-    def done(self) -> bool:
-        """Whether no group will come any more."""
-        return self._below.done and not self._held
-
-    def next(self) -> list[ReadUnit] | None:
-        """Return a group; None if there is none yet, or none any more."""
+    def poll(self) -> ReadUnit | None:
         while self._have < self._rows:
             unit = self._below.poll()
             if unit is None:
                 break
             self._held.append(unit)
-            # What has an unknown number of rows is a group.
+            # What has an unknown number of rows is not put together with others.
             self._have += self._rows if unit.rows is None else unit.rows
         if self._have < self._rows and not self._below.done:
             return None
         group, self._held = self._held, []
         over, self._have = self._have - self._rows, 0
+        if not group:
+            self.done = True
+            return None
         if self._strict and over > 0 and group[-1].rows is not None:
             last = group[-1].rows
             self._held = [group[-1].part(last - over, last)]
             group[-1] = group[-1].part(0, last - over)
             self._have = over
-        return group or None
+        return group[0] if len(group) == 1 else together([group], key=group[0].key)
 
 
-def index_of(group: Sequence[ReadUnit], place: int) -> int:
+def index_of(unit: ReadUnit, place: int) -> int:
     """Return what random numbers of a call are drawn from."""
-    return place if group[0].key is None else group[0].key
+    return place if unit.key is None else unit.key
 
 
 def key_of(key: int | None, number: int) -> int | None:

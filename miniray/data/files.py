@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import operator
 import os
 import urllib.parse
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from miniray.data.blocks import column, from_file, rows_to_table
 from miniray.data.expressions import full
-from miniray.data.sources import Datasource, ReadUnit
+from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between
 from miniray.data.transforms import DataError
 
 if TYPE_CHECKING:
@@ -86,7 +87,6 @@ class CsvFormat(FileFormat):
     lines = True
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield tables of the lines."""
         import pyarrow.csv
 
         options = dict(self.options)
@@ -124,7 +124,6 @@ class JsonFormat(FileFormat):
     inflates = 2
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield tables of the objects."""
         import json
 
         import pyarrow.json
@@ -142,7 +141,7 @@ class JsonFormat(FileFormat):
             try:
                 yield pyarrow.json.read_json(io.BytesIO(data), read_options=read, **self.options)
             except pa.ArrowInvalid:
-                if start or stop < 2**62:
+                if start or stop < ENDLESS:
                     raise
                 yield rows_to_table([json.loads(self.whole(path))])
                 return
@@ -156,7 +155,6 @@ class TextFormat(FileFormat):
     lines = True
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield tables of lines."""
         encoding = self.options.get("encoding", "utf-8")
         for data in self.chunks(path, start, stop):
             lines = data.decode(encoding).splitlines()
@@ -172,7 +170,6 @@ class BinaryFormat(FileFormat):
     kind = "binary"
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield one row."""
         yield pa.table({"bytes": pa.array([self.whole(path)], pa.binary())})
 
 
@@ -185,7 +182,6 @@ class ImageFormat(FileFormat):
     inflates = 8
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield one row."""
         import numpy as np
         from PIL import Image
 
@@ -215,25 +211,22 @@ class NumpyFormat(FileFormat):
 
 
 @dataclasses.dataclass(frozen=True)
-class FileUnit(ReadUnit):
+class FileRows(Content):
     """Some bytes of a file, or several whole files."""
 
     format: FileFormat
     spans: tuple[tuple[str, int, int], ...]
-    size: int
 
     @property
     def label(self) -> str:
-        """The files."""
         path, start, _ = self.spans[0]
         if len(self.spans) > 1:
             return f"{path} up to {self.spans[-1][0]}"
         return f"{path} (from byte {start})" if start else path
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the rows."""
-        for span in self.spans:
-            yield from self._tables(*span)
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        found = itertools.chain.from_iterable(self._tables(*span) for span in self.spans)
+        return between(found, start, stop)
 
     def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         try:
@@ -254,11 +247,9 @@ class FilesDatasource(Datasource):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """That of the format."""
         return self.format.name
 
     def files(self) -> list[str]:
-        """Return the paths."""
         return [path for path, _ in self.found]
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
@@ -266,23 +257,17 @@ class FilesDatasource(Datasource):
         inflates = self.format.inflates
         total = sum(size for _, size in self.found) * inflates
         target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
-        small = []
-        for path, size in self.found:
+        for some in bunched(self.found, operator.itemgetter(1), target):
+            path, size = some[0]
             if size <= 2 * target or not self._can_be_cut(path):
-                small.append((path, size))
+                yield self._unit([(each, 0, ENDLESS) for each, _ in some], sum(s for _, s in some))
                 continue
-            yield from self._together(small, target)
-            small = []
-            for start in range(0, size, target):
-                stop = 2**62 if start + target >= size else start + target
-                yield FileUnit(self.format, ((path, start, stop),), target * inflates)
-        yield from self._together(small, target)
+            for start in range(0, size, target):  # a file that is larger is alone
+                stop = ENDLESS if start + target >= size else start + target
+                yield self._unit([(path, start, stop)], target)
 
-    def _together(self, files: Sequence[tuple[str, int]], target: int) -> Iterator[ReadUnit]:
-        """Yield units of files that have so many bytes together, at most."""
-        for some in bunched(files, operator.itemgetter(1), target):
-            size = sum(size for _, size in some) * self.format.inflates
-            yield FileUnit(self.format, tuple((path, 0, 2**62) for path, _ in some), size)
+    def _unit(self, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
+        return ReadUnit(FileRows(self.format, tuple(spans)), size=size * self.format.inflates)
 
     def _can_be_cut(self, path: str) -> bool:
         format_ = self.format

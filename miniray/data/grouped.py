@@ -38,7 +38,6 @@ class MapGroups(MapBatches):
     called = ", a group,"
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Any]:
-        """Yield the groups."""
         for table in tables:
             if not self.keys or not table.num_rows:
                 yield table
@@ -200,22 +199,3 @@ class GroupedData(Aggregating):
 
     def __repr__(self) -> str:
         return f"GroupedData(key={list(self._keys)})"
-
-
-class Share:
-    """Gives the first rows of each group, or the rest.
-
-    Args:
-        size: The share of the rest.
-        last: Whether the rest is given.
-    """
-
-    def __init__(self, size: float, *, last: bool) -> None:
-        self._size = size
-        self._last = last
-        self.__name__ = "TrainTestSplit"
-
-    def __call__(self, group: Any) -> Any:
-        """Return the rows of a group that are of this part."""
-        first = group.num_rows - int(group.num_rows * self._size)
-        return group.slice(first) if self._last else group.slice(0, first)

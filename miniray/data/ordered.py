@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from miniray.data.blocks import shown_type
 from miniray.data.exchange import ORDER, How, sliced
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, Transform
+from miniray.data.transforms import DataError, TableStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from miniray.data.transforms import Where
 
@@ -40,7 +40,6 @@ class Ordered(How):
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Unless bounds were given."""
         return not self.given
 
     def side_keys(self, side: int) -> tuple[str, ...]:
@@ -148,7 +147,7 @@ def key_order(keys: Any, descending: Sequence[bool]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeySample(Transform):
+class KeySample(TableStep):
     """Gives keys of some rows, from which the bounds of partitions are chosen."""
 
     how: Ordered
@@ -157,15 +156,12 @@ class KeySample(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the exchange."""
         return f"{self.how.name}Sample"
 
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield the keys."""
-        for table in tables:
-            rows = np.arange(0, table.num_rows, max(1, table.num_rows // _SAMPLED))
-            part = table.take(rows)
-            yield key_table(part, self.how.side_keys(self.side), self.how.name, self.how.keys)
+    def changed(self, table: Any, where: Where) -> Any:
+        rows = np.arange(0, table.num_rows, max(1, table.num_rows // _SAMPLED))
+        how = self.how
+        return key_table(table.take(rows), how.side_keys(self.side), how.name, how.keys)
 
 
 # --- joins ------------------------------------------------------------------------------
@@ -200,42 +196,41 @@ class Join(Ordered):
     keeps_count = False
 
     def side_keys(self, side: int) -> tuple[str, ...]:
-        """Return the keys of an input."""
         return self.right_keys if side else self.keys
 
-    def check_names(self, left: Sequence[str], right: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return what the columns of both inputs are called in what comes out.
+    def outgoing(self, left: Sequence[str], right: Sequence[str]) -> list[tuple[int, str, str]]:
+        """Return the columns that come out: of which input, their names there and their new ones.
 
         Raises:
             ValueError: Two would have the same name.
         """
-        gone = set(self.keys if self.kind == "right_outer" else self.right_keys)
-        kept_left, kept_right = set(left), set(right) - gone
-        if self.kind == "right_outer":
-            kept_left, kept_right = set(left) - gone, set(right)
-        both = kept_left & kept_right
-        if self.kind.endswith(("semi", "anti")):
-            both = kept_left = kept_right = set()  # columns of one side alone come out
+        gone: Any = ((), self.right_keys)
+        if self.kind.endswith(("semi", "anti")):  # columns of one input alone come out
+            gone = ((), right) if self.kind.startswith("left") else (left, ())
+        elif self.kind == "right_outer":
+            gone = (self.keys, ())
+        kept = [
+            [name for name in names if name not in gone[side]]
+            for side, names in enumerate((left, right))
+        ]
+        both = set(kept[0]) & set(kept[1])
         if both and self.suffixes == (None, None):
             raise ValueError(
                 f"Left and right columns suffixes cannot be both None (overlapping columns: "
                 f"{sorted(both)}). Pass left_suffix or right_suffix to join()."
             )
-        new_left, new_right = (
-            [
-                name + (suffix or "") if name in both and name not in self.side_keys(side) else name
-                for name in names
-            ]
-            for side, (names, suffix) in enumerate(zip((left, right), self.suffixes, strict=True))
-        )
-        of_right = [new for old, new in zip(right, new_right, strict=True) if old in kept_right]
-        of_left = [new for old, new in zip(left, new_left, strict=True) if old in kept_left]
-        twice = set(of_left) & set(of_right)
+        found = []
+        for side, names in enumerate(kept):
+            for name in names:
+                shared = name in both and name not in self.side_keys(side)
+                found.append((side, name, name + (self.suffixes[side] or "") if shared else name))
+        called = [new for _, _, new in found]
+        twice = sorted({new for new in called if called.count(new) > 1})
         if twice:
             raise ValueError(
-                f"join(): both sides have {sorted(twice)} with these suffixes; use other ones."
+                f"join(): both sides have {twice} with these suffixes; use other ones."
             )
-        return new_left, new_right
+        return found
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         """Join the rows of a partition: Arrow joins keys and row numbers, the rest is taken."""
@@ -259,33 +254,25 @@ class Join(Ordered):
         )
         if self.kind.endswith(("semi", "anti")):
             return (left if places == [ORDER + "0"] else right).take(found.column(0))
-        names = self.check_names(left.column_names, right.column_names)
-        left, right = left.take(found.column(0)), right.take(found.column(1))
-        return self._together(left, right, names)
+        return self._together(left.take(found.column(0)), right.take(found.column(1)))
 
-    def _together(self, left: Any, right: Any, names: tuple[list[str], list[str]]) -> Any:
+    def _together(self, left: Any, right: Any) -> Any:
         """Return rows of both inputs beside each other."""
-        into_right = self.kind == "right_outer"
         pairs = dict(zip(self.keys, self.right_keys, strict=True))
         columns: list[Any] = []
-        called: list[str] = []
-        new_left, new_right = names
-        for name, new in zip(left.column_names, new_left, strict=True):
-            values = left.column(name)
-            if name in pairs and self.kind == "full_outer" and pairs[name] in right.column_names:
-                other = right.column(pairs[name])
-                kind = concat([pa.table({"_": v.slice(0, 0)}) for v in (values, other)])
+        names: list[str] = []
+        for side, name, new in self.outgoing(left.column_names, right.column_names):
+            values = (right if side else left).column(name)
+            other = pairs.get(name, "")
+            if not side and self.kind == "full_outer" and other in right.column_names:
+                of_right = right.column(other)
+                kind = concat([pa.table({"_": v.slice(0, 0)}) for v in (values, of_right)])
                 kind = kind.schema.field(0).type
-                values = pc.coalesce(values.cast(kind), other.cast(kind))
-            if name not in pairs or not into_right:
-                columns.append(values)
-                called.append(new)
-        for name, new in zip(right.column_names, new_right, strict=True):
-            if name not in self.right_keys or into_right:
-                columns.append(right.column(name))
-                called.append(new)
-        table = pa.table(columns, names=called) if columns else left
+                values = pc.coalesce(values.cast(kind), of_right.cast(kind))
+            columns.append(values)
+            names.append(new)
+        table = pa.table(columns, names=names) if columns else left
         if self.kind in ("full_outer", "right_outer") and columns:
-            sorted_by = self.right_keys if into_right else self.keys
-            table = table.take(key_order(key_table(table, sorted_by, self.name), self.descending))
+            keys = self.right_keys if self.kind == "right_outer" else self.keys
+            table = table.take(key_order(key_table(table, keys, self.name), self.descending))
         return table

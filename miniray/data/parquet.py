@@ -13,18 +13,20 @@ import pyarrow.parquet as pq
 from miniray.data.blocks import from_file
 from miniray.data.expressions import Expr, comparisons, full
 from miniray.data.files import bunched, find_files, is_local, partitions, with_path
-from miniray.data.sources import Datasource, ReadUnit
+from miniray.data.sources import Content, Datasource, ReadUnit, between
 from miniray.data.transforms import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from miniray.data.sources import CutWish
 
 #: Files whose footers are read at once.
 _READERS = 16
-#: Rows that are decoded at once, at most.
-_DECODED = 131_072
+#: Rows that are decoded at once, at most, and about how many bytes.
+_ROWS, _BYTES = 131_072, 16 * 2**20
+#: Bytes of each column of a file that are read at once.
+_BUFFER = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Selection:
         try:
             # pyarrow reads local files by itself, without the interpreter.
             local = is_local(self.filesystem)
-            return pq.ParquetFile(path if local else self.filesystem.open(path, "rb"))
+            source = path if local else self.filesystem.open(path, "rb")
+            return pq.ParquetFile(source, buffer_size=_BUFFER)  # else whole columns are read
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} is not a Parquet file: {error}") from error
 
@@ -70,31 +73,29 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParquetUnit(ReadUnit):
+class ParquetRows(Content):
     """Pieces of files, read one after another."""
 
     wanted: Selection
     pieces: tuple[Piece, ...]
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.wanted.expr is None:
-            rows = sum(piece.stop - piece.start for piece in self.pieces)
-            object.__setattr__(self, "rows", rows)
 
     @property
     def label(self) -> str:
-        """The file and rows, or the files."""
         first = self.pieces[0]
         if len(self.pieces) == 1:
             return f"{first.path} (row group {first.group}, from row {first.start})"
         return f"{first.path} and what follows it (row groups: {len(self.pieces)})"
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the rows."""
-        for path, pieces in itertools.groupby(self.pieces, key=lambda piece: piece.path):
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        if self.wanted.expr is not None:  # only reading tells which row has which number
+            yield from between(self._read_all(self.pieces), start, stop)
+        else:
+            yield from self._read_all(_range_of(self.pieces, start, stop))
+
+    def _read_all(self, pieces: Iterable[Piece]) -> Iterator[Any]:
+        for path, own in itertools.groupby(pieces, key=lambda piece: piece.path):
             file = self.wanted.open(path)
-            for piece in pieces:
+            for piece in own:
                 yield from self._read(file, piece)
         pa.default_memory_pool().release_unused()
 
@@ -106,9 +107,11 @@ class ParquetUnit(ReadUnit):
             used = {*columns, *(wanted.expr.columns() if wanted.expr is not None else ())}
             columns = [name for name in stored if name in used]
         at = 0
+        group = file.metadata.row_group(piece.group)
+        few = _BYTES * group.num_rows // max(1, _decoded(group, columns))
         try:
             for batch in file.iter_batches(
-                min(_DECODED, max(1, piece.stop)),
+                max(1, min(_ROWS, few, piece.stop)),
                 row_groups=[piece.group],
                 columns=columns,
                 use_threads=False,
@@ -133,20 +136,15 @@ class ParquetUnit(ReadUnit):
             table = table.filter(full(wanted.expr.evaluate(table), table.num_rows))
         return table.select(list(wanted.columns)) if wanted.columns is not None else table
 
-    def part(self, start: int, stop: int) -> ReadUnit:
-        """Return some rows, without reading other row groups."""
-        if self.wanted.expr is not None:
-            return super().part(start, stop)
-        pieces, at = [], 0
-        for piece in self.pieces:
-            rows = piece.stop - piece.start
-            low, high = max(start - at, 0), min(stop - at, rows)
-            if low < high:
-                first = piece.start + low
-                pieces.append(dataclasses.replace(piece, start=first, stop=piece.start + high))
-            at += rows
-        kept = sum(piece.stop - piece.start for piece in pieces)
-        return ParquetUnit(self.wanted, tuple(pieces), self.size * kept // max(at, 1))
+
+def _range_of(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
+    """Yield what has a range of the rows of pieces."""
+    for piece in pieces:
+        rows = piece.stop - piece.start
+        low, high = piece.start + max(start, 0), piece.start + min(stop, rows)
+        if low < high:
+            yield dataclasses.replace(piece, start=low, stop=high)
+        start, stop = start - rows, stop - rows
 
 
 def _with_missing(table: Any, schema: Any, wanted: Selection) -> Any:
@@ -208,7 +206,6 @@ class ParquetDatasource(Datasource):
         return schema.schema if columns is None else schema.select(list(columns)).schema
 
     def files(self) -> list[str]:
-        """Return the paths."""
         return [path for path, _ in self._files]
 
     def count(self) -> int | None:
@@ -256,25 +253,14 @@ class ParquetDatasource(Datasource):
         step = wish.rows_each(rows, sum(sizes)) if rows else 1
         # Who reads the end of a row group decodes its beginning too: only for functions' sake.
         cut = max(step, dataclasses.replace(wish, target=sum(sizes) + 1).rows_each(rows, 0))
-        small = []
-        for (piece, _), size in zip(groups, sizes, strict=True):
+        for some in bunched(zip(groups, sizes, strict=True), lambda each: each[0][0].stop, step):
+            piece, size = some[0][0][0], sum(size for _, size in some)
             if piece.stop <= step:
-                small.append((piece, size))
+                yield _unit(wanted, tuple(each for (each, _), _ in some), size)
                 continue
-            yield from self._together(small, step, wanted)
-            small = []
-            for start in range(0, piece.stop, cut):
+            for start in range(0, piece.stop, cut):  # a row group that is larger is alone
                 part = dataclasses.replace(piece, start=start, stop=min(start + cut, piece.stop))
-                yield ParquetUnit(wanted, (part,), size * (part.stop - start) // piece.stop)
-        yield from self._together(small, step, wanted)
-
-    def _together(
-        self, small: Sequence[tuple[Piece, int]], rows: int, wanted: Selection
-    ) -> Iterator[ReadUnit]:
-        """Yield units of row groups that have so many rows together, at most."""
-        for some in bunched(small, lambda each: each[0].stop, rows):
-            pieces, sizes = zip(*some, strict=True)
-            yield ParquetUnit(wanted, pieces, sum(sizes))
+                yield _unit(wanted, (part,), size * (part.stop - start) // piece.stop)
 
     def _may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group say that no row passes the filter."""
@@ -303,6 +289,11 @@ class ParquetDatasource(Datasource):
             with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
                 list(pool.map(self._footer, missing))
         return [self._footer(path) for path, _ in self._files]
+
+
+def _unit(wanted: Selection, pieces: tuple[Piece, ...], size: int) -> ReadUnit:
+    rows = sum(piece.stop - piece.start for piece in pieces) if wanted.expr is None else None
+    return ReadUnit(ParquetRows(wanted, pieces), rows, size)
 
 
 def _possible(function: str, value: Any, least: Any, most: Any) -> bool:

@@ -39,6 +39,18 @@ class Compute:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     most: int | None = None
 
+    def actors(self, share: int = 1) -> int:
+        """Return how many actors a pool begins with that is divided among so many executions."""
+        assert self.pool is not None
+        return max(1, (self.initial or self.pool.least) // share)
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """The resources that one actor holds."""
+        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        found = {name: self.options.get(option) or 0 for name, option in names.items()}
+        return {**found, **(self.options.get("resources") or {})}
+
 
 TASKS = Compute()
 
@@ -64,7 +76,6 @@ class Read(PlanNode):
 
     @property
     def name(self) -> str:
-        """The name of the source."""
         return self.source.name
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
@@ -86,7 +97,6 @@ class Apply(PlanNode):
 
     @property
     def name(self) -> str:
-        """The name of the step."""
         return self.step.name
 
 
@@ -99,7 +109,6 @@ class Limit(PlanNode):
 
     @property
     def name(self) -> str:
-        """With the number."""
         return f"Limit({self.rows})"
 
 
@@ -125,7 +134,6 @@ class Regroup(PlanNode):
 
     @property
     def name(self) -> str:
-        """With the number."""
         return f"Repartition({self.rows} rows)"
 
 
@@ -144,7 +152,6 @@ class Exchange(PlanNode):
 
     @property
     def name(self) -> str:
-        """The name of what is done."""
         return self.how.name
 
 

@@ -21,12 +21,14 @@ from miniray.data.files import (
 from miniray.data.parquet import parquet_source
 from miniray.data.plan import Read
 from miniray.data.sources import (
-    BlockUnit,
-    ItemsUnit,
-    RangeUnit,
+    BlockRows,
+    HubRows,
+    Items,
+    Numbers,
     ReadUnit,
-    TableUnit,
+    TableRows,
     UnitsDatasource,
+    items_to_table,
 )
 from miniray.data.tables import concat
 
@@ -65,7 +67,7 @@ def range(n: int, **options: Any) -> Dataset:
     _checked("range", options, ())
     check_whole("range", "n", n, 0)
     schema = pa.schema([("id", pa.int64())])
-    return _of_units([RangeUnit(0, n, None)], "ReadRange", schema)
+    return _of_units([Numbers(n).unit], "ReadRange", schema)
 
 
 def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Dataset:
@@ -73,13 +75,15 @@ def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Data
     _checked("range_tensor", options, ())
     check_whole("range_tensor", "n", n, 0)
     schema = pa.schema([("data", pa.fixed_shape_tensor(pa.int64(), shape))])
-    return _of_units([RangeUnit(0, n, tuple(shape))], "ReadRange", schema)
+    return _of_units([Numbers(n, tuple(shape)).unit], "ReadRange", schema)
 
 
 def from_items(items: Sequence[Any], **options: Any) -> Dataset:
     """Return a row for each item: a dictionary as it is, others in the column "item"."""
     _checked("from_items", options, ())
-    return _of_units([ItemsUnit(list(items), 0, len(items))], "FromItems")
+    table = items_to_table(items)
+    schema = table.schema if table.num_columns else None
+    return _of_units([TableRows.unit(table)], "FromItems", schema)
 
 
 def from_arrow(tables: Any) -> Dataset:
@@ -89,7 +93,7 @@ def from_arrow(tables: Any) -> Dataset:
     units: list[ReadUnit] = []
     start = 0
     for table in found:
-        units.append(TableUnit(table, start))
+        units.append(TableRows.unit(table, start))
         start += table.num_rows
     schema = concat([table.slice(0, 0) for table in found]).schema
     return _of_units(units, "FromArrow", schema)
@@ -114,7 +118,7 @@ def from_blocks(blocks: Sequence[Any]) -> Dataset:
 def from_arrow_refs(tables: Any) -> Dataset:
     """Return the rows of tables in the object store."""
     found = tables if isinstance(tables, list | tuple) else [tables]
-    units = [BlockUnit((ref,), None, 0) for ref in found]
+    units = [ReadUnit(BlockRows(), refs=(ref,)) for ref in found]
     return MaterializedDataset(Read(UnitsDatasource(units)))
 
 
@@ -140,17 +144,21 @@ def from_torch(dataset: Any) -> Dataset:
             f"from_torch({type(dataset).__name__}) needs __len__ and __getitem__: tasks read items "
             f"by number."
         )
-    count = len(dataset)
-    return _of_units([ItemsUnit(None, 0, count, (put(dataset),))], "FromTorch")
+    unit = ReadUnit(Items(), len(dataset), refs=(put(dataset),))
+    return _of_units([unit], "FromTorch")
 
 
 def from_huggingface(dataset: Any) -> Dataset:
-    """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
+    """Return the rows of a ``datasets.Dataset``, read in tasks."""
+    from miniray.api import put
+
     if not hasattr(dataset, "with_format"):
         raise TypeError(f"from_huggingface() takes a datasets.Dataset, not {type(dataset)}.")
     if must_be_decoded(dict(getattr(dataset, "features", None) or {})):
         return from_torch(dataset)
-    return from_arrow(dataset.with_format("arrow")[:])
+    tables = dataset.with_format("arrow")
+    unit = ReadUnit(HubRows(), len(tables), tables.data.nbytes, (put(tables),))
+    return _of_units([unit], "FromHuggingFace", tables.features.arrow_schema)
 
 
 def must_be_decoded(feature: Any) -> bool:

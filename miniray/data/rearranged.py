@@ -205,7 +205,7 @@ class Rearranging(Consumption, Aggregating):
             suffixes=(left_suffix, right_suffix),
         )
         if left is not None and right is not None:
-            how.check_names(left, right)
+            how.outgoing(left, right)
         return self._of(Exchange((self._plan, ds._plan), how, num_partitions))
 
     def zip(self, *other: Rearranging) -> Any:

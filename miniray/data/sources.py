@@ -5,15 +5,16 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from miniray.data.blocks import batch_to_table, column, from_file, rows_to_table
+from miniray.data.tables import concat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from miniray.common.object_ref import ObjectRef
     from miniray.data.expressions import Expr
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _TOGETHER = 65_536
 #: Files whose metadata are read at once.
 _READERS = 16
+#: The end of rows whose number is not known.
+ENDLESS = 2**62
 
 
 class Place(NamedTuple):
@@ -33,42 +36,115 @@ class Place(NamedTuple):
     number: int
 
 
-class ReadUnit(abc.ABC):
-    """What one task reads. Reading it again gives the same rows in the same order."""
+class Content(abc.ABC):
+    """What units are of: a file, a block. Its rows have numbers, by which they are read."""
 
-    #: How many rows it has; None if only reading tells.
-    rows: int | None = None
-    #: About how many bytes they take.
-    size: int = 0
-    #: What random numbers of functions are drawn from; None: its place among the calls.
-    key: int | None = None
-    #: Of a block: where it was made.
-    place: Place | None = None
-    #: Whether its rows are in memory, so that no task has to read them.
-    made: bool = False
-    #: Refs whose values ``read`` gets, in this order.
-    refs: tuple[ObjectRef[Any], ...] = ()
+    #: Whether the rows are in memory, so that no task has to read them.
+    made: ClassVar[bool] = False
+    #: Whether some rows are read without those between them.
+    indexed: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
     def label(self) -> str:
-        """What it is, for messages: a file and rows."""
+        """What it is, for messages."""
 
     @abc.abstractmethod
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        """Yield the rows from one number on up to, without, another.
+
+        Args:
+            start: The first.
+            stop: The end, which may be behind the last row.
+            *values: The values of the refs of a unit.
+        """
+
+    def take(self, start: int, stop: int, numbers: Any, *values: Any) -> Any:
+        """Return rows of a range by their numbers within it, in this order."""
+        return concat(list(self.tables(start, stop, *values))).take(pa.array(numbers))
+
+    def part(self, start: int, stop: int) -> Content:
+        """Return what has these rows, by the same numbers: it travels with a task."""
+        del start, stop
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadUnit:
+    """What one task reads. Reading it again gives the same rows in the same order.
+
+    Attributes:
+        content: Of what.
+        rows: How many rows; None if only reading tells.
+        size: About how many bytes they take.
+        refs: Refs whose values reading needs, in this order.
+        start: The number of the first row.
+        most: How many rows are wanted at most, if ``rows`` is None.
+        whole: Whether it has all rows of its content.
+        key: What random numbers of functions are drawn from; None: its place among the calls.
+        place: Of a block: where it was made.
+    """
+
+    content: Content
+    rows: int | None = None
+    size: int = 0
+    refs: tuple[ObjectRef[Any], ...] = ()
+    start: int = 0
+    most: int = ENDLESS
+    whole: bool = True
+    key: int | None = None
+    place: Place | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is, for messages: a file and rows."""
+        if self.whole or self.rows is None:
+            return self.content.label
+        return f"rows {self.start} to {self.start + self.rows - 1} of {self.content.label}"
+
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows as tables.
 
         Args:
             *values: The values of ``refs``.
         """
+        return self.content.tables(self.start, self._stop, *values)
+
+    def take(self, numbers: Any, *values: Any) -> Any:
+        """Return rows by their numbers within the unit, in this order."""
+        return self.content.take(self.start, self._stop, numbers, *values)
+
+    @property
+    def _stop(self) -> int:
+        return self.start + (self.most if self.rows is None else self.rows)
 
     def part(self, start: int, stop: int) -> ReadUnit:
         """Return a unit of some of its rows; ``stop`` may be behind the last one."""
-        return UnitPart(self, start, stop)
+        first = self.start + start
+        changes: dict[str, Any] = {"start": first, "whole": False, "key": None, "place": None}
+        if self.rows is None:
+            return dataclasses.replace(self, most=min(stop, self.most) - start, **changes)
+        rows = max(0, min(stop, self.rows) - start)
+        changes["whole"] = self.whole and rows == self.rows
+        size = self.size * rows // max(self.rows, 1)
+        content = self.content.part(first, first + rows)
+        return dataclasses.replace(self, content=content, rows=rows, size=size, **changes)
 
     def bare(self) -> ReadUnit:
         """Return the unit without its refs, which are arguments of the task beside it."""
-        return dataclasses.replace(self, refs=()) if self.refs else self  # type: ignore[type-var]
+        return dataclasses.replace(self, refs=())
+
+
+def between(tables: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
+    """Yield a range of rows of tables; what follows them is not read."""
+    at = 0
+    for table in tables:
+        low, high = max(start - at, 0), min(stop - at, table.num_rows)
+        at += table.num_rows
+        if low < high or at <= start == 0:
+            yield table.slice(low, high - low)
+        if at >= stop:
+            return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,72 +205,30 @@ class Datasource(abc.ABC):
         return None
 
 
+# --- contents ---------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
-class UnitPart(ReadUnit):
-    """Some rows of a unit that can only be read from its beginning."""
+class Numbers(Content):
+    """The numbers from 0 up to, without, another one; each fills a tensor if there is a shape."""
 
-    inner: ReadUnit
-    start: int
-    stop: int
-    refs: tuple[ObjectRef[Any], ...] = dataclasses.field(init=False, default=())
-
-    def __post_init__(self) -> None:
-        whole = self.inner.rows
-        if whole is not None:
-            rows = max(0, min(self.stop, whole) - self.start)
-            object.__setattr__(self, "rows", rows)
-            object.__setattr__(self, "size", self.inner.size * rows // max(whole, 1))
-        object.__setattr__(self, "refs", self.inner.refs)
+    count: int
+    shape: tuple[int, ...] | None = None
 
     @property
     def label(self) -> str:
-        """The inner unit and the rows."""
-        return f"rows {self.start} to {self.stop - 1} of {self.inner.label}"
+        return f"range(0, {self.count})"
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the rows; what follows them is not read."""
-        at = 0
-        for table in self.inner.read(*values):
-            low, high = max(self.start - at, 0), min(self.stop - at, table.num_rows)
-            at += table.num_rows
-            if low < high or at <= self.start == 0:
-                yield table.slice(low, high - low)
-            if at >= self.stop:
-                return
-
-    def bare(self) -> ReadUnit:
-        """Return the part of the inner unit without its refs."""
-        return UnitPart(self.inner.bare(), self.start, self.stop)
-
-    def part(self, start: int, stop: int) -> ReadUnit:
-        """Return a part of the inner unit."""
-        return self.inner.part(self.start + start, min(self.start + stop, self.stop))
-
-
-@dataclasses.dataclass(frozen=True)
-class RangeUnit(ReadUnit):
-    """Numbers that follow each other."""
-
-    start: int
-    stop: int
-    shape: tuple[int, ...] | None
-
-    def __post_init__(self) -> None:
-        rows = self.stop - self.start
-        object.__setattr__(self, "rows", rows)
+    @property
+    def unit(self) -> ReadUnit:
+        """A unit of all of them."""
         width = int(np.prod(self.shape)) if self.shape else 1
-        object.__setattr__(self, "size", rows * 8 * width)
+        return ReadUnit(self, self.count, self.count * 8 * width)
 
-    @property
-    def label(self) -> str:
-        """The range."""
-        return f"range({self.start}, {self.stop})"
-
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield tables of the numbers."""
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
         step = max(1, _TOGETHER // max(1, int(np.prod(self.shape or (1,)))))
-        for low in range(self.start, self.stop, step):
-            numbers: Any = np.arange(low, min(low + step, self.stop), dtype=np.int64)
+        for low in range(start, stop, step):
+            numbers: Any = np.arange(low, min(low + step, stop), dtype=np.int64)
             if self.shape is None:
                 yield pa.table({"id": numbers})
                 continue
@@ -202,82 +236,78 @@ class RangeUnit(ReadUnit):
             tensors = numbers.reshape(-1, *(1 for _ in self.shape)) * ones
             yield pa.table({"data": column(tensors)})
 
-    def part(self, start: int, stop: int) -> ReadUnit:
-        """Return a range within this one."""
-        return RangeUnit(self.start + start, min(self.start + stop, self.stop), self.shape)
+
+class Items(Content):
+    """The items of a dataset in the object store, by number."""
+
+    label = "the items"
+
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        (dataset,) = values
+        for low in range(start, stop, _TOGETHER):
+            numbers = range(low, min(low + _TOGETHER, stop))
+            yield items_to_table([dataset[number] for number in numbers])
+
+
+def items_to_table(items: Iterable[Any]) -> Any:
+    """Return items as a table; one that is no dictionary is in the column "item"."""
+    return rows_to_table([row if isinstance(row, dict) else {"item": row} for row in items])
 
 
 @dataclasses.dataclass(frozen=True)
-class ItemsUnit(ReadUnit):
-    """Items that travel with the task, or are read from a dataset that does."""
+class HubRows(Content):
+    """The rows of a ``datasets.Dataset`` that gives tables of Arrow.
 
-    items: Any
-    start: int
-    stop: int
-    refs: tuple[ObjectRef[Any], ...] = ()
+    Attributes:
+        dataset: The dataset; None: it is in the object store.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", self.stop - self.start)
+    dataset: Any = None
+    label = "the Hugging Face dataset"
+    indexed = True
 
-    @property
-    def label(self) -> str:
-        """The numbers of the items."""
-        return f"items {self.start} to {self.stop - 1}"
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        (dataset,) = values or (self.dataset,)
+        for low in range(start, min(stop, len(dataset)), _TOGETHER):
+            yield dataset[low : min(low + _TOGETHER, stop)]
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield tables of the items; one that is no dictionary is in the column "item"."""
-        source = self.items if self.items is not None else values[0]
-        offset = self.start if self.items is None else 0
-        count = self.stop - self.start
-        for low in range(0, count, _TOGETHER):
-            numbers = range(offset + low, offset + min(low + _TOGETHER, count))
-            rows = [source[number] for number in numbers]
-            yield rows_to_table([r if isinstance(r, dict) else {"item": r} for r in rows])
-
-    def part(self, start: int, stop: int) -> ReadUnit:
-        """Return some of the items."""
-        stop = min(stop, self.stop - self.start)
-        items = self.items[start:stop] if self.items is not None else None
-        return ItemsUnit(items, self.start + start, self.start + stop, self.refs)
+    def take(self, start: int, stop: int, numbers: Any, *values: Any) -> Any:
+        (dataset,) = values or (self.dataset,)
+        return dataset[(numbers + start).tolist()]
 
 
 @dataclasses.dataclass(frozen=True)
-class TableUnit(ReadUnit):
+class TableRows(Content):
     """Rows of a table in this process, which travel with the task."""
 
     table: Any
-    start: int = 0
-    key: int | None = None
+    first: int = 0
+    label = "a table"
     made = True
+    indexed = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", self.table.num_rows)
-        object.__setattr__(self, "size", self.table.nbytes)
+    @classmethod
+    def unit(cls, table: Any, first: int = 0, key: int | None = None) -> ReadUnit:
+        """Return all rows of a table, of which the first has a number."""
+        rows = table.num_rows
+        return ReadUnit(cls(table, first), rows, table.nbytes, start=first, key=key)
 
-    @property
-    def label(self) -> str:
-        """The numbers of the rows."""
-        return f"rows {self.start} to {self.start + self.table.num_rows - 1} of a table"
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        yield self.table.slice(start - self.first, stop - start)
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the table."""
-        yield self.table
-
-    def part(self, start: int, stop: int) -> ReadUnit:
-        """Return a slice."""
-        return TableUnit(self.table.slice(start, stop - start), self.start + start)
+    def part(self, start: int, stop: int) -> Content:
+        return TableRows(self.table.slice(start - self.first, stop - start), start)
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentUnit(ReadUnit):
+class FragmentRows(Content):
     """A piece of a ``pyarrow.dataset.Dataset``: a row group of Parquet, or a whole file."""
 
     fragment: Any
-    known: Any
-    rows: int
+    schema: Any
 
     @classmethod
-    def all_of(cls, dataset: Any) -> list[FragmentUnit]:
+    def units(cls, dataset: Any) -> list[ReadUnit]:
         """Return the pieces of a dataset; metadata of several files are read at once.
 
         Raises:
@@ -285,11 +315,11 @@ class FragmentUnit(ReadUnit):
         """
         schema = dataset.schema
 
-        def pieces(fragment: Any) -> list[FragmentUnit]:
+        def pieces(fragment: Any) -> list[ReadUnit]:
             if not hasattr(fragment, "row_groups"):
-                return [cls(fragment, schema, fragment.count_rows())]
+                return [ReadUnit(cls(fragment, schema), fragment.count_rows())]
             return [
-                cls(fragment.subset(row_group_ids=[group.id]), schema, group.num_rows)
+                ReadUnit(cls(fragment.subset(row_group_ids=[group.id]), schema), group.num_rows)
                 for group in fragment.row_groups
             ]
 
@@ -298,50 +328,27 @@ class FragmentUnit(ReadUnit):
 
     @property
     def label(self) -> str:
-        """The file."""
         return str(self.fragment.path)
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the rows."""
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
         # One column after another by one thread: training has the others.
-        yield from_file(self.fragment.to_table(schema=self.known, use_threads=False))
+        table = from_file(self.fragment.to_table(schema=self.schema, use_threads=False))
+        yield table.slice(start, stop - start)
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockUnit(ReadUnit):
-    """A block in the object store, or some of its rows."""
+class BlockRows(Content):
+    """A block in the object store."""
 
-    refs: tuple[ObjectRef[Any], ...]
-    rows: int | None
-    size: int
-    start: int = 0
     origin: str = ""
-    place: Place | None = None
-    whole: bool = True
-    key: int | None = None
     made = True
 
     @property
     def label(self) -> str:
-        """The rows of the block."""
-        block = f"a block of {self.origin}" if self.origin else "a block"
-        if self.rows is None:
-            return block
-        return f"rows {self.start} to {self.start + self.rows - 1} of {block}"
+        return f"a block of {self.origin}" if self.origin else "a block"
 
-    def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the rows."""
-        table = batch_to_table(values[0])
-        yield table if self.rows is None else table.slice(self.start, self.rows)
-
-    def part(self, start: int, stop: int) -> ReadUnit:
-        """Return some rows of the same block."""
-        if self.rows is None:
-            return UnitPart(self, start, stop)
-        rows = max(0, min(stop, self.rows) - start)
-        size = self.size * rows // max(self.rows, 1)
-        whole = self.whole and rows == self.rows
-        return BlockUnit(self.refs, rows, size, self.start + start, self.origin, whole=whole)
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        yield batch_to_table(values[0]).slice(start, stop - start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,8 +371,9 @@ class UnitsDatasource(Datasource):
         """Yield the units, cut where more or smaller ones are wanted; blocks for functions only."""
         rows = self.count()
         step = wish.rows_each(rows, sum(unit.size for unit in self.parts)) if rows else 0
+        blocks = self.made and wish.parts <= 1
         for unit in [unit for unit in self.parts if unit.rows != 0] or self.parts[:1]:
-            if not step or not unit.rows or unit.rows <= step or (unit.refs and wish.parts <= 1):
+            if not step or not unit.rows or unit.rows <= step or (blocks and unit.refs):
                 yield unit
                 continue
             for start in range(0, unit.rows, step):
@@ -373,20 +381,16 @@ class UnitsDatasource(Datasource):
 
     @property
     def made(self) -> bool:
-        """Whether those of all units are."""
-        return all(unit.made for unit in self.parts)
+        return all(unit.content.made for unit in self.parts)
 
     def schema(self) -> Any:
-        """Return the schema."""
         return self.known
 
     def count(self) -> int | None:
-        """Return the number of rows, if all units tell it."""
         rows = [unit.rows for unit in self.parts]
         return None if None in rows else sum(filter(None, rows))
 
     def files(self) -> list[str]:
-        """Return the files."""
         return list(self.paths)
 
 

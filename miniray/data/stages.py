@@ -10,9 +10,9 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import get, kill
-from miniray.data.feeds import UnitFeed, index_of, key_of
+from miniray.data.feeds import OverFeed, index_of, key_of
 from miniray.data.plan import Read, count_of, walk
-from miniray.data.sources import BlockUnit, Place, TableUnit
+from miniray.data.sources import BlockRows, Place, ReadUnit, TableRows
 from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError, Where
 from miniray.data.work import PoolWorker, task_of
@@ -22,9 +22,8 @@ from miniray.exceptions import MinirayError, TaskError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.data.feeds import Groups, Setting
+    from miniray.data.feeds import Setting, UnitFeed
     from miniray.data.plan import Stage
-    from miniray.data.sources import ReadUnit
     from miniray.data.work import StageWork
 
 #: What every process that reads data needs; loading it takes as long as some reads. Arrow imports
@@ -38,32 +37,32 @@ _AHEAD = 2
 _POOL_AHEAD = 4
 
 
-class InlineFeed(UnitFeed):
+class InlineFeed(OverFeed):
     """Runs the steps of a stage in this process."""
 
-    def __init__(self, groups: Groups, work: StageWork) -> None:
-        self._groups = groups
+    def __init__(self, below: UnitFeed, work: StageWork) -> None:
+        super().__init__(below)
         self._work = work.prepared()
         self._tables: Iterator[tuple[int, Any]] | None = None
         self._key: int | None = None
         self._index = 0
 
     def poll(self) -> ReadUnit | None:
-        """Run until there is a block."""
         while True:
             if self._tables is None:
-                group = self._groups.next()
-                if group is None:
-                    self.done = self._groups.done
+                unit = self._below.poll()
+                if unit is None:
+                    self.done = self._below.done
                     return None
-                where = Where(group[0].label, index_of(group, self._index))
-                values = [get(list(unit.refs)) if unit.refs else [] for unit in group]
-                self._tables = enumerate(self._work.tables(where, group, values))
-                self._key = group[0].key
+                where = Where(unit.label, index_of(unit, self._index))
+                values = get(list(unit.refs)) if unit.refs else []
+                self._tables = enumerate(self._work.tables(where, unit, values))
+                self._key = unit.key
                 self._index += 1
             found = next(self._tables, None)
             if found is not None:
-                return TableUnit(found[1], key=key_of(self._key, found[0]))
+                number, table = found
+                return TableRows.unit(table, key=key_of(self._key, number))
             self._tables = None
 
 
@@ -108,9 +107,8 @@ class Running:
         stats.add(record)
         place = Place(self._number, record.number)
         key = key_of(self._key, record.number)
-        return BlockUnit(
-            (block,), record.rows, record.size, origin=self.label, place=place, key=key
-        )
+        content = BlockRows(self.label)
+        return ReadUnit(content, record.rows, record.size, (block,), key=key, place=place)
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -136,14 +134,11 @@ def _told(error: MinirayError) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-class StageFeed(UnitFeed):
+class StageFeed(OverFeed):
     """Runs a stage in tasks."""
 
-    def __init__(
-        self, groups: Groups, below: UnitFeed, stage: Stage, work: StageWork, setting: Setting
-    ) -> None:
-        self._groups = groups
-        self._below = below
+    def __init__(self, below: UnitFeed, stage: Stage, work: StageWork, setting: Setting) -> None:
+        super().__init__(below)
         self._compute = stage.compute
         self._setting = setting
         self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
@@ -177,7 +172,7 @@ class StageFeed(UnitFeed):
                     self._finish(call)
                     ended += 1
             if not ended:
-                self.done = not self._calls and self._groups.done
+                self.done = not self._calls and self._below.done
                 if self.done:  # a pool lives until its blocks are read: it may make them again
                     self._below.close()
                 return None
@@ -212,24 +207,20 @@ class StageFeed(UnitFeed):
         """Start calls while the window has room, and there is input."""
         window = self._window
         while len(self._calls) < window:
-            group = self._groups.next()
-            if group is None:
+            unit = self._below.poll()
+            if unit is None:
                 return
-            first, last = group[0].label, group[-1].label
-            label = first if len(group) == 1 else f"{first} up to {last}"
-            where = Where(label, index_of(group, self._index))
+            where = Where(unit.label, index_of(unit, self._index))
             self._index += 1
-            counts = [len(unit.refs) for unit in group]
-            refs = [ref for unit in group for ref in unit.refs]
             if not self._stats.calls:
                 self._setting.stats.stages.append(self._stats)
             self._stats.calls += 1
             self._stats.open += 1
-            self._calls.append(self._call(where, [unit.bare() for unit in group], counts, refs))
+            self._calls.append(self._call(where, unit))
 
-    def _call(self, where: Where, units: Any, counts: Any, refs: Any) -> Running:
-        run = self._task.remote(where, units, counts, *refs)
-        return Running(run, where, self._index, units[0].key)
+    def _call(self, where: Where, unit: ReadUnit) -> Running:
+        run = self._task.remote(where, unit.bare(), *unit.refs)
+        return Running(run, where, self._index, unit.key)
 
     def waiting(self) -> list[Any]:
         """Return the call whose blocks come next, and what the feed below waits for."""
@@ -240,7 +231,6 @@ class StageFeed(UnitFeed):
         return found
 
     def close(self) -> None:
-        """Stop the calls."""
         for call in self._calls:
             call.generator.close()
         self._calls.clear()
@@ -267,7 +257,7 @@ class PoolFeed(StageFeed):
         self._class: Any = remote(**options)(PoolWorker)
         self._load: dict[Any, int] = {}
         # An actor that does not say num_cpus keeps none: tasks of other stages find theirs.
-        for _ in range(min(self._most, max(1, (self._compute.initial or pool.least) // share))):
+        for _ in range(min(self._most, self._compute.actors(share))):
             self._grow()
 
     def _grow(self) -> None:
@@ -277,7 +267,7 @@ class PoolFeed(StageFeed):
     def _window(self) -> int:
         return self._bounded(_POOL_AHEAD * len(self._load))
 
-    def _call(self, where: Where, units: Any, counts: Any, refs: Any) -> Running:
+    def _call(self, where: Where, unit: ReadUnit) -> Running:
         if min(self._load.values()) >= 2 and len(self._load) < self._most:
             self._grow()
         actor = min(self._load, key=self._load.__getitem__)
@@ -285,15 +275,14 @@ class PoolFeed(StageFeed):
         run = actor.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
         )
-        generator = run.remote(where, units, counts, *refs)
-        return Running(generator, where, self._index, units[0].key, actor)
+        generator = run.remote(where, unit.bare(), *unit.refs)
+        return Running(generator, where, self._index, unit.key, actor)
 
     def _finish(self, call: Running) -> None:
         super()._finish(call)
         self._load[call.actor] -= 1
 
     def close(self) -> None:
-        """Stop the calls and the actors."""
         super().close()
         for actor in self._load:
             kill(actor)

@@ -137,20 +137,16 @@ class MapRows(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Ray's name of the operator."""
         return f"{self.kind}({self.udf.name})"
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]
-        """Only a map does."""
         return self.kind == "Map"
 
     def prepared(self) -> Transform:
-        """Make an object of the class."""
         return dataclasses.replace(self, udf=self.udf.made())
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield what the function makes of the rows."""
         at = 0
         step = _FIRST
         for whole in tables:
@@ -226,20 +222,16 @@ class MapBatches(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Ray's name of the operator."""
         return self.label or f"MapBatches({self.udf.name})"
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        """The rows of a batch."""
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
     def prepared(self) -> Transform:
-        """Make an object of the class."""
         return dataclasses.replace(self, udf=self.udf.made())
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield what the function makes of the batches."""
         at = 0
         for table in self.batches(tables):
             if not table.num_rows:
@@ -267,23 +259,33 @@ class MapBatches(Transform):
             raise failed(self.name, where, rows, error) from error
 
 
+class TableStep(Transform):
+    """A step that changes each table by itself."""
+
+    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        return (self.changed(table, where) for table in tables)
+
+    def changed(self, table: Any, where: Where) -> Any:
+        """Return what becomes of a table."""
+        raise NotImplementedError
+
+    def schema(self, schema: Any) -> Any:
+        return self.changed(schema.empty_table(), Where("the data")).schema
+
+
 @dataclasses.dataclass(frozen=True)
-class FilterExpr(Transform):
+class FilterExpr(TableStep):
     """Keeps the rows for which an expression is true."""
 
     expr: Expr
     keeps_count = False
-    keeps_schema = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The expression."""
         return f"Filter({self.expr!r})"
 
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield the rows that are kept."""
-        for table in tables:
-            yield table.filter(_computed(self, self.expr, table, where))
+    def changed(self, table: Any, where: Where) -> Any:
+        return table.filter(_computed(self, self.expr, table, where))
 
 
 def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
@@ -294,38 +296,27 @@ def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithColumns(Transform):
+class WithColumns(TableStep):
     """Adds columns, or replaces some, by expressions."""
 
     exprs: Mapping[str, Expr]
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The names of the columns."""
         return f"WithColumns({', '.join(self.exprs)})"
 
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield tables with the columns."""
-        for table in tables:
-            made = {name: _computed(self, e, table, where) for name, e in self.exprs.items()}
-            for name, values in made.items():
-                table = _with_column(table, name, values)  # noqa: PLW2901
-            yield table
-
-    def schema(self, schema: Any) -> Any:
-        """Compute it of no rows."""
-        empty = schema.empty_table()
-        return next(self.run(iter([empty]), Where("no rows"))).schema
-
-
-def _with_column(table: Any, name: str, values: Any) -> Any:
-    if name in table.column_names:
-        return table.set_column(table.column_names.index(name), name, values)
-    return table.append_column(name, values)
+    def changed(self, table: Any, where: Where) -> Any:
+        made = {name: _computed(self, e, table, where) for name, e in self.exprs.items()}
+        for name, values in made.items():
+            if name in table.column_names:
+                table = table.set_column(table.column_names.index(name), name, values)
+            else:
+                table = table.append_column(name, values)
+        return table
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns(Transform):
+class Columns(TableStep):
     """Selects, drops or renames columns."""
 
     kind: str
@@ -333,34 +324,23 @@ class Columns(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What is done, with the names."""
         return f"{self.kind}({', '.join(self.names)})"
 
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield tables with these columns."""
-        for table in tables:
-            if not table.num_columns and not table.num_rows:
-                yield table
-                continue
-            missing = [name for name in self.names if name not in table.column_names]
-            if missing:
-                raise DataError(
-                    f"{self.name}: {where.label} has no column {missing[0]!r}, but "
-                    f"{', '.join(table.column_names) or 'none'}."
-                )
-            yield self._changed(table)
-
-    def _changed(self, table: Any) -> Any:
+    def changed(self, table: Any, where: Where) -> Any:
+        if not table.num_columns and not table.num_rows:
+            return table
+        missing = [name for name in self.names if name not in table.column_names]
+        if missing:
+            raise DataError(
+                f"{self.name}: {where.label} has no column {missing[0]!r}, but "
+                f"{', '.join(table.column_names) or 'none'}."
+            )
         if self.kind == "SelectColumns":
             return table.select(list(self.names))
         if self.kind == "DropColumns":
             return table.drop_columns(list(self.names))
         names: Any = self.names
         return table.rename_columns([names.get(name, name) for name in table.column_names])
-
-    def schema(self, schema: Any) -> Any:
-        """Change a table of no rows."""
-        return next(self.run(iter([schema.empty_table()]), Where("the data"))).schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,7 +368,6 @@ class Gather(Transform):
     keeps_schema = True
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield one table."""
         found = list(tables)
         if found:
             yield concat(found)

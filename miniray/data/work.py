@@ -45,24 +45,33 @@ class StageWork:
         """Return the same with objects in place of classes."""
         return StageWork([step.prepared() for step in self._steps], self._target, self._retried)
 
-    def tables(
-        self, where: Where, units: Sequence[ReadUnit], values: Sequence[Any]
-    ) -> Iterator[Any]:
-        """Yield the blocks of some units.
+    def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
+        """Yield the blocks of a unit.
 
         Args:
-            where: What the units are, for messages and seeds.
-            units: The units, without refs.
-            values: The values of their refs, for each unit.
+            where: What it is, for messages and seeds.
+            unit: The unit.
+            values: The values of its refs.
         """
         _seed(where)
-        tables = (
-            table
-            for unit, own in zip(units, values, strict=True)
-            for table in self._read(unit, own)
-        )
-        made = run_steps(self._steps, tables, where)
+        made = run_steps(self._steps, self._read(unit, values), where)
         return resized(made, self._target) if self._target else made
+
+    def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
+        """Yield each block of ``tables`` and then its record."""
+        tables = self.tables(where, unit, values)
+        first = 0
+        for number in itertools.count():
+            wall, cpu = time.perf_counter(), time.process_time()
+            table = next(tables, None)
+            if table is None:
+                return
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            record = Record(number, first, table.num_rows, table.nbytes, wall, cpu, _heap())
+            first += record.rows
+            yield table
+            del table  # in the store now
+            yield record
 
     def _read(self, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         for attempt in range(_READS):
@@ -78,36 +87,11 @@ class StageWork:
                     raise
 
 
-def yield_blocks(
-    work: StageWork,
-    where: Where,
-    units: Sequence[ReadUnit],
-    counts: Sequence[int],
-    values: Sequence[Any],
-) -> Iterator[Any]:
-    """Yield each block and then its record."""
-    each = iter(values)
-    own = [[next(each) for _ in range(count)] for count in counts]
-    tables = work.tables(where, units, own)
-    first = 0
-    for number in itertools.count():
-        wall, cpu = time.perf_counter(), time.process_time()
-        table = next(tables, None)
-        if table is None:
-            return
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        record = Record(number, first, table.num_rows, table.nbytes, wall, cpu, _heap())
-        first += record.rows
-        yield table
-        del table  # in the store now
-        yield record
-
-
 def task_of(work: StageWork) -> Callable[..., Iterator[Any]]:
     """Return the function that tasks run."""
 
-    def run(where: Where, units: Any, counts: Any, *values: Any) -> Iterator[Any]:
-        yield from yield_blocks(work, where, units, counts, values)
+    def run(where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
+        yield from work.blocks(where, unit, values)
 
     return run
 
@@ -118,9 +102,9 @@ class PoolWorker:
     def __init__(self, work: StageWork) -> None:
         self._work = work.prepared()
 
-    def run(self, where: Where, units: Any, counts: Any, *values: Any) -> Iterator[Any]:
+    def run(self, where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
         """Yield each block and then its record."""
-        yield from yield_blocks(self._work, where, units, counts, values)
+        yield from self._work.blocks(where, unit, values)
 
 
 def _seed(where: Where) -> None:

@@ -53,7 +53,6 @@ class Writer(Transform):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Ray's name of the operator."""
         return f"Write{self.kind.capitalize()}"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:

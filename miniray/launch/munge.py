@@ -27,8 +27,8 @@ def unseal(credential: str) -> str:
         MungeError: It is not from this user, or not for this one, or was read on this host before.
     """
     told, _, text = _run(("unmunge",), credential).partition("\n\n")
-    encoder = re.search(r"^UID:.*\((\d+)\)$", told, re.MULTILINE)
-    if encoder is None or int(encoder[1]) != os.geteuid():
+    encoder = re.search(r"^UID:.*\((?P<uid>\d+)\)$", told, re.MULTILINE)
+    if encoder is None or int(encoder["uid"]) != os.geteuid():
         raise MungeError("The line with the cluster's token was written by another user.")
     return text
 

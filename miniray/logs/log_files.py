@@ -59,6 +59,8 @@ class LogLineRead(NamedTuple):
     #: out, err or log.
     stream: str
     text: str
+    #: Hex id of the node that has read it; empty: this machine.
+    node_id: str = ""
 
 
 def order(line: LogLineRead) -> tuple[str, int, bool]:

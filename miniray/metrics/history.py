@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from miniray.profiling.targets import Asks
+    from miniray.profiling.targets import ClusterSource
 
 #: Seconds between two points (node/metrics.py), and that nodes may take.
 INTERVAL, _PATIENCE = 10, 2.0
@@ -24,7 +24,7 @@ _CHARTS = (
 )
 
 
-def charts(cluster: Asks) -> dict[str, Any]:
+def charts(cluster: ClusterSource) -> dict[str, Any]:
     """Return the points of each node, the oldest first.
 
     Returns:

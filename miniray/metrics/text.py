@@ -11,6 +11,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.version import VERSION
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -31,6 +33,7 @@ _HELP = {
     "node_memory_limit_bytes": "Memory of the container, or of the machine.",
     "node_pressure_seconds_total": "How long tasks of the machine have waited for a resource.",
     "resource_used": "What leases hold of a resource.",
+    "resource_waiting": "What tasks, actors and groups wait for of a resource.",
     "device_granted_ratio": "How much of a device is granted.",
     "device_utilization_ratio": "How much of the time a device was at work lately.",
     "device_power_watts": "What a device draws.",
@@ -39,6 +42,7 @@ _HELP = {
     "pending_demands": "Tasks, actors and groups that wait for resources.",
     "pending_oldest_seconds": "How long the oldest of them has waited.",
     "process_cpu_seconds": "CPU time of the processes that live now.",
+    "process_open_fds": "Files that the processes that live now have open.",
     "worker_forks_total": "Processes of workers that were started.",
     "worker_exits_total": "Workers that have ended, by why.",
     "worker_fork_seconds": "How long it took to start processes of workers.",
@@ -56,7 +60,10 @@ _HELP = {
     "object_transfer_bytes_total": "Bytes of values that came from other nodes.",
     "object_transfer_seconds": "How long values took to come from other nodes.",
     "object_room_waiters": "Values that wait for room in the object store.",
+    "objects_lost_total": "How often a value was found lost that cannot be made again.",
+    "objects_remade_total": "Results of tasks that are made again, as they were lost.",
     "head_restarts_total": "How often the head was lost and started again.",
+    "head_info": "The head; its value is always 1.",
     "head_sessions": "Nodes that the head has.",
     "head_requests_total": "What processes have asked of the head or told it.",
     "head_decision_seconds": "How long the scheduler took for a request for a lease.",
@@ -69,6 +76,8 @@ _HELP = {
     "train_checkpoints": "Checkpoints that a run keeps.",
     "train_checkpoints_total": "Checkpoints that a run has made.",
     "train_checkpoint_seconds": "Seconds from the first rank's upload to the checkpoint.",
+    "train_steps_total": "Steps of optimizers that prepare_optimizer() has returned.",
+    "train_step_seconds": "Seconds between two such steps.",
     "train_metric": "The last reported number of each metric of a run.",
 }
 Sample = tuple[str, dict[str, Any], float]
@@ -128,6 +137,12 @@ def _of_head(cluster: ClusterSource) -> Iterator[Sample]:
             yield "pending_demands", labels, count
         oldest = min((each["since"] for each in waiting), default=now)
         yield "pending_oldest_seconds", {"kind": kind}, max(0.0, now - oldest)
+    wanted: collections.Counter[str] = collections.Counter()
+    for demand in pending:
+        for shape in demand["shape"]:
+            wanted.update({name: amount * demand["count"] for name, amount in shape.items()})
+    for resource, amount in wanted.items():
+        yield "resource_waiting", {"resource": resource}, amount
     groups = ((each["strategy"], each["state"]) for each in cluster.listing("placement_groups"))
     yield from _counted("placement_groups", ("strategy", "state"), groups)
     jobs = ((each["state"],) for each in cluster.listing("jobs"))
@@ -135,6 +150,7 @@ def _of_head(cluster: ClusterSource) -> Iterator[Sample]:
     leases = ((each["node_id"],) for each in cluster.listing("leases"))
     yield from _counted("leases", ("node",), leases)
     for head in cluster.listing("head"):
+        yield "head_info", {"version": VERSION}, 1
         yield "head_start_time_seconds", {}, head["started"]
         yield "head_restarts_total", {}, head["restarts"]
         yield "head_sessions", {}, head["sessions"]

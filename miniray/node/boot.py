@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 def main() -> NoReturn:
     """Run the new process."""
-    gc.disable()  # it would take a tenth of the time of imports
     request = json.loads(sys.stdin.buffer.read())
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -98,7 +96,6 @@ def _run(
     from miniray.node.node_main import NodeStart
 
     start = NodeStart(options, session, control, template_pid)
-    gc.enable()
     start.fork_head(answer.fileno())
     keep_freed_buffers()
     return run_in_loop(

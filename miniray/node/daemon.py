@@ -85,7 +85,7 @@ class NodeDaemon:
             node, control, template_pid, self._environments, clients, to_head, self
         )
         self._names = names = ProcessNames(self.node_id, clients, pool)
-        self._probes = Probes(clients, questions, names, node.machine)
+        self._probes = Probes(clients, questions, names, node)
         self._memory_kills = MemoryKills()
         self._objects = objects = SharedObjects(
             node, clients, relay, questions, names, pool.fork_helper, to_head

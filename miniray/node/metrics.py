@@ -43,6 +43,14 @@ def of_process(pid: int) -> tuple[float, int]:
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS, int(fields[_RESIDENT]) * _PAGE
 
 
+def open_files(pid: int) -> int:
+    """Return how many files a process has open; 0 if it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
 #: Seconds between two points of the last hour, and how many points it has.
 INTERVAL = 10
 _POINTS = 360
@@ -178,40 +186,47 @@ class NodeMetrics:
         received, sent = _network()
         found.append(("node_network_receive_bytes_total", {}, received))
         found.append(("node_network_transmit_bytes_total", {}, sent))
-        for role, (count, memory, cpu) in self._processes().items():
-            found.append(("processes", {"role": role}, count))
+        by_role: dict[str, list[tuple[float, int, int]]] = {}
+        for role, pid in self._processes():
+            by_role.setdefault(role, []).append((*of_process(pid), open_files(pid)))
+        for role, uses in by_role.items():
+            seconds, memory, files = map(sum, zip(*uses, strict=True))
+            found.append(("processes", {"role": role}, len(uses)))
             found.append(("process_memory_bytes", {"role": role}, memory))
-            found.append(("process_cpu_seconds", {"role": role}, cpu))
+            found.append(("process_cpu_seconds", {"role": role}, seconds))
+            found.append(("process_open_fds", {"role": role}, files))
         return found + self._devices.sample()
 
-    async def _usage(self, _seconds: float) -> dict[str, Any]:
-        """Return what the machine and each process use; two answers tell rates."""
-        clients = [each for each in self._clients.clients.values() if not each.is_command]
-        # /proc of many processes takes its time, and a disk that is away longer.
-        return await asyncio.to_thread(self._used, clients)
+    def _processes(self) -> list[tuple[str, int]]:
+        """Return role and pid of this daemon and its processes."""
+        clients = [each for each in list(self._clients.clients.values()) if not each.is_command]
+        return [("daemon", os.getpid()), *((each.role, each.pid) for each in clients)]
 
-    def _used(self, clients: list[Client]) -> dict[str, Any]:
+    async def _usage(self, _seconds: float, with_devices: bool) -> dict[str, Any]:
+        """Return what the machine and each process use; of devices, if that is asked for."""
+        # /proc of many processes takes its time, and a disk that is away longer.
+        return await asyncio.to_thread(self._used, self._processes()[1:], with_devices)
+
+    def _used(self, processes: list[tuple[str, int]], with_devices: bool) -> dict[str, Any]:
         (used, limit), disk = _memory(), shutil.disk_usage(self._folder)
+        _, before = self._before
+        share = _busy_share(before, _counts())
         return {
-            **_busy_and_all(),
-            "load1": os.getloadavg()[0],
-            "memory_total": limit,
+            "cpu_percent": None if math.isnan(share) else round(100 * share, 1),
             "memory_used": used,
-            "disk_size": disk.total,
+            "memory_total": limit,
             "disk_free": disk.free,
-            "processes": [(client.pid, *of_process(client.pid)) for client in clients],
+            "processes": [(pid, *of_process(pid)) for _, pid in processes],
+            "devices": self._device_use() if with_devices else {},
         }
 
-    def _processes(self) -> dict[str, tuple[int, float, float]]:
-        """Return how many processes of each role there are, their memory and CPU time."""
-        found: dict[str, tuple[int, float, float]] = {}
-        seconds, size = of_process(os.getpid())
-        found["daemon"] = (1, float(size), seconds)
-        for client in list(self._clients.clients.values()):
-            if not client.is_command:
-                count, memory, cpu = found.get(client.role, (0, 0.0, 0.0))
-                used, resident = of_process(client.pid)
-                found[client.role] = (count + 1, memory + resident, cpu + used)
+    def _device_use(self) -> dict[str, dict[str, float]]:
+        """Return what is known of each device's use, by ``RESOURCE/ID``."""
+        found: dict[str, dict[str, float]] = {}
+        for name, labels, value in self._devices.sample():
+            if "kind" not in labels:
+                key = f"{labels['resource']}/{labels['device']}"
+                found.setdefault(key, {})[name.removeprefix("device_")] = value
         return found
 
     # --- the last hour -----------------------------------------------------------------
@@ -235,26 +250,24 @@ class NodeMetrics:
 
     def _point(self, now: float) -> dict[str, float]:
         """Return the figures of a moment; rates are of the time since the last one."""
-        received, sent = _network()
-        counts = {**_busy_and_all(), "in": received, "out": sent}
+        counts = _counts()
         when, before = self._before
         self._before = now, counts
         used, limit = _memory()
-        workers, workers_memory, _ = self._processes().get("worker", (0, 0.0, 0.0))
+        workers = [of_process(pid) for role, pid in self._processes() if role == "worker"]
         figures = {name: value for name, _, value in self._figures()}
         point = {
             "load": os.getloadavg()[0],
             "memory": used / limit if limit else math.nan,
-            "workers": workers,
-            "workers_memory": workers_memory,
+            "workers": len(workers),
+            "workers_memory": sum(memory for _, memory in workers),
             "store": figures["object_store_used_bytes"],
             "spilled": figures["object_store_spilled_bytes"],
         }
         if before and now > when:
-            past = {name: counts[name] - value for name, value in before.items()}
-            point["cpu"] = past["cpu_busy"] / past["cpu_all"] if past["cpu_all"] else math.nan
-            point["received"] = past["in"] / (now - when)
-            point["sent"] = past["out"] / (now - when)
+            point["cpu"] = _busy_share(before, counts)
+            point["received"] = (counts["received"] - before["received"]) / (now - when)
+            point["sent"] = (counts["sent"] - before["sent"]) / (now - when)
         return point
 
     def _history(self) -> tuple[int, dict[str, list[float]]]:
@@ -278,11 +291,18 @@ def _cpu() -> dict[str, float]:
     return {mode: int(count) / _TICKS for mode, count in zip(modes, ticks, strict=False)}
 
 
-def _busy_and_all() -> dict[str, float]:
-    """Return for how long the machine's processors were busy, and how long there were some."""
+def _counts() -> dict[str, float]:
+    """Return what only grows: seconds of the machine's processors, and bytes of its network."""
     cpu = _cpu()
-    busy = sum(seconds for mode, seconds in cpu.items() if mode not in ("idle", "iowait"))
-    return {"cpu_busy": busy, "cpu_all": sum(cpu.values())}
+    received, sent = _network()
+    idle = cpu.get("idle", 0.0) + cpu.get("iowait", 0.0)
+    return {"idle": idle, "all": sum(cpu.values()), "received": received, "sent": sent}
+
+
+def _busy_share(before: dict[str, float], now: dict[str, float]) -> float:
+    """Return for which part of the time between two counts the processors were busy."""
+    passed = now["all"] - before["all"] if before else 0.0
+    return 1 - (now["idle"] - before["idle"]) / passed if passed > 0 else math.nan
 
 
 def _memory() -> tuple[float, float]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.spans import SPANS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.base.node_config import NodeConfig
     from miniray.node.relay.questions import Questions, Told
     from miniray.node.workers.process_names import ProcessNames
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 _GRACE = 5.0
 #: Seconds that a process may take to say which rank it is.
 _SOON = 1.0
-
-
+#: Silent processes that are looked at from outside at a time.
+_MOST_LOOKERS = 8
 #: Round trips to a node of which the quickest tells its clock.
 _ROUND_TRIPS = 5
 
@@ -32,13 +31,14 @@ class Probes:
     """Answers what commands ask of the processes of this node."""
 
     def __init__(
-        self, clients: ClientServer, questions: Questions, names: ProcessNames, machine: str
+        self, clients: ClientServer, questions: Questions, names: ProcessNames, node: NodeConfig
     ) -> None:
-        """Register what it answers; ``machine`` tells this machine from others."""
-        self._machine = machine
+        """Register what it answers."""
+        self._node = node
         self._clients = clients
         self._questions = questions
         self._names = names
+        self._lookers = asyncio.Semaphore(_MOST_LOOKERS)
         #: Pids of those that are being profiled.
         self._profiled: set[int] = set()
         #: When the recording ends (``time.monotonic``), and processes that have begun meanwhile.
@@ -47,22 +47,23 @@ class Probes:
         questions.answers["stack"] = self._stacks
         questions.answers["profile"] = self._profiles
         questions.answers["timeline"] = self._timeline
-        questions.answers["clock"] = lambda _seconds: (machine, time.time())
+        questions.answers["clock"] = lambda _seconds: (node.machine, time.time())
         questions.answers["clocks"] = self._clocks
 
-    def _chosen(self, pids: Collection[int]) -> list[Client]:
-        """Return the processes of these pids; without pids all that run user code."""
-        return [
-            client
-            for client in self._clients.clients.values()
-            if not client.is_command and (not pids or client.pid in pids)
-        ]
+    def _all(self) -> list[Client]:
+        """Return the processes that run user code."""
+        return [each for each in self._clients.clients.values() if not each.is_command]
+
+    def _chosen(self, pids: dict[str, list[int]]) -> list[Client]:
+        """Return the processes of the pids for this node, and of those for all nodes, ``""``."""
+        own = {*pids.get("", ()), *pids.get(self._node.node_id.hex(), ())}
+        return [each for each in self._all() if each.pid in own]
 
     async def _ask(self, clients: list[Client], seconds: float, *args: Any) -> list[Told]:
         return await self._questions.ask_processes(clients, "probe", args, seconds)
 
-    async def _stacks(self, seconds: float, pids: list[int]) -> list[dict[str, Any]]:
-        """Return what these processes do, all if there are no pids, and how it was seen.
+    async def _stacks(self, seconds: float, pids: dict[str, list[int]]) -> list[dict[str, Any]]:
+        """Return what these processes do, and how it was seen.
 
         They have a quarter of the seconds: those that are silent are then looked at from outside.
         """
@@ -76,12 +77,13 @@ class Probes:
         if told.missing:
             from miniray.profiling import outside
 
-            way, stacks, note = await outside.stacks(client.pid)
+            async with self._lookers:  # each is a process
+                way, stacks, note = await outside.stacks(client.pid)
         seen: dict[str, Any] = {"way": way, "stacks": stacks, "note": note, "rank": rank}
         return self._about(client) | seen
 
     async def _profiles(
-        self, _seconds: float, pids: list[int], kind: str, length: float, leaks: bool
+        self, _seconds: float, pids: dict[str, list[int]], kind: str, length: float, leaks: bool
     ) -> list[dict[str, Any]]:
         """Profile these processes for so many seconds: "cpu" or "memory"."""
         clients = self._chosen(pids)
@@ -143,7 +145,7 @@ class Probes:
 
     async def _timeline(self, _seconds: float, length: float) -> list[dict[str, Any]]:
         """Record what this daemon and its processes do for so many seconds (0: did lately)."""
-        clients = self._chosen(())
+        clients = self._all()
         if length > 0:
             SPANS.begin()
             self._recorded_until = time.monotonic() + length
@@ -183,7 +185,7 @@ class Probes:
             if told.missing:
                 break
             machine, now = told.answer
-            if machine == self._machine:
+            if machine == self._node.machine:
                 return 0.0, 0.0
             if half < quickest:
                 found, quickest = (now - began - half, half), half

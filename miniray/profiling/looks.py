@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from typing import TYPE_CHECKING, Any
 
 from miniray.profiling.forms import tree_of
-from miniray.profiling.targets import TargetError, Targets, find
+from miniray.profiling.targets import TargetError, find
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
-    from miniray.profiling.targets import ClusterSource
+    from miniray.profiling.targets import ClusterSource, Pids
 
 #: Seconds that a node may take to show stacks; a process of its own has a quarter of them.
 _STACKS = 4.0
@@ -72,7 +71,7 @@ def profile(
 
     Returns:
         ``{"way", "unit": "seconds" or "bytes", "tree": {"name", "value", "children"}, "samples":
-        [[frame], value], "notes": [sentence], "note": all of them or None}``.
+        [[frame], value], "notes": [sentence]}``.
 
     Raises:
         TargetError: Nothing that lives is meant.
@@ -102,12 +101,11 @@ def profile(
         "tree": tree_of(samples, of),
         "samples": samples,
         "notes": notes,
-        "note": " ".join(notes) or None,
     }
 
 
 def ask_of(
-    cluster: ClusterSource, question: str, targets: Targets, args: tuple[Any, ...], seconds: float
+    cluster: ClusterSource, question: str, pids: Pids, args: tuple[Any, ...], seconds: float
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Ask the nodes of what is meant, all at once.
 
@@ -117,19 +115,13 @@ def ask_of(
     Raises:
         TargetError: No node knows a process that is meant.
     """
-
-    def ask(item: tuple[str, list[int]]) -> list[tuple[bytes, Any, str]]:
-        node, pids = item
-        nodes = [bytes.fromhex(node)] if node else None
-        return cluster.ask_nodes(question, (pids, *args), seconds, nodes)
-
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(targets.pids))) as pool:
-        answers = [answer for each in pool.map(ask, targets.pids.items()) for answer in each]
+    nodes = None if "" in pids else [bytes.fromhex(node) for node in pids]
+    answers = cluster.ask_nodes(question, (pids, *args), seconds, nodes)
     told = [process for _, answer, _ in answers for process in answer or ()]
     notes = [f"Node {node.hex()[:8]}: {why}." for node, _, why in answers if why]
     if not told and not notes:
-        pids = sorted({str(pid) for each in targets.pids.values() for pid in each})
-        raise TargetError(f"No process of this cluster has the pid {', '.join(pids)}.")
+        named = sorted({str(pid) for each in pids.values() for pid in each})
+        raise TargetError(f"No process of this cluster has the pid {', '.join(named)}.")
     return told, notes
 
 

@@ -6,6 +6,7 @@ Needs no rights, and shows what no debugger from outside sees: which call a coro
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import sys
@@ -122,17 +123,12 @@ def frame_of(code: CodeType, line: int) -> Frame:
     return getattr(code, "co_qualname", code.co_name), code.co_filename, line
 
 
+@functools.cache
 def short_path(path: str) -> str:
     """Return a file's path from the folder on ``sys.path`` that it was imported from."""
-    known = _SHORT.get(path)
-    if known is None:
-        folders = [each for each in sys.path if each and path.startswith(each.rstrip("/") + "/")]
-        longest = max((len(each.rstrip("/")) for each in folders), default=-1)
-        known = _SHORT[path] = path[longest + 1 :]
-    return known
-
-
-_SHORT: dict[str, str] = {}
+    folders = [each for each in sys.path if each and path.startswith(each.rstrip("/") + "/")]
+    longest = max((len(each.rstrip("/")) for each in folders), default=-1)
+    return path[longest + 1 :]
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Protocol
 
 from miniray.common.names import short_name
@@ -13,8 +12,15 @@ _SHORTEST_ID, _LONGEST_PID = 6, 7
 _RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
 
 
-class Asks(Protocol):
-    """What asks all nodes."""
+#: Processes: ids of nodes, and the pids there; no id: on all nodes.
+Pids = dict[str, list[int]]
+
+
+class ClusterSource(Protocol):
+    """What a command or the page asks of a cluster."""
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """Return one of the head's listings."""
 
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
@@ -22,25 +28,8 @@ class Asks(Protocol):
         """Return (node id, answer or None, why there is none) of each node that is asked."""
 
 
-class ClusterSource(Asks, Protocol):
-    """What a command or the page asks of a cluster."""
-
-    def listing(self, what: str) -> list[dict[str, Any]]:
-        """Return one of the head's listings."""
-
-
 class TargetError(ValueError):
     """Nothing that lives is meant, or too much."""
-
-
-@dataclasses.dataclass(slots=True)
-class Targets:
-    """Processes, by node."""
-
-    #: Ids of nodes, and the pids there; no node: on all.
-    pids: dict[str, list[int]]
-    #: The run that they are the ranks of; empty: none.
-    run: str = ""
 
 
 def process_called(cluster: ClusterSource, of: str) -> tuple[list[str], int]:
@@ -67,7 +56,7 @@ def actors_called(actors: list[dict[str, Any]], of: str) -> list[dict[str, Any]]
     ]
 
 
-def find(cluster: ClusterSource, of: str) -> Targets:
+def find(cluster: ClusterSource, of: str) -> Pids:
     """Return the processes that are meant.
 
     Args:
@@ -80,13 +69,13 @@ def find(cluster: ClusterSource, of: str) -> Targets:
     """
     nodes, pid = process_called(cluster, of)
     if pid:
-        return Targets({each: [pid] for each in nodes or [""]})
+        return {each: [pid] for each in nodes or [""]}
     actors = cluster.listing("actors")
     chosen = actors_called(actors, of) or [
         each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
     ]
     if chosen:
-        return Targets(_living(of, chosen))
+        return _living(of, chosen)
     groups = {
         group["placement_group_id"]
         for group in cluster.listing("placement_groups")
@@ -95,15 +84,15 @@ def find(cluster: ClusterSource, of: str) -> Targets:
     }
     ranks = [each for each in actors if each.get("placement_group_id") in groups]
     if ranks:
-        return Targets(_living(of, ranks), of)
+        return _living(of, ranks)
     raise TargetError(
         f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of an "
         "actor, or the name of a training run. `miniray status` shows what runs."
     )
 
 
-def _living(of: str, actors: list[dict[str, Any]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+def _living(of: str, actors: list[dict[str, Any]]) -> Pids:
+    found: Pids = {}
     for actor in actors:
         if actor["pid"] and actor["state"] != "DEAD":
             found.setdefault(actor["node_id"], []).append(actor["pid"])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from miniray.common.spans import Span
-    from miniray.profiling.targets import Asks
+    from miniray.profiling.targets import ClusterSource
 
 #: Seconds that nodes may take for their answers, beside what the recording takes.
 _PATIENCE = 10.0
@@ -39,7 +39,7 @@ def timeline(filename: str | None = None) -> list[Event] | None:
     return None
 
 
-def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
+def record(cluster: ClusterSource, seconds: float) -> tuple[list[Event], list[str]]:
     """Record what all processes do for some seconds; 0: return what they did lately.
 
     Returns:
@@ -68,7 +68,7 @@ def record(cluster: Asks, seconds: float) -> tuple[list[Event], list[str]]:
     return [*events, *_events(processes)], notes
 
 
-def _clocks(cluster: Asks, nodes: list[bytes], notes: list[str]) -> dict[bytes, float]:
+def _clocks(cluster: ClusterSource, nodes: list[bytes], notes: list[str]) -> dict[bytes, float]:
     """Return how many seconds nodes' clocks are ahead of that of the first; add to the notes."""
     found = {}
     for first, told, why in cluster.ask_nodes("clocks", (nodes,), _PATIENCE, nodes[:1]):
@@ -97,7 +97,9 @@ def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
                 submitted[process["worker_id"], number] = place, process, started
     arrows = 0
     for place, process in processes:
+        lanes = {0}
         for lane, span in _in_lanes(each for each in process["spans"] if each[0] != "submit"):
+            lanes.add(lane)
             kind, name, started, seconds, ok, of = span
             track = _track(process, lane)
             begin = _time(process, started)
@@ -114,7 +116,7 @@ def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
             ends = {"cat": "call", "name": "call", "id": arrows}
             yield {**ends, "ph": "s", "pid": from_place, "tid": from_track, "ts": at}
             yield {**ends, "ph": "f", "bp": "e", "pid": place, "tid": track, "ts": begin}
-        for lane in range(1 + max((lane for lane, _ in _in_lanes(process["spans"])), default=0)):
+        for lane in sorted(lanes):
             label = f"{process['name'] or 'worker'} (pid {process['pid']})"
             yield _named("thread_name", place, _track(process, lane), label)
 

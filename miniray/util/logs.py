@@ -6,10 +6,11 @@ and searches its own files (``logs/log_files.py``).
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import format_bytes
 from miniray.logs.log_files import (
@@ -19,17 +20,12 @@ from miniray.logs.log_files import (
     found_in,
     order,
     pattern,
-    read,
     read_on,
 )
+from miniray.logs.log_search import find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from miniray.client.command_connection import CommandConnection
-    from miniray.common.runtime import RuntimeHead
-
-    Source = RuntimeHead | CommandConnection
+    from miniray.profiling.targets import ClusterSource
 
 #: Seconds that nodes may take to search their files.
 _PATIENCE = 30.0
@@ -37,19 +33,11 @@ _PATIENCE = 30.0
 _STACKS = 4.0
 
 
-class LineOfNode(NamedTuple):
-    """A line of a log, and whose it is."""
-
-    #: Hex id of the node; empty: of this machine.
-    node: str
-    line: LogLineRead
-
-
 @dataclasses.dataclass(slots=True)
 class Logs:
     """Lines of several nodes, in the order of their times."""
 
-    lines: list[LineOfNode] = dataclasses.field(default_factory=list)
+    lines: list[LogLineRead] = dataclasses.field(default_factory=list)
     #: Whether there may be more than these.
     more: bool = False
     #: Sentences on nodes whose logs are missing.
@@ -59,7 +47,7 @@ class Logs:
 
     def add(self, node: str, found: dict[str, Any]) -> None:
         """Add what a node has found."""
-        self.lines += [LineOfNode(node, LogLineRead(*line)) for line in found["lines"]]
+        self.lines += [LogLineRead(*line)._replace(node_id=node) for line in found["lines"]]
         self.more = self.more or found["more"]
         if found.get("cut"):
             whose = f"node {node[:8]}" if node else "this machine"
@@ -69,7 +57,7 @@ class Logs:
 
     def sorted(self, tail: int) -> Logs:
         """Return these with the last lines only, in order."""
-        lines = sorted(self.lines, key=lambda each: order(each.line))
+        lines = sorted(self.lines, key=order)
         more = self.more or len(lines) > tail
         return dataclasses.replace(self, lines=lines[-tail:], more=more)
 
@@ -84,7 +72,7 @@ class Whose:
     folder: Path | None = None
 
 
-def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> Whose:
+def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQuery) -> Whose:
     """Return the query for what a person calls a process.
 
     Args:
@@ -118,16 +106,16 @@ def whose(source: Source, of: str | None, rank: int | None, query: LogQuery) -> 
         if ended is None and rank is not None:
             raise
         return ended or named
-    pids = [pid for each in targets.pids.values() for pid in each]
+    pids = [pid for each in targets.values() for pid in each]
     if rank is not None:
         told, _ = ask_of(source, "stack", targets, (), _STACKS)
         pids = [each["pid"] for each in told if each["rank"] == rank]
         if not pids:
             raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
-    return Whose(dataclasses.replace(query, pids=tuple(pids)), tuple(targets.pids))
+    return Whose(dataclasses.replace(query, pids=tuple(pids)), tuple(targets))
 
 
-def _ended_run(source: Source, of: str, rank: int | None, query: LogQuery) -> Whose | None:
+def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery) -> Whose | None:
     """Return where the output of a run that has ended is; None if there is no such run.
 
     Raises:
@@ -150,50 +138,49 @@ def _ended_run(source: Source, of: str, rank: int | None, query: LogQuery) -> Wh
     return Whose(dataclasses.replace(query, names=tuple(names)), (), attempts[-1])
 
 
-def logs(source: Source, wanted: Whose) -> Logs:
+def logs(source: ClusterSource, wanted: Whose) -> Logs:
     """Return the last lines that are wanted, of all nodes, of those that are gone too.
 
     Raises:
         ValueError: The regular expression is none.
+        TimeoutError: To search the folder of an ended run takes too long.
     """
     query = wanted.query
     if wanted.folder is not None:
         return of_folder(wanted.folder, query)
     found = Logs()
-    for node in source.listing("node_states"):
-        if node["state"] == "DEAD" and (not wanted.nodes or node["node_id"] in wanted.nodes):
+    for node in _nodes(source, wanted):
+        if node["state"] == "DEAD":
             _add_dead(found, node, query)
-    _ask(source, wanted, found, lambda _node: None)
+    _ask(source, wanted, found, None)
     return found.sorted(query.tail)
 
 
-def follow(source: Source, wanted: Whose, before: Logs) -> Logs:
+def follow(source: ClusterSource, wanted: Whose, before: Logs) -> Logs:
     """Return the lines that came after those of an earlier call, and match."""
+    found = Logs(ends=dict(before.ends))
     if wanted.folder is not None:
-        found = of_folder(wanted.folder, wanted.query, before)
+        found.add("", read_on(wanted.folder, wanted.query, before.ends.get("", {})))
     else:
-        found = Logs(ends=dict(before.ends))
-        _ask(source, wanted, found, lambda node: before.ends.get(node, {}))
+        _ask(source, wanted, found, before.ends)
     matches = pattern(wanted.query.grep)
     if matches is not None:
-        found.lines = [each for each in found.lines if matches.search(each.line.text)]
+        found.lines = [each for each in found.lines if matches.search(each.text)]
     return found.sorted(len(found.lines) or 1)
 
 
-def _ask(
-    source: Source, wanted: Whose, found: Logs, ends: Callable[[str], dict[str, int] | None]
-) -> None:
-    fields = dataclasses.asdict(wanted.query)
-    nodes = [
-        each["node_id"]
-        for each in source.listing("node_states")
-        if each["state"] != "DEAD" and (not wanted.nodes or each["node_id"] in wanted.nodes)
+def _nodes(source: ClusterSource, wanted: Whose) -> list[dict[str, Any]]:
+    nodes = source.listing("node_states")
+    return [each for each in nodes if not wanted.nodes or each["node_id"] in wanted.nodes]
+
+
+def _ask(source: ClusterSource, wanted: Whose, found: Logs, ends: Any) -> None:
+    """Ask the nodes that live; ``ends``: by node, what was read already, or None."""
+    living = [
+        bytes.fromhex(each["node_id"]) for each in _nodes(source, wanted) if each["state"] != "DEAD"
     ]
-    known = {node: ends(node) for node in nodes}
-    same = None if all(each is None for each in known.values()) else known
-    for node, answer, missing in source.ask_nodes(
-        "logs", (fields, same), _PATIENCE, [bytes.fromhex(each) for each in nodes]
-    ):
+    arguments = dataclasses.asdict(wanted.query), ends
+    for node, answer, missing in source.ask_nodes("logs", arguments, _PATIENCE, living):
         if not missing:
             found.add(node.hex(), answer)
         elif missing.startswith("ValueError: "):
@@ -206,20 +193,20 @@ def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
     """Read the logs of a node that is gone, where they are on this machine."""
     folder = Path(node["session_dir"], "logs")
     name = node["node_id"]
-    if node["hostname"] == os.uname().nodename and os.access(folder, os.R_OK):
-        found.add(name, read(folder, query))
+    if node["hostname"] != os.uname().nodename or not os.access(folder, os.R_OK):
+        found.notes.append(
+            f"Node {name[:8]} is gone ({node['reason']}); its logs are on {node['hostname']} in "
+            f"{folder}."
+        )
         return
-    found.notes.append(
-        f"Node {name[:8]} is gone ({node['reason']}); its logs are on {node['hostname']} in "
-        f"{folder}."
-    )
+    try:
+        found.add(name, asyncio.run(find(folder, query, _PATIENCE)))
+    except TimeoutError as error:
+        found.notes.append(f"Node {name[:8]}: {error}.")
 
 
-def of_folder(folder: Path, query: LogQuery, before: Logs | None = None) -> Logs:
-    """Return lines of one folder of log files on this machine; those since ``before``, if given."""
+def of_folder(folder: Path, query: LogQuery) -> Logs:
+    """Return lines of one folder of log files on this machine. Errors as of ``logs``."""
     found = Logs()
-    if before is None:
-        found.add("", read(folder, query))
-        return found.sorted(query.tail)
-    found.add("", read_on(folder, query, before.ends.get("", {})))
-    return found.sorted(len(found.lines) or 1)
+    found.add("", asyncio.run(find(folder, query, _PATIENCE)))
+    return found.sorted(query.tail)

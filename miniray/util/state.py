@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import operator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from miniray.common.absent import absent, tell_imports
 from miniray.common.host_port import same_address
@@ -35,7 +35,7 @@ from miniray.util.state_records import (
     check_all,
     chosen,
 )
-from miniray.util.task_records import dataset_rows, processes_of, summary_of, task_states
+from miniray.util.task_records import ask_processes, summary_of, task_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,60 +88,10 @@ _ABSENT = {
 }
 tell_imports(__name__, _ABSENT)
 
-ListedT_co = TypeVar("ListedT_co", covariant=True)
-
 #: How many records a listing returns unless more are asked for.
 DEFAULT_LIMIT = 100
 #: Seconds that a process may take to tell what it holds.
 DEFAULT_TIMEOUT = 2.0
-
-
-class _List(Protocol[StateT]):
-    """Return the first records for which all filters hold.
-
-    Args:
-        address: ``HOST:PORT`` of the cluster; that of this process, or of this machine, if None.
-        filters: Conditions such as ``("state", "=", "ALIVE")`` that all must hold. Texts are
-            compared without regard to case, as in Ray.
-        limit: The most records that are returned.
-        timeout: Seconds that a process may take to tell, where processes are asked: of tasks and
-            objects. What is known of one that is later is listed.
-        detail: Without effect: records have all their fields.
-        raise_on_missing_output: Without effect: nothing is left out.
-
-    Raises:
-        ValueError: a filter names no field, or is malformed; or the limit is not positive.
-        ConnectionError: there is no such cluster.
-    """
-
-    def __call__(
-        self,
-        address: str | None = None,
-        filters: Sequence[Filter] | None = None,
-        limit: int = DEFAULT_LIMIT,
-        timeout: float = DEFAULT_TIMEOUT,
-        detail: bool = False,
-        raise_on_missing_output: bool = True,
-    ) -> list[StateT]: ...
-
-
-class _Summarize(Protocol):
-    """Return how many there are of each name in each state. Arguments as for ``list_actors``."""
-
-    def __call__(
-        self,
-        address: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        raise_on_missing_output: bool = True,
-    ) -> dict[str, Any]: ...
-
-
-class _Get(Protocol[ListedT_co]):
-    """Return the record with this hex id, or None. ``address`` as for ``list_actors``."""
-
-    def __call__(
-        self, id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
-    ) -> ListedT_co | None: ...
 
 
 #: What can be listed, by its name in `miniray list`: the head's name of it, and its record.
@@ -174,8 +124,8 @@ def listed(
     limit, timeout = operator.index(limit), float(timeout)
     looked_at = MAX_OBJECTS if filters else min(limit, MAX_OBJECTS)
     if thing == "tasks":
-        told = source.ask_nodes("processes", ("calls", (looked_at, False), None), timeout)
-        found: list[Any] = list(task_states(processes_of(told)[0]))
+        processes, _ = ask_processes(source, timeout, looked_at)
+        found: list[Any] = list(task_states(processes))
     elif thing == "objects":
         reports = source.memory_report(looked_at, True, timeout)
         nodes = source.listing("node_states")
@@ -185,10 +135,30 @@ def listed(
     return chosen(found, filters, limit)
 
 
-def _lists(name: str, thing: str, _kind: type[StateT]) -> _List[StateT]:
-    """Return the function of this name: it makes records of one of the head's listings."""
+class _List(Generic[StateT]):
+    """Return the first records for which all filters hold.
 
-    def listing(
+    Args:
+        address: ``HOST:PORT`` of the cluster; that of this process, or of this machine, if None.
+        filters: Conditions such as ``("state", "=", "ALIVE")`` that all must hold. Texts are
+            compared without regard to case, as in Ray.
+        limit: The most records that are returned.
+        timeout: Seconds that a process may take to tell, where processes are asked: of tasks and
+            objects. What is known of one that is later is listed.
+        detail: Without effect: records have all their fields.
+        raise_on_missing_output: Without effect: nothing is left out.
+
+    Raises:
+        ValueError: a filter names no field, or is malformed; or the limit is not positive.
+        ConnectionError: there is no such cluster.
+    """
+
+    def __init__(self, thing: str, kind: type[StateT]) -> None:
+        self._thing = thing
+        self._kind = kind
+
+    def __call__(
+        self,
         address: str | None = None,
         filters: Sequence[Filter] | None = None,
         limit: int = DEFAULT_LIMIT,
@@ -197,91 +167,90 @@ def _lists(name: str, thing: str, _kind: type[StateT]) -> _List[StateT]:
         raise_on_missing_output: bool = True,
     ) -> list[StateT]:
         del detail, raise_on_missing_output
-        check_all(_kind, filters, limit)
+        check_all(self._kind, filters, limit)
         with _source(address) as source:
-            return listed(source, thing, filters, limit, timeout)
-
-    listing.__name__ = listing.__qualname__ = name
-    listing.__doc__ = _List.__doc__
-    return listing
+            return listed(source, self._thing, filters, limit, timeout)
 
 
-def _gets(name: str, listing: _List[StateT]) -> _Get[StateT]:
-    """Return the function ``get_NAME``, which finds the record with a certain ``NAME_id``."""
+class _Get(Generic[StateT]):
+    """Return the record with this hex id, or None. ``address`` as for ``list_actors``."""
 
-    def get(id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT) -> StateT | None:
-        return next(iter(listing(address, [(f"{name}_id", "=", id)], 1, timeout)), None)
+    def __init__(self, listing: _List[StateT], field: str) -> None:
+        self._listing = listing
+        self._field = field
 
-    get.__name__ = get.__qualname__ = f"get_{name}"
-    get.__doc__ = _Get.__doc__
-    return get
+    def __call__(
+        self, id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> StateT | None:
+        return next(iter(self._listing(address, [(self._field, "=", id)], 1, timeout)), None)
 
 
-def _summarizes(thing: str, form: str) -> _Summarize:
-    """Return the function that counts actors, tasks or objects, in this form of Ray's."""
+class _Summarize:
+    """Return how many there are of each name in each state. Arguments as for ``list_actors``."""
 
-    def summarize(
+    def __init__(self, thing: str, form: str) -> None:
+        self._thing = thing
+        self.__doc__ = f"{type(self).__doc__}\n\nReturns:\n    {form}"
+
+    def __call__(
+        self,
         address: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         raise_on_missing_output: bool = True,
     ) -> dict[str, Any]:
         del raise_on_missing_output
         with _source(address) as source:
-            return summary(source, thing, timeout)
-
-    summarize.__name__ = summarize.__qualname__ = f"summarize_{thing}"
-    summarize.__doc__ = f"{_Summarize.__doc__}\n\n    Returns:\n        {form}"
-    return summarize
+            return summary(source, self._thing, timeout)
 
 
 #: Actors, then those that have died, the latest last.
-list_actors = _lists("list_actors", "actors", ActorState)
+list_actors = _List("actors", ActorState)
 #: Nodes, then those that were lost.
-list_nodes = _lists("list_nodes", "nodes", NodeState)
+list_nodes = _List("nodes", NodeState)
 #: Workers and drivers.
-list_workers = _lists("list_workers", "workers", WorkerState)
-list_placement_groups = _lists("list_placement_groups", "groups", PlacementGroupState)
+list_workers = _List("workers", WorkerState)
+list_placement_groups = _List("groups", PlacementGroupState)
 #: Jobs, ended ones included.
-list_jobs = _lists("list_jobs", "jobs", JobState)
+list_jobs = _List("jobs", JobState)
 #: What has happened in the cluster, the latest last: 1,000 of each source and severity are
 #: remembered.
-list_cluster_events = _lists("list_cluster_events", "events", ClusterEventState)
+list_cluster_events = _List("events", ClusterEventState)
 #: What waits for resources, and why. What waits for its arguments does not wait for resources.
-list_pending_demands = _lists("list_pending_demands", "waiting", PendingDemandState)
+list_pending_demands = _List("waiting", PendingDemandState)
 #: Tasks and calls of actors that have not ended: those that run first, the longest first. Every
 #: process is asked for them; nothing is recorded before. With filters, the 10,000 oldest calls of
 #: each process are looked at.
-list_tasks = _lists("list_tasks", "tasks", TaskState)
+list_tasks = _List("tasks", TaskState)
 #: Objects, the largest first: whose they are, and why each is held. Those in shared memory, small
 #: values, which their owners keep, values that are still to come, and handles of actors. Values
 #: that were copied to other nodes are listed once for each, and so are large arguments of calls.
 #: What a process owns that is too busy to tell is listed with what its node knows of it, and
 #: ``UNKNOWN_STATUS``. With filters, the 10,000 largest are looked at; more are never listed, as in
 #: Ray.
-list_objects = _lists("list_objects", "objects", ObjectState)
+list_objects = _List("objects", ObjectState)
 
-get_actor = _gets("actor", list_actors)
-get_node = _gets("node", list_nodes)
-get_worker = _gets("worker", list_workers)
-get_placement_group = _gets("placement_group", list_placement_groups)
-get_job = _gets("job", list_jobs)
-get_task = _gets("task", list_tasks)
+get_actor = _Get(list_actors, "actor_id")
+get_node = _Get(list_nodes, "node_id")
+get_worker = _Get(list_workers, "worker_id")
+get_placement_group = _Get(list_placement_groups, "placement_group_id")
+get_job = _Get(list_jobs, "job_id")
+get_task = _Get(list_tasks, "task_id")
 
 
-summarize_actors = _summarizes(
+summarize_actors = _Summarize(
     "actors",
     '{"cluster": {"summary": {CLASS: {"class_name": CLASS, "state_counts": {STATE: COUNT}}}, '
     '"total_actors": COUNT, "summary_by": "class"}}',
 )
 #: Tasks that have ended are counted by their callers, for as long as these live.
-summarize_tasks = _summarizes(
+summarize_tasks = _Summarize(
     "tasks",
     '{"cluster": {"summary": {NAME: {"func_or_class_name": NAME, "type": TYPE, "state_counts": '
     '{STATE: COUNT}}}, "total_tasks": COUNT, "total_actor_tasks": COUNT, '
     '"total_actor_scheduled": COUNT, "summary_by": "func_name"}}',
 )
 #: Objects in shared memory, by where they were made; ``list_objects`` lists others, too.
-summarize_objects = _summarizes(
+summarize_objects = _Summarize(
     "objects",
     '{"cluster": {"summary": {CALL_SITE: {"total_objects": COUNT, "total_size_mb": SIZE, '
     '"total_num_workers": COUNT, "total_num_nodes": COUNT, "task_state_counts": {STATE: COUNT}, '
@@ -290,19 +259,11 @@ summarize_objects = _summarizes(
 )
 
 
-def datasets(source: RuntimeHead | CommandConnection, timeout: float) -> list[dict[str, Any]]:
-    """Return a row for each operator of each dataset that is executed: its rows, what it waits for.
-
-    Every process is asked for it; ``timeout`` as of ``list_actors``.
-    """
-    return dataset_rows(source.ask_nodes("processes", ("calls", (0, False), None), timeout))
-
-
 def summary(source: RuntimeHead | CommandConnection, thing: str, timeout: float) -> dict[str, Any]:
     """Return the summary of actors, tasks or objects of a cluster that is connected, as Ray's."""
     if thing == "tasks":
-        told = source.ask_nodes("processes", ("calls", (0, False), None), timeout)
-        return {"cluster": summary_of(processes_of(told)[0])}
+        processes, _ = ask_processes(source, timeout, 0)
+        return {"cluster": summary_of(processes)}
     if thing == "objects":
         reports = source.memory_report(MAX_OBJECTS, False, timeout)
         nodes = source.listing("node_states")

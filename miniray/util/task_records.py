@@ -1,4 +1,4 @@
-"""Tasks, from what every process of the cluster tells when it is asked. Asks nobody itself.
+"""Tasks, from what every process of the cluster tells when it is asked.
 
 Who called a task knows whether it waits, is sent or has ended; who runs it knows that it runs. The
 two are joined here by the id of the call.
@@ -14,10 +14,7 @@ from miniray.common.names import short_name
 from miniray.util.state_records import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    #: Of a node: its id, what its processes told, and why it told nothing.
-    Answers = Iterable[tuple[bytes, Any, str]]
+    from miniray.profiling.targets import ClusterSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +32,25 @@ class ProcessCalls:
     missing: str
 
 
-def processes_of(answers: Answers) -> tuple[list[ProcessCalls], dict[str, str]]:
-    """Return what processes told, and by hex id why nodes and processes did not."""
+def ask_processes(
+    source: ClusterSource, seconds: float, most: int, *, threads: bool = False, nodes: Any = None
+) -> tuple[list[ProcessCalls], dict[str, str]]:
+    """Ask drivers and workers for their calls.
+
+    Args:
+        source: The cluster.
+        seconds: That a process may take.
+        most: Calls of one process, at most; counts by function are always told.
+        threads: Tell also what threads wait for, with their stacks.
+        nodes: Ids of the nodes whose processes are asked; None: all.
+
+    Returns:
+        What processes told, and by hex id why nodes and processes did not.
+    """
     found: list[ProcessCalls] = []
     silent: dict[str, str] = {}
-    for node, told, why in answers:
+    question = "calls", (most, threads), None
+    for node, told, why in source.ask_nodes("processes", question, seconds, nodes):
         if why:
             silent[f"node {node.hex()}"] = why
         found += [ProcessCalls(node, *each) for each in told or ()]
@@ -49,9 +60,8 @@ def processes_of(answers: Answers) -> tuple[list[ProcessCalls], dict[str, str]]:
     return found, silent
 
 
-def dataset_rows(answers: Answers) -> list[dict[str, Any]]:
+def dataset_rows(processes: list[ProcessCalls]) -> list[dict[str, Any]]:
     """Return a row for each operator of each dataset that a process executes now."""
-    processes, _ = processes_of(answers)
     return [
         {
             **row,

@@ -8,22 +8,20 @@ that waits for.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.ids import PROCESS_ID_LENGTH, owner_of, short_id
 from miniray.common.names import short_name
 from miniray.common.state_types import MAX_OBJECTS
-from miniray.util.task_records import processes_of
+from miniray.util.task_records import ask_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from miniray.client.command_connection import CommandConnection
-    from miniray.common.runtime import RuntimeHead
+    from miniray.profiling.targets import ClusterSource
     from miniray.util.task_records import ProcessCalls
-
-    Source = RuntimeHead | CommandConnection
 
 #: Seconds that processes have to tell.
 _PATIENCE = 2.0
@@ -43,21 +41,28 @@ class Link:
 
     #: wait, ref, task, actor or resources.
     kind: str
-    #: Names it among all: equal ones make a cycle.
-    key: tuple[str, bytes]
+    #: Names it among those of its kind: equal ones make a cycle.
+    id: bytes
     name: str
     #: What it does or waits for.
     text: str
+    #: Returns what it waits for.
+    after: Callable[[], Iterable[Link]] = tuple
     stack: list[str] = dataclasses.field(default_factory=list)
     #: It goes on with any one of several things that follow it: no cycle through it is a deadlock.
     needs_one: bool = False
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        """What names it among all."""
+        return self.kind, self.id
 
     def told(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {"kind": self.kind, "name": self.name, "text": self.text, "stack": self.stack}
 
 
-def why(source: Source, of: str = "") -> dict[str, Any]:
+def why(source: ClusterSource, of: str = "") -> dict[str, Any]:
     """Return why something waits.
 
     Args:
@@ -74,7 +79,7 @@ def why(source: Source, of: str = "") -> dict[str, Any]:
     view = _View(source)
     chain: list[Link] = []
     for start in view.starts(of):
-        found, cycle = _walk(view, start)
+        found, cycle = _walk(start)
         if cycle:
             return _answer(found, found.index(cycle), view)
         if len(found) > len(chain):
@@ -93,7 +98,7 @@ def _answer(chain: list[Link], cycle: int, view: _View) -> dict[str, Any]:
     return {"chain": told, "deadlock": cycle >= 0, "notes": view.notes}
 
 
-def _walk(view: _View, start: Link) -> tuple[list[Link], Link | None]:
+def _walk(start: Link) -> tuple[list[Link], Link | None]:
     """Follow what each thing waits for.
 
     Returns:
@@ -102,7 +107,7 @@ def _walk(view: _View, start: Link) -> tuple[list[Link], Link | None]:
     """
     first: list[Link] = []
     path: list[Link] = [start]
-    nexts: list[Iterator[Link]] = [view.after(start)]
+    nexts = [iter(start.after())]
     done: set[tuple[str, bytes]] = set()
     on_path = {start.key: start}
     while path and len(done) < _MOST:
@@ -120,7 +125,7 @@ def _walk(view: _View, start: Link) -> tuple[list[Link], Link | None]:
                 return path, path[begin]
         elif link.key not in done:
             path.append(link)
-            nexts.append(view.after(link))
+            nexts.append(iter(link.after()))
             on_path[link.key] = link
     return first or path, None
 
@@ -128,9 +133,8 @@ def _walk(view: _View, start: Link) -> tuple[list[Link], Link | None]:
 class _View:
     """A cluster at one moment."""
 
-    def __init__(self, source: Source) -> None:
-        told = source.ask_nodes("processes", ("calls", (MAX_OBJECTS, True), None), _PATIENCE)
-        self.processes, silent = processes_of(told)
+    def __init__(self, source: ClusterSource) -> None:
+        self.processes, silent = ask_processes(source, _PATIENCE, MAX_OBJECTS, threads=True)
         self.notes = [f"What {who} does is not known: {reason}." for who, reason in silent.items()]
         self._actors = {bytes.fromhex(each["actor_id"]): each for each in source.listing("actors")}
         self._pending = source.listing("pending")
@@ -150,8 +154,6 @@ class _View:
         self._running: dict[bytes, list[bytes]] = {}
         #: By call: the threads and coroutines that run it.
         self._threads: dict[bytes, list[dict[str, Any]]] = {}
-        #: Threads of drivers that wait, by process and name.
-        self._waits: dict[bytes, dict[str, Any]] = {}
         for process in self.processes:
             self._enter(process)
         #: By actor: its process, if that has told.
@@ -207,55 +209,42 @@ class _View:
         )
 
     # --- links -------------------------------------------------------------------------
-    def after(self, link: Link) -> Iterator[Link]:
-        """Yield what a thing waits for."""
-        kind, id = link.key
-        if kind == "wait":
-            yield from map(self._ref, self._waits[id]["waits_for"])
-        elif kind == "ref":
-            if id in self._calls:
-                yield self._call(id)
-        elif kind == "task":
-            yield from self._after_call(id)
-        elif kind == "actor":
-            yield from self._after_actor(id)
+    def _refs(self, ids: Iterable[bytes]) -> Iterator[Link]:
+        return map(self._ref, ids)
 
     def _wait(self, process: ProcessCalls, thread: dict[str, Any]) -> Link:
-        count = len(thread["waits_for"])
-        text = f"{thread['thread']} waits for {count} value{'s' if count > 1 else ''}"
+        ids = thread["waits_for"]
+        text = f"{thread['thread']} waits for {len(ids)} value{'s' if len(ids) > 1 else ''}"
         id = process.process + str(thread["thread"]).encode()
-        self._waits[id] = thread
-        return Link("wait", ("wait", id), self._process(process), text, thread["stack"])
+        name, after = self._process(process), functools.partial(self._refs, ids)
+        return Link("wait", id, name, text, after, thread["stack"])
 
     def _ref(self, id: bytes) -> Link:
-        found = self._calls.get(id)
-        if found is not None:
-            _, call = found
+        name = f"ObjectRef({short_id(id.hex())})"
+        if id in self._calls:
+            _, call = self._calls[id]
             text = f"has no value yet: {self._name_of(call)} is to make it"
-        elif owner_of(id) in self._by_id:
-            text = "has a value, or no call makes it any more"
-        else:
-            text = f"belongs to process {owner_of(id).hex()}, which does not tell what makes it"
-        return Link("ref", ("ref", id), f"ObjectRef({short_id(id.hex())})", text)
+            return Link("ref", id, name, text, lambda: [self._call(id)])
+        if owner_of(id) in self._by_id:
+            return Link("ref", id, name, "has a value, or no call makes it any more")
+        text = f"belongs to process {owner_of(id).hex()}, which does not tell what makes it"
+        return Link("ref", id, name, text)
 
     def _call(self, id: bytes) -> Link:
         caller, call = self._calls[id]
-        task_id = call["task_id"]
-        name = self._name_of(call)
-        key = ("task", task_id)
-        work = self._works.get(task_id)
-        if work is not None:
-            process, seconds = work
-            if seconds is not None:
-                threads = self._threads.get(task_id, ())
-                stack = [line for each in threads for line in each["stack"]]
-                text = f"runs for {seconds:.1f} s in {self._process(process)}"
-                some = any(each["needed"] < len(each["waits_for"]) for each in threads)
-                return Link("task", key, name, text, stack, needs_one=some)
-            told = process.told or {}
-            before = [id for id, _ in told.get("queued", ())].index(task_id)
-            text = f"waits for its turn in {self._process(process)}, with {before} calls before it"
-            return Link("task", key, name, text, needs_one=len(told.get("running", ())) > 1)
+        id = call["task_id"]
+        link = functools.partial(Link, "task", id, self._name_of(call))
+        if id in self._works:
+            process, seconds = self._works[id]
+            if seconds is None:
+                return self._queued(link, process, id)
+            threads = self._threads.get(id, ())
+            return link(
+                f"runs for {seconds:.1f} s in {self._process(process)}",
+                lambda: self._refs(ref for each in threads for ref in each["waits_for"]),
+                _stack_of(threads),
+                needs_one=any(each["needed"] < len(each["waits_for"]) for each in threads),
+            )
         if call["state"] == "PENDING_ARGS_AVAIL":
             text = f"waits for {len(call['needs'])} of its arguments"
         elif call["state"] == "PENDING_NODE_ASSIGNMENT":
@@ -264,7 +253,15 @@ class _View:
             where = self._by_id.get(call["process"])
             what = self._process(where) if where is not None else f"node {call['node'].hex()[:8]}"
             text = f"was sent to {what}, which has not taken or has just answered it"
-        return Link("task", key, name, f"{text} (called by {self._process(caller)})")
+        after = functools.partial(self._after_call, caller, call)
+        return link(f"{text} (called by {self._process(caller)})", after)
+
+    def _queued(self, link: Callable[..., Link], process: ProcessCalls, id: bytes) -> Link:
+        told = process.told or {}
+        before = [each for each, _ in told.get("queued", ())].index(id)
+        text = f"waits for its turn in {self._process(process)}, with {before} calls before it"
+        several = len(told.get("running", ())) > 1
+        return link(text, lambda: self._running_in(process), needs_one=several)
 
     def _name_of(self, call: dict[str, Any]) -> str:
         """Name a call, and of which actor it is."""
@@ -277,12 +274,13 @@ class _View:
     def _actor(self, id: bytes) -> Link:
         actor = self._actors[id]
         name = f"{short_name(actor['class_name'])} {actor['name'] or short_id(id.hex())}"
+        link = functools.partial(Link, "actor", id, name)
+        if actor["state"] == "DEAD":
+            return link(actor["death_cause"])
         seconds = time.time() - actor["since"]
         stack: list[str] = []
-        if actor["state"] == "DEAD":
-            text = actor["death_cause"]
-        elif actor["state"] == "STARTING":
-            stack = [line for each in self._threads.get(id, ()) for line in each["stack"]]
+        if actor["state"] == "STARTING":
+            stack = _stack_of(self._threads.get(id, ()))
             text = f"is STARTING for {seconds:.1f} s: its constructor runs"
         elif not actor.get("started", True):
             text = "waits for the arguments of its constructor"
@@ -294,26 +292,19 @@ class _View:
             running, queued = len(told["running"]), len(told["queued"])
             text = f"is {actor['state']} (pid {actor['pid']}): {running} calls run, "
             text += f"{queued} wait for their turn"
-        return Link("actor", ("actor", id), name, text, stack)
+        return link(text, lambda: self._after_actor(id), stack)
 
     # --- what follows ------------------------------------------------------------------
-    def _after_call(self, task_id: bytes) -> Iterator[Link]:
-        caller, call = self._calls[task_id]
-        work = self._works.get(task_id)
-        _, since = work or (None, None)
-        if since is not None:
-            for thread in self._threads.get(task_id, ()):
-                yield from map(self._ref, thread["waits_for"])
-        elif work is not None:
-            yield from self._running_in(work[0])
-        elif call["needs"]:
-            yield from map(self._ref, call["needs"])
+    def _after_call(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
+        """Yield what a call waits for that no process has taken."""
+        if call["needs"]:
+            yield from self._refs(call["needs"])
         elif call["type"] == "ACTOR_TASK":
             yield from self._before(caller, call)
             if call["actor_id"] in self._actors:
                 yield self._actor(call["actor_id"])
         elif call["type"] == "ACTOR_CREATION_TASK":
-            id = _actor_of(task_id)
+            id = _actor_of(call["task_id"])
             if id in self._actors:
                 yield self._actor(id)
         elif call["state"] == "PENDING_NODE_ASSIGNMENT":
@@ -334,17 +325,15 @@ class _View:
 
     def _after_actor(self, id: bytes) -> Iterator[Link]:
         actor = self._actors[id]
-        if actor["state"] == "DEAD":
-            return
         for thread in self._threads.get(id, ()):  # of its constructor
-            yield from map(self._ref, thread["waits_for"])
+            yield from self._refs(thread["waits_for"])
         if (creation := self._creations.get(id)) is not None:
-            yield from map(self._ref, creation["needs"])
+            yield from self._refs(creation["needs"])
         if actor["why_waits"]:
             demand = next((d for d in self._pending if d["reason"] == actor["why_waits"]), None)
             holders = self._holders(demand) if demand is not None else ""
             if holders:
-                yield Link("resources", ("resources", id), "resources:", holders)
+                yield Link("resources", id, "resources:", holders)
         if (process := self._process_of.get(id)) is not None:
             yield from self._running_in(process)
 
@@ -358,7 +347,7 @@ class _View:
         if demand is None:
             return
         text = f"{demand['reason']}. {self._holders(demand)}".rstrip()
-        yield Link("resources", ("resources", call["name"].encode()), "resources:", text)
+        yield Link("resources", call["name"].encode(), "resources:", text)
 
     def _holders(self, demand: dict[str, Any]) -> str:
         """Return a sentence on who has what is missing; empty if that is nobody."""
@@ -387,6 +376,10 @@ class _View:
         what = "driver" if process.role == "driver" else "a worker"
         name = short_name(actor["class_name"]) if actor is not None else what
         return f"{name} (pid {process.pid}, node {process.node.hex()[:8]})"
+
+
+def _stack_of(threads: Iterable[dict[str, Any]]) -> list[str]:
+    return [line for each in threads for line in each["stack"]]
 
 
 def _actor_of(creation: bytes) -> bytes:

@@ -17,6 +17,8 @@ from starlette.responses import JSONResponse
 from miniray.security.token import web_token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.web.facts import WebFacts
 
 #: Seconds for which a cookie is good.
@@ -33,10 +35,17 @@ _HEADERS = [
 
 
 class Access:
-    """Lets requests through to an application, or answers 401 or 403."""
+    """Lets requests through to an application, or answers 401 or 403.
 
-    def __init__(self, app: Any, facts: WebFacts) -> None:
+    Args:
+        app: The application.
+        facts: What keys and names are made of.
+        let_in: Called with the address and port of a client that has shown who it is.
+    """
+
+    def __init__(self, app: Any, facts: WebFacts, let_in: Callable[[Any], object]) -> None:
         self._app = app
+        self._let_in = let_in
         self._key = facts.web_key
         self._name = f"mr_{facts.cluster}"
         self._secure = "; Secure" * bool(facts.certificate)
@@ -65,6 +74,8 @@ class Access:
             answer = JSONResponse({"error": text}, status)
             await answer(scope, receive, send_with_headers)
             return
+        if not _is_open(method, path):
+            self._let_in(scope["client"])
         await self._app(scope, receive, send_with_headers)
 
     def refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
@@ -75,7 +86,7 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return 403, f"A page of {origin!r:.80} may not use this one."
-        if (method, path) in _OPEN or (method in ("GET", "HEAD") and path.startswith("/static/")):
+        if _is_open(method, path):
             return None
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
@@ -124,6 +135,10 @@ class Access:
             if name == self._name and _same(signature, self._signed(value)):
                 return until.isdigit() and int(until) > time.time()
         return False
+
+
+def _is_open(method: str, path: str) -> bool:
+    return (method, path) in _OPEN or (method in ("GET", "HEAD") and path.startswith("/static/"))
 
 
 def _same(one: str, other: str) -> bool:

@@ -103,21 +103,15 @@ class Feed:
         self.link.head_notice("watch", sorted(self._handlers))  # the new head knows of nothing
 
     # --- what is asked -----------------------------------------------------------------------
-    async def ask_head(self, method: str, *arguments: Any, seconds: float = _PATIENCE) -> Any:
-        """Ask the head.
+    async def ask(
+        self, request: Callable[..., None], *asked: Any, seconds: float = _PATIENCE
+    ) -> Any:
+        """Ask the head or the daemon of this node: by a request of ``link``, with what it takes.
 
         Raises:
-            TimeoutError: It does not answer in so many seconds.
+            TimeoutError: There is no answer in so many seconds.
         """
-        return await self._ask(self.link.head_request_async, method, arguments, seconds)
-
-    async def ask_node(self, method: str, *arguments: Any, seconds: float = _PATIENCE) -> Any:
-        """Ask the daemon of this node, as ``ask_head``."""
-        return await self._ask(self.link.node_request_async, method, arguments, seconds)
-
-    async def _ask(
-        self, ask: Callable[..., None], method: str, arguments: tuple[Any, ...], seconds: float
-    ) -> Any:
+        method, *arguments = asked
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def arrived(error: Any, result: Any, _fd: int) -> None:
@@ -132,7 +126,7 @@ class Feed:
                 failure = error if isinstance(error, BaseException) else rebuild_error(error)
                 future.set_exception(failure)
 
-        ask(method, arguments, arrived)
+        request(method, tuple(arguments), arrived)
         try:
             return await asyncio.wait_for(future, seconds)
         except asyncio.TimeoutError:

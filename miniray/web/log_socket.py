@@ -92,8 +92,10 @@ class LogSocket(asyncio.Protocol):
             try:
                 while not over:
                     with contextlib.suppress(TimeoutError):
-                        data, offset, over = await self._feed.ask_head(
-                            "read_job_log", job, offset, True, seconds=_PATIENCE
+                        data, offset, over = await self._feed.ask(
+                            self._feed.link.head_request_async,
+                            *("read_job_log", job, offset, True),
+                            seconds=_PATIENCE,
                         )
                         if text := decode(data):
                             self._frame(_TEXT, text.encode())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -16,23 +18,21 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from miniray.logs.log_files import LogLineRead
+    from miniray.profiling.targets import ClusterSource
     from miniray.web.answers import JsonAnswers
-    from miniray.web.feed import Feed
 
 #: Lines of a log that are shown, at most.
 _MOST_LINES = 2000
-#: What may be asked why it waits: of any kind, or of one.
-_KINDS = ("id", "actor", "task", "ref", "object")
 #: Escapes that colour text on a terminal.
-_COLOURS = r"\x1b\[[0-9;]*m"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LookRoutes:
     """Routes to what the cluster's processes do and have printed."""
 
-    def __init__(self, feed: Feed, answers: JsonAnswers) -> None:
-        self._feed = feed
-        self._source = feed.source
+    def __init__(self, source: ClusterSource, answers: JsonAnswers) -> None:
+        self._source = source
         self._answers = answers
         self.routes = [
             Route("/api/stack", self._stack, methods=["POST"]),
@@ -41,7 +41,6 @@ class LookRoutes:
             Route("/api/logs", self._logs, methods=["GET"]),
             Route("/api/metrics", self._charts, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
-            Route("/api/runs/series", self._compared, methods=["GET"]),
         ]
 
     async def _stack(self, request: Request) -> Response:
@@ -51,22 +50,29 @@ class LookRoutes:
         return await self._answers.of(look, self._source, *of)
 
     async def _profile(self, request: Request) -> Response:
-        from miniray.profiling.looks import profile
-
         asked = await self._answers.posted(request)
         of, rank = _named(asked.get("of"))
         kind, seconds = str(asked.get("kind")), asked.get("seconds", 5)
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
-        return await self._answers.of(profile, self._source, kind, of, float(seconds), rank)
+        return await self._answers.of(self._profiled, kind, of, float(seconds), rank)
+
+    def _profiled(self, *asked: Any) -> dict[str, Any]:
+        """Return a profile, without its samples: they are in the tree."""
+        from miniray.profiling.looks import profile
+
+        found = profile(self._source, *asked)
+        return {name: value for name, value in found.items() if name != "samples"}
 
     async def _why(self, request: Request) -> Response:
-        """Answer why something waits; without a name, whatever drivers wait for."""
-        of = (await self._answers.posted(request)).get("of") or {}
-        if not isinstance(of, dict):
-            raise HTTPException(400, f"of has an id, not {of!r:.80}.")
-        named = [of[kind] for kind in _KINDS if isinstance(of.get(kind), str)]
-        return await self._answers.of(self._chain, named[0] if named else "")
+        """Answer why something waits; without an id or name, whatever drivers wait for."""
+        match (await self._answers.posted(request)).get("of", {}):
+            case {"id": str(id)}:
+                return await self._answers.of(self._chain, id)
+            case {} as of if not of:
+                return await self._answers.of(self._chain, "")
+            case of:
+                raise HTTPException(400, f"of has an id, not {of!r:.80}.")
 
     def _chain(self, of: str) -> dict[str, Any]:
         from miniray.util.why import NothingWaitsError, why
@@ -104,18 +110,8 @@ class LookRoutes:
             return await self._answers.of(of, self._source, text=OPENMETRICS)
         return await self._answers.of(text, self._source, text=CONTENT_TYPE)
 
-    async def _compared(self, request: Request) -> Response:
-        """Return the metrics of several runs, to be drawn over each other."""
-        from miniray.web.runs import compared
-
-        wanted = request.query_params.get("runs", "").split(",")
-        return await self._answers.of(compared, self._feed, [each for each in wanted if each])
-
     def _lines(self, of: str, rank: int | None, tail: int, grep: str) -> dict[str, Any]:
         """Return the last lines that match, and the command that shows more of them."""
-        import re
-        import shlex
-
         from miniray.logs.log_files import LogQuery
         from miniray.util.logs import logs, whose
 
@@ -124,22 +120,20 @@ class LookRoutes:
         except re.error:
             grep = re.escape(grep)  # a person types words
         found = logs(self._source, whose(self._source, of, rank, LogQuery(tail=tail, grep=grep)))
-        several = len({each.line.pid for each in found.lines}) > 1
+        several = len({each.pid for each in found.lines}) > 1
         words = ["miniray", "logs", of, *(["--rank", str(rank)] if rank is not None else [])]
         words += ["--grep", grep] if grep else []
         return {
-            "lines": [_line(each.line, named=several) for each in found.lines],
+            "lines": [_line(each, named=several) for each in found.lines],
             "more": shlex.join([*words, "--tail", str(10 * tail)]) if found.more else None,
             "notes": found.notes,
         }
 
 
-def _line(line: Any, *, named: bool) -> str:
+def _line(line: LogLineRead, *, named: bool) -> str:
     """Return a line as text: colours are for terminals."""
-    import re
-
     who = f" ({line.name} pid={line.pid})" if named else ""
-    return f"{line.time}{who} {re.sub(_COLOURS, '', line.text)}"
+    return f"{line.time}{who} {_COLOURS.sub('', line.text)}"
 
 
 def _named(of: Any) -> tuple[str, int | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from miniray.common.config import config
 from miniray.security.certificates import (
@@ -34,20 +34,21 @@ from miniray.web.tables import View, Window
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from starlette.requests import Request
 
     from miniray.web.facts import WebFacts
     from miniray.web.topics import Topics
 
-logger = logging.getLogger(__name__)
-
 _STATIC = Path(__file__).parent / "static"
 #: Connections and streams at a time; more are answered with 503.
 _MOST_CONNECTIONS, _MOST_STREAMS = 256, 100
+_FULL = f"{_MOST_STREAMS} views of this page are open, and no more may be: close some."
+#: Of the connections, those whose clients were not let in; a new one takes the oldest one's place.
+_MOST_STRANGERS = 100
 #: Topics of a stream, and rows of a window.
-_MOST_TOPICS, _MOST_ROWS = 8, 2000
+_MOST_TOPICS, _MOST_ROWS = 12, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.
 _BETWEEN, _ALIVE = 0.25, 15.0
 #: Seconds for which a viewer may read nothing.
@@ -72,17 +73,19 @@ class WebServer:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
-                *LookRoutes(self._feed, self._answers).routes,
+                *LookRoutes(self._feed.source, self._answers).routes,
                 *JobRoutes(facts, self._answers).routes,
             ],
             exception_handlers={HTTPException: refused},
         )
-        self._access = Access(app, facts)
+        #: Connections whose clients were not let in, the oldest first.
+        strangers: dict[Any, asyncio.Transport] = {}
+        self._access = Access(app, facts, lambda client: strangers.pop(client, None))
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._count,
                 interface="asgi3",
-                http="h11",
+                http=functools.partial(_Connection, strangers),  # type: ignore[arg-type]
                 ws=functools.partial(  # type: ignore[arg-type]
                     LogSocket, self._feed, self._refusal_to_follow, self._follower
                 ),
@@ -133,7 +136,7 @@ class WebServer:
         """Return why a log may not be followed; None if it may."""
         refusal = self._access.refusal(method, path, headers)
         if refusal is None and self._streams >= _MOST_STREAMS:
-            return 503, f"{_MOST_STREAMS} streams are open."
+            return 503, _FULL
         return refusal
 
     @contextlib.contextmanager
@@ -148,13 +151,14 @@ class WebServer:
     # --- letting in -----------------------------------------------------------------------
     async def _login(self, request: Request) -> Response:
         code = str((await self._answers.posted(request)).get("code", ""))
-        if not await self._feed.ask_node("use_page_code", code):
+        if not await self._feed.ask(self._feed.link.node_request_async, "use_page_code", code):
             text = "This code was used, or is older than a minute; `miniray dashboard` makes one."
             return refusal(401, text)
         return Response(status_code=204, headers={"set-cookie": self._access.cookie()})
 
     async def _session(self, _request: Request) -> Response:
-        return JSONResponse({"cluster": self._facts.cluster, "version": VERSION})
+        full = _FULL if self._streams >= _MOST_STREAMS else ""
+        return JSONResponse({"cluster": self._facts.cluster, "version": VERSION, "full": full})
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:
@@ -166,8 +170,7 @@ class WebServer:
         if len(topics) > _MOST_TOPICS:
             return refusal(400, f"A stream has at most {_MOST_TOPICS} topics.")
         if self._streams >= _MOST_STREAMS:
-            text = f"{_MOST_STREAMS} views are open, and no more may be; close some."
-            return refusal(503, text)
+            return refusal(503, _FULL)
         try:
             first, size = int(wanted.get("from", 0)), int(wanted.get("size", 60))
         except ValueError:
@@ -178,10 +181,10 @@ class WebServer:
             wanted.get("search", ""),
             wanted.get("sort", ""),
         )
-        return _Stream(self, topics, window)
+        return _Stream(self._changes(topics, window))
 
-    async def stream(self, send: Any, topics: list[str], window: Window) -> None:
-        """Send a viewer what changes, until it is gone; the window is that of the first topic."""
+    async def _changes(self, topics: list[str], window: Window) -> AsyncGenerator[bytes, None]:
+        """Yield what changes for a viewer; the window is that of the first topic."""
         changed = asyncio.Event()
         self._streams += 1
         try:
@@ -194,41 +197,60 @@ class WebServer:
                     news = [each for each in (view.news() for view in views) if each is not None]
                     if news:
                         events = [b"data: %s\n\n" % as_json(event) for event in news]
-                        await _send(send, b"".join(events))
+                        yield b"".join(events)
                         await asyncio.sleep(_BETWEEN)
                     if not changed.is_set():
                         try:
                             await asyncio.wait_for(changed.wait(), _ALIVE)
                         except asyncio.TimeoutError:
-                            await _send(send, b": alive\n\n")
+                            yield b": alive\n\n"
                     changed.clear()
         finally:
             self._streams -= 1
 
 
-class _Stream(Response):
-    """An answer that goes on until its client leaves."""
+class _Connection(H11Protocol):
+    """A connection, whose client is a stranger until ``Access`` lets it in."""
 
-    def __init__(self, server: WebServer, topics: list[str], window: Window) -> None:
-        super().__init__(headers={"cache-control": "no-store"}, media_type="text/event-stream")
-        self._serve = server.stream
-        self._what = topics, window
+    def __init__(self, strangers: dict[Any, asyncio.Transport], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._strangers = strangers
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room: connections on which nobody shows who he is could else hold all of it."""
+        super().connection_made(transport)
+        self._strangers[self.client] = transport
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._strangers.pop(next(iter(self._strangers))).abort()
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Leave the connection to ``LogSocket``, which lets in or closes it at once."""
+        self._strangers.pop(self.client, None)
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._strangers.pop(self.client, None)
+        super().connection_lost(exc)
+
+
+class _Stream(StreamingResponse):
+    """An answer that goes on until its client leaves, or does not read any more."""
+
+    def __init__(self, changes: AsyncGenerator[bytes, None]) -> None:
+        headers = {"cache-control": "no-store"}
+        super().__init__(changes, headers=headers, media_type="text/event-stream")
+        self._changes = changes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send rows, and listen for the client's end beside."""
-        del scope
-        headers = [each for each in self.raw_headers if each[0] != b"content-length"]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        sending = asyncio.ensure_future(self._serve(send, *self._what))
-        leaving = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            sending.cancel()
-            ended, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
-            if isinstance(ended, Exception) and not isinstance(ended, asyncio.TimeoutError):
-                logger.error("the stream of %s failed", self._what[0], exc_info=ended)
+        """Send what there is."""
+
+        async def send_in_time(message: Any) -> None:
+            await asyncio.wait_for(send(message), _SLOW)
+
+        async with contextlib.aclosing(self._changes):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await super().__call__(scope, receive, send_in_time)
 
 
 def _tls(facts: WebFacts) -> dict[str, Any]:
@@ -242,16 +264,3 @@ def _tls(facts: WebFacts) -> dict[str, Any]:
         save_head_identity(make_head_identity(), folder)
     certificate, key = identity_files(folder)
     return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
-
-
-async def _gone(receive: Any) -> None:
-    """Wait until the client of a request has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send(send: Any, data: bytes) -> None:
-    """Send a piece of a stream; TimeoutError if the client does not read."""
-    await asyncio.wait_for(
-        send({"type": "http.response.body", "body": data, "more_body": True}), _SLOW
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,13 +16,20 @@ if TYPE_CHECKING:
 _COUNTED = ("state", "status", "kind", "severity")
 
 
+class Asked(NamedTuple):
+    """What a topic that is asked for is now."""
+
+    #: By key.
+    rows: dict[str, Row]
+    #: What its summary says beside.
+    facts: Row
+
+
 class Table:
     """Rows by key, each with the revision at which it last changed."""
 
     def __init__(self, error: str = "") -> None:
         self.rows: dict[str, Row] = {}
-        #: Further fields of rows, from elsewhere.
-        self._more: dict[str, Row] = {}
         self._changed_at: dict[str, int] = {}
         self.revision = 0
         #: Whether it is known which rows there are.
@@ -42,7 +49,7 @@ class Table:
             self.rows.pop(key, None)
             self._changed_at.pop(key, None)
         for key, row in changed.items():
-            self.rows[key] = {**row, **self._more[key]} if key in self._more else row
+            self.rows[key] = row
             self._changed_at[key] = self.revision
         self.wake()
 
@@ -50,13 +57,6 @@ class Table:
         """Drop all rows: others will come from a source that has begun anew."""
         self.update({}, list(self.rows))
         self.known = False
-
-    def overlay(self, more: dict[str, Row]) -> None:
-        """Give rows further fields, which they keep when the others change."""
-        self._more = more
-        known = {key: self.rows[key] for key in more if key in self.rows}
-        if known:
-            self.update(known)
 
     def replace(self, rows: Mapping[str, Row]) -> None:
         """Hold these rows only; those that are as before have not changed."""

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.names import short_name
 from miniray.exceptions import MinirayError
 from miniray.job_submission import job_details
-from miniray.util.state_records import (
-    ActorState,
-    ClusterEventState,
-    JobState,
-    NodeState,
-    PlacementGroupState,
-    WorkerState,
-)
+from miniray.util.state import KINDS
+from miniray.util.state_records import ActorState, JobState, NodeState
 from miniray.version import VERSION
-from miniray.web import asked
+from miniray.web.asked import source_of
 from miniray.web.feed import Feed
 from miniray.web.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from miniray.web.asked import Asked
+    from miniray.util.state_records import State
     from miniray.web.facts import WebFacts
+    from miniray.web.tables import Asked
 
     Row = dict[str, Any]
     #: Makes a row of what the head tells.
@@ -40,34 +33,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _record(kind: type[State]) -> Adapt:
+    return lambda data: vars(kind.of(data))
+
+
 def _actor(data: Row) -> Row:
     row = vars(ActorState.of(data))
     return {**row, "state": "STARTING"} if row["is_starting"] else row
-
-
-def _node(data: Row) -> Row:
-    row = vars(NodeState.of(data))
-    used = data["used"]
-    return {
-        **row,
-        "resources_used": used,
-        "resources_available": {
-            name: amount - used.get(name, 0.0) for name, amount in row["resources_total"].items()
-        },
-        "store_used": data["object_store_used"],
-        "store_capacity": data["object_store_capacity"],
-        "store_spilled": data["object_store_spilled"],
-        "heartbeat_age": data["silent"],
-    }
-
-
-def _waiting(data: Row) -> Row:
-    return {**data, "names": [short_name(name) for name in data["names"]]}
-
-
-def _submitted(data: Row) -> Row:
-    """Make a row of a submitted job, as those of drivers are."""
-    return {**vars(job_details(data)), "driver_info": None}
 
 
 def _run(data: Row) -> Row:
@@ -76,38 +48,19 @@ def _run(data: Row) -> Row:
     return run_row(data)
 
 
-def _event(data: Row) -> Row:
-    row = vars(ClusterEventState.of(data))
-    return {**row, **row["custom_fields"], "severity": row["severity"].lower()}
-
-
 #: Seconds for which a table stays after its last viewer: each search begins a new stream.
 _LINGER = 5.0
 #: Seconds between two questions, at least; and how many times longer than one takes.
 _BETWEEN, _SHARE = 2.0, 10
-#: Seconds between an answer that came at news and the next question.
-_SOON = 0.5
 #: Topics that are listings of the head, and how their rows are made.
 _LISTINGS: dict[str, dict[str, Adapt]] = {
-    "nodes": {"node_states": _node},
+    **{thing: {listing: _record(kind)} for thing, (listing, kind) in KINDS.items() if listing},
+    "nodes": {"node_states": lambda data: {**data, **vars(NodeState.of(data))}},
     "actors": {"actors": _actor},
-    "waiting": {"pending": _waiting},
-    "jobs": {"jobs": lambda data: vars(JobState.of(data)), "submissions": _submitted},
+    "jobs": {"jobs": _record(JobState), "submissions": lambda data: vars(job_details(data))},
     "devices": {"devices": dict},
     "runs": {"runs": _run},
-    "events": {"events": _event},
-    "groups": {"placement_groups": lambda data: vars(PlacementGroupState.of(data))},
-    "workers": {"workers": lambda data: vars(WorkerState.of(data))},
 }
-
-
-def source_of(topic: str) -> Callable[[Feed], Asked] | None:
-    """Return what asks for the rows of a topic; None if they are pushed, or there is none."""
-    if topic.startswith("run") or topic == "datasets":
-        from miniray.web import runs  # the train layer, only if somebody looks at it
-
-        return runs.source_of(topic)
-    return asked.source_of(topic)
 
 
 class Topics:
@@ -142,12 +95,10 @@ class Topics:
     def _begin(self, topic: str, table: Table) -> None:
         source = source_of(topic)
         if source is not None:
-            asking = self._follow if topic.startswith("run:") else self._ask
-            self._asking[topic] = asyncio.ensure_future(asking(source, table))
+            self._asking[topic] = asyncio.ensure_future(self._ask(source, table))
             return
         if topic == "nodes":
             table.facts = functools.partial(_cluster, self._facts, table)
-            self._asking[topic] = asyncio.ensure_future(self._ask_usage(table))
         for listing, adapt in _LISTINGS[topic].items():
             self.feed.subscribe(listing, functools.partial(_take, table, adapt))
 
@@ -155,45 +106,16 @@ class Topics:
         """Ask for the rows of a table, as long as somebody looks at it."""
         while True:
             began = time.monotonic()
-            await self._ask_once(source, table)
+            try:
+                rows, facts = await asyncio.to_thread(source, self.feed)
+            except (ValueError, OSError, TimeoutError, MinirayError) as error:
+                table.fail(str(error))
+            else:
+                before, table.facts = table.facts(), functools.partial(dict, facts)
+                table.replace(rows)
+                if facts != before:
+                    table.update({})  # the rows may be as they were
             await asyncio.sleep(max(_BETWEEN, _SHARE * (time.monotonic() - began)))
-
-    async def _follow(self, source: Callable[[Feed], Asked], table: Table) -> None:
-        """Ask for the rows of a table where an answer comes at news."""
-        thread = concurrent.futures.ThreadPoolExecutor(1)  # it waits most of the time
-        try:
-            while True:
-                facts = await self._ask_once(source, table, thread)
-                goes_on = facts is not None and facts["run"].get("ended") is None
-                await asyncio.sleep(_SOON if goes_on else _BETWEEN)
-        finally:
-            thread.shutdown(wait=False)
-
-    async def _ask_once(
-        self,
-        source: Callable[[Feed], Asked],
-        table: Table,
-        thread: concurrent.futures.Executor | None = None,
-    ) -> Row | None:
-        loop = asyncio.get_running_loop()
-        try:
-            rows, facts = await loop.run_in_executor(thread, source, self.feed)
-        except (ValueError, OSError, TimeoutError, MinirayError) as error:
-            table.fail(str(error))
-            return None
-        before, table.facts = table.facts(), functools.partial(dict, facts)
-        table.replace(rows)
-        if facts != before:
-            table.update({})  # the rows may be as they were
-        return facts
-
-    async def _ask_usage(self, table: Table) -> None:
-        """Add to the rows of nodes what these use."""
-        usage = asked.NodeUsage()
-        while True:
-            with contextlib.suppress(OSError, TimeoutError, MinirayError):
-                table.overlay(await asyncio.to_thread(usage, self.feed))
-            await asyncio.sleep(_BETWEEN)
 
     def _end_unless_watched(self, topic: str, table: Table) -> None:
         if not table.viewers and self._tables.get(topic) is table:
@@ -218,8 +140,8 @@ def _cluster(facts: WebFacts, table: Table) -> Row:
     used: collections.Counter[str] = collections.Counter()
     for row in table.rows.values():
         if row["state"] != "DEAD":
-            total.update(row["resources_total"])
-            used.update(row["resources_used"])
+            total.update(row["total"])
+            used.update(row["used"])
     return {
         "cluster": {
             "name": facts.cluster,

@@ -27,6 +27,11 @@ pytestmark = pytest.mark.engine("miniray")
 
 CLUSTER = {"num_cpus": 4, "num_gpus": 2, "include_dashboard": True, "dashboard_port": 0}
 
+#: What the navigation names.
+PAGES = [
+    *("", "metrics", "events", "waiting", "actors", "tasks", "jobs", "groups"),
+    *("runs", "datasets", "objects", "why"),
+]
 #: What the browser itself writes when a request is refused.
 REFUSED = "the server responded with a status of 401"
 
@@ -243,9 +248,11 @@ def test_it_is_used_from_the_keyboard(page: Page) -> None:
 
 
 def test_nothing_scrolls_sideways_and_phones_have_a_menu(page: Page) -> None:
+    actor = Counter.options(name="a name that is as long as names of people are").remote()
+    pid, node = miniray.get(actor.pid.remote()), miniray.nodes()[0]["NodeID"]
     for width in (1280, 400):
         page.set_viewport_size({"width": width, "height": 800})
-        for name in ("", "actors", "waiting", "runs", "objects", "metrics", "why"):
+        for name in (*PAGES, f"actor/{actor._actor_id.hex()}", f"worker/{node}/{pid}"):
             page.goto(f"{page.url.partition('#')[0]}#/{name}")
             page.get_by_role("heading", level=1).wait_for()
             for element in ("html", "main"):
@@ -310,6 +317,17 @@ def test_the_page_goes_on_when_its_process_was_killed(page: Page) -> None:
     web = max(holders, key=psutil.Process.create_time)  # the daemon holds the socket, too
     web.send_signal(signal.SIGKILL)
     expect(page.get_by_role("alert")).to_contain_text("connection")
+    expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_view_that_is_one_too_many_is_told_that(page: Page) -> None:
+    page.expected.append("Failed to load resource")
+    page.route("**/api/events*", lambda route: route.fulfill(status=503))
+    page.route("**/api/session", lambda route: route.fulfill(json={"full": "100 views are open"}))
+    page.get_by_role("link", name="Actors").click()
+    expect(page.get_by_role("alert")).to_have_text("100 views are open")
+    page.unroute_all()
     expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 

@@ -17,6 +17,7 @@ from playwright.sync_api import expect
 
 from miniray import train
 from miniray.train import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+from miniray.train.collective import broadcast_from_rank_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def train_func_per_worker(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
     kept: list[bytes] = []
     epoch = 0
-    while epoch < 3 or not Path(config["stop"]).exists():
+    while epoch < 3 or not broadcast_from_rank_zero(Path(config["stop"]).exists()):
         until = time.monotonic() + 0.1
         while time.monotonic() < until:
             busy_with_the_batch()
@@ -115,9 +116,11 @@ def test_a_click_on_a_rank_shows_the_page_of_its_worker_with_its_stack(
 ) -> None:
     open_run(page)
     page.get_by_role("table", name="Ranks").get_by_role("link", name="1").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Worker")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Rank 1, TrainWorker")
     page.get_by_role("button", name="Stack trace").click()
     expect(page.locator(".frames").first).to_contain_text("train_func_per_worker")
+    page.locator("h1 .up").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("train_run-a")
 
 
 def test_equal_stacks_of_ranks_stand_together(page: Page, run: Path) -> None:

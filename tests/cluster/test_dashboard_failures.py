@@ -115,9 +115,24 @@ def test_viewers_beyond_the_bound_are_refused_and_a_slow_one_holds_up_nobody(
         for each in slow:  # they never read
             each.sendall(request.encode())
         wait_until(lambda: not _is_served(page))
-        assert page.ask("GET", "/api/session")[0] == 200
+        status, _, answer = page.ask("GET", "/api/session")
+        assert (status, "100 views" in answer["full"]) == (200, True)
     # Those that have left count no more.
     wait_until(lambda: _is_served(page))
+
+
+def test_strangers_who_hold_connections_shut_nobody_out(two_nodes: Any) -> None:
+    page = PageClient.let_in(two_nodes.address)
+    host, _, port = page.address.partition(":")
+    with contextlib.ExitStack() as stack, page.events("nodes") as events:
+        rows_until(events, len)
+        for number in range(400):
+            stranger = stack.enter_context(socket.create_connection((host, int(port))))
+            if number % 2:  # others say nothing at all
+                stranger.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+        assert page.ask("GET", "/api/session")[0] == 200
+        two_nodes.remove_node(two_nodes.worker_nodes[0], allow_graceful=False)
+        rows_until(events, lambda rows: "DEAD" in [row["state"] for row in rows.values()])
 
 
 def _is_served(page: PageClient) -> bool:

@@ -54,9 +54,13 @@ def test_a_train_run_is_streamed_to_its_end_and_drawn_with_others(
     with page.events("runs") as events:
         row = rows_until(events, lambda rows: rows[id]["ended"])[id]
     assert (row["state"], row["reports"], row["metrics"]) == ("FINISHED", 2, {"loss": 1.0})
-    status, _, answer = page.ask("GET", f"/api/runs/series?runs={id},unknown")
-    assert (status, list(answer["runs"])) == (200, [id])
-    assert answer["runs"][id] == {"name": "run", "series": ended["series"]}
+    with page.events(f"runs,run:{id},run:unknown") as events:
+        told = {}
+        while len(told) < 3:
+            event = next(events)
+            told[event["topic"]] = event
+    assert told[f"run:{id}"]["summary"]["series"] == ended["series"]
+    assert "no run unknown" in told["run:unknown"]["error"]
 
 
 def _told(events: Iterator[Any], fits: Any) -> dict[str, Any]:

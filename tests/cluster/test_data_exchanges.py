@@ -187,5 +187,5 @@ def test_pools_of_two_inputs_that_hold_more_than_there_is_are_refused() -> None:
     one, other = (
         data.range(10).map_batches(Same, resources={"chip": 1}, concurrency=1) for _ in range(2)
     )
-    with pytest.raises(data.DataError, match=r"Zip end in pools that hold 2 chip together, of 0"):
+    with pytest.raises(data.DataError, match=r"pools of Zip hold 2 chip together, of 0"):
         one.zip(other).take_all()

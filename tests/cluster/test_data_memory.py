@@ -153,3 +153,25 @@ def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
 
     with pytest.raises(data.DataError, match=r"\(0, 1\) failed: ObjectStoreFullError: A value"):
         data.range(1).map(huge).take_all()
+
+
+def test_a_row_group_larger_than_the_store_is_read_piece_by_piece(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def same(batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+    def heap(rows: int) -> int:
+        """The most bytes that a process holds which reads a row group of so many rows."""
+        path = str(tmp_path / f"{rows}.parquet")
+        table = pa.table({"x": np.random.default_rng(1).integers(2**62, size=rows)})
+        pq.write_table(table, path, row_group_size=rows, use_dictionary=False)
+        dataset = data.read_parquet(path).map_batches(same)
+        seen = sum(len(batch["x"]) for batch in dataset.iter_batches(batch_size=2**16))
+        assert seen == rows
+        (stage,) = dataset.get_stats_summary()["operators"]
+        return int(stage["heap"])
+
+    small = heap(2**16)
+    assert heap(2**24) < small + 64 * MIB  # of 128 MiB

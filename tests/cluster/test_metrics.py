@@ -26,6 +26,7 @@ from miniray.client.command_connection import CommandConnection, connect_for_cli
 from miniray.metrics.history import charts
 from miniray.metrics.text import text
 from miniray.util.metrics import Counter, Gauge, Histogram
+from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,6 +145,8 @@ def test_prometheus_own_parser_reads_it_and_names_keep_the_conventions(
     assert values(cluster, "miniray_device_granted_ratio", resource="GPU") == [0.0]
     assert min(values(cluster, "miniray_node_memory_used_bytes")) > 1 << 20
     assert sum(values(cluster, "miniray_processes", role="daemon")) == 2
+    assert min(values(cluster, "miniray_process_open_fds", role="daemon")) > 3
+    assert values(cluster, "miniray_head_info", version=VERSION) == [1.0]
 
 
 def test_what_processes_of_all_nodes_count_is_there_by_node_and_stays_when_they_end(

@@ -16,6 +16,7 @@ from cluster_helpers import processes_with, wait_until
 from running_cluster import running_cluster
 
 import miniray
+from miniray.system.session import find_clusters
 from miniray.util import state
 
 if TYPE_CHECKING:
@@ -224,6 +225,32 @@ def test_what_is_printed_is_followed() -> None:
             miniray.get(talker.say.remote("second"))
             assert "second" in following.stdout.readline()
         finally:
+            following.send_signal(signal.SIGINT)
+            assert following.wait(30) == 0
+
+
+def test_what_is_followed_goes_on_when_the_head_answers_again() -> None:
+    talker = Talker.options(name="patient").remote()
+    miniray.get(talker.say.remote("first"))
+    wait_until(lambda: "first" in shown("logs", "patient"))
+    head = next(each for each in find_clusters() if each.is_head).processes["head"]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "miniray", "logs", "patient", "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as following:
+        try:
+            assert following.stdout is not None
+            assert following.stderr is not None
+            assert "first" in following.stdout.readline()
+            os.kill(head.pid, signal.SIGSTOP)
+            assert "head of the cluster does not answer" in following.stderr.readline()
+            miniray.get(talker.say.remote("second"))  # calls need no head
+            os.kill(head.pid, signal.SIGCONT)
+            assert "second" in following.stdout.readline()
+        finally:
+            os.kill(head.pid, signal.SIGCONT)
             following.send_signal(signal.SIGINT)
             assert following.wait(30) == 0
 

@@ -139,7 +139,7 @@ def test_two_profiles_of_one_process_at_once_are_refused(
     of = run("spins")._actor_id.hex()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda _: profile(cluster, "cpu", of, 2.0), range(2)))
-    refused = [each for each in found if "It is being profiled already" in str(each["note"])]
+    refused = [each for each in found if "It is being profiled already" in str(each["notes"])]
     assert len(refused) == 1
     assert sorted(each["way"] for each in found) == ["", "py-spy"]
 

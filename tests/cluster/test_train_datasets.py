@@ -29,13 +29,22 @@ pytestmark = pytest.mark.usefixtures("cluster")
 def fit(tmp_path: Path) -> Callable[..., Result]:
     """Runs a train loop on two workers with datasets."""
 
-    def run(loop: Any, datasets: Any, *, cpus: int = 1, workers: int = 2, **run: Any) -> Result:
+    def run(
+        loop: Any,
+        datasets: Any,
+        *,
+        cpus: int = 1,
+        workers: int = 2,
+        data: train.DataConfig | None = None,
+        **run: Any,
+    ) -> Result:
         return DataParallelTrainer(
             loop,
             train_loop_config={"folder": str(tmp_path)},
             scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": cpus}),
             run_config=RunConfig(storage_path=tmp_path / "results", **run),
             datasets=datasets,
+            dataset_config=data,
         ).fit()
 
     return run
@@ -222,7 +231,8 @@ def test_the_programs_of_the_template_read_tensors_that_ray_has_written(
 def test_the_first_rows_of_the_next_epoch_are_made_before_it_begins(
     fit: Any, tmp_path: Path
 ) -> None:
-    from miniray.util import state
+    from miniray.common.runtime import current_runtime
+    from miniray.util.task_records import ask_processes, dataset_rows
 
     def noted_calls(batch: dict[str, Any], marker: str) -> dict[str, Any]:
         with open(marker, "ab") as file:
@@ -236,8 +246,8 @@ def test_the_first_rows_of_the_next_epoch_are_made_before_it_begins(
         for _ in batches:
             pass
         wait_until(lambda: calls.stat().st_size == 260)
-        with state._source(None) as source:  # a rank's rows have no end that is known
-            assert [row["total"] for row in state.datasets(source, 10)] == [None]
+        processes, _ = ask_processes(current_runtime().head, 10, 0)
+        assert [row["total"] for row in dataset_rows(processes)] == [None]  # no end is known
 
     kept = {"fn_kwargs": {"marker": str(tmp_path / "calls")}}
     dataset = miniray.data.range(2560).map_batches(noted_calls, **kept)
@@ -308,6 +318,27 @@ def test_pools_of_two_datasets_have_the_same_cpus_in_turns(fit: Any) -> None:
     # Of four CPUs one is the rank's, and one reads: the pools have no room beside each other.
     dataset = miniray.data.range(40).map_batches(Same, concurrency=1, num_cpus=2)
     fit(loop, {"train": dataset, "valid": dataset}, workers=1)
+
+
+def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any) -> None:
+    class Same:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    def loop(config: dict[str, str]) -> None:
+        for _ in train.get_dataset_shard("train").iter_batches():
+            pass
+
+    # Of four CPUs the ranks hold two, and one reads.
+    dataset = miniray.data.range(40).map_batches(Same, concurrency=1, num_cpus=1)
+    told = (
+        "Each of 2 workers starts a pool of its own .*hold 2 CPU together, and the workers leave 1"
+    )
+    with pytest.raises(train.TrainingFailedError, match=told):
+        fit(loop, {"train": dataset})
+    for split in ("all", []):  # one rank's pool fits
+        given = train.DataConfig(datasets_to_split=split)
+        fit(loop, {"train": dataset}, workers=1, data=given)
 
 
 def test_a_dataset_that_is_asked_for_and_never_read_leaves_nothing_running(fit: Any) -> None:

@@ -1,7 +1,7 @@
 """``RunConfig``: name, storage and rules of a run; ``Callback``: what a user's code learns of it.
 
 Callbacks observe; they decide nothing. Who calls them, and what an exception in
-one means, is in ``callbacks/runner.py``.
+one means, is in ``callbacks/__init__.py``.
 """
 
 from __future__ import annotations

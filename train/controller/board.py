@@ -69,9 +69,9 @@ class RunBoard:
         }
         loop = asyncio.get_running_loop()
 
-        def told(seen: Sequence[Any], newest: int, patience: float) -> Callable[[], str]:
+        def told(seen: Sequence[Any], newest: int) -> Callable[[], str]:
             def wait() -> str:
-                telling = self._told(Seen(*seen), newest, patience)
+                telling = self._told(Seen(*seen), newest)
                 return asyncio.run_coroutine_threadsafe(telling, loop).result()
 
             return wait
@@ -132,16 +132,9 @@ class RunBoard:
             for key in known[:-MAX_RUNS]:
                 self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
 
-    async def _told(self, seen: Seen, newest: int, patience: float) -> str:
-        """Wait for news at most so many seconds, then tell all that may have changed.
-
-        Args:
-            newest: Number of the newest report that the reader has.
-        """
-        try:
-            progress = await asyncio.wait_for(self.feed.after(seen), patience)
-        except asyncio.TimeoutError:
-            progress = None
+    async def _told(self, seen: Seen, newest: int) -> str:
+        """Tell all that may have changed for a reader whose newest report has this number."""
+        progress = self.feed.since(seen)
         facts = self.facts.as_json(self.feed.state, "")
         page = {
             **public(facts),

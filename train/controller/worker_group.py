@@ -255,7 +255,7 @@ class WorkerGroup:
 
         infos = {rank: self.infos[rank] for rank in ranks}
         nodes = [bytes.fromhex(id) for id in {info.node_id for info in infos.values()}]
-        pids = [info.pid for info in infos.values()]
+        pids = {"": [info.pid for info in infos.values()]}
         try:
             told = current_runtime().head.ask_nodes("stack", (pids,), STACKS_TIMEOUT, nodes)
         except (MinirayError, OSError) as error:

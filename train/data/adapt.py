@@ -20,6 +20,9 @@ _ALLOWED = (
     "pandas.DataFrame, a Hugging Face dataset, or a function that returns one"
 )
 
+#: A table that keeps so many times its size alive, as a slice of a larger one does, is copied.
+_SLICE_FACTOR = 1.5
+
 
 def adapt_all(
     datasets: Any, config: DataConfig, num_workers: int
@@ -140,14 +143,14 @@ def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Source:
     import pyarrow.dataset
 
     from miniray.data.files import find_files
-    from miniray.data.sources import FragmentUnit
-    from miniray.train.data.sources import UnitsSource
+    from miniray.data.sources import FragmentRows
+    from miniray.train.data.units import UnitsSource
 
     filesystem, found = find_files(paths, None, [".parquet"], "Parquet")
     files = [path for path, _ in found]
     try:
         dataset = pyarrow.dataset.dataset(files, filesystem=filesystem, format="parquet")
-        units = FragmentUnit.all_of(dataset)
+        units = FragmentRows.units(dataset)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"Not each of them is a Parquet file: {error}") from error
     for fragment in dataset.get_fragments():
@@ -168,8 +171,8 @@ def _from_arrow(dataset: Any) -> Source | None:
     import pyarrow
     import pyarrow.dataset
 
-    from miniray.data.sources import FragmentUnit
-    from miniray.train.data.sources import UnitsSource
+    from miniray.data.sources import FragmentRows
+    from miniray.train.data.units import UnitsSource
 
     if isinstance(dataset, pyarrow.Table):
         return _of_table(dataset)
@@ -178,7 +181,7 @@ def _from_arrow(dataset: Any) -> Source | None:
     if isinstance(dataset, pyarrow.dataset.InMemoryDataset):
         return _of_table(dataset.to_table())
     if isinstance(dataset, pyarrow.dataset.Dataset):
-        return UnitsSource(FragmentUnit.all_of(dataset))
+        return UnitsSource(FragmentRows.units(dataset))
     return None
 
 
@@ -191,21 +194,35 @@ def _from_pandas(dataset: Any) -> Source | None:
 
 
 def _of_table(table: Any) -> Source:
-    from miniray.data.sources import TableUnit
-    from miniray.train.data.sources import UnitsSource, compact
+    from miniray.data.sources import TableRows
+    from miniray.train.data.units import UnitsSource
 
-    return UnitsSource([TableUnit(compact(table))])
+    return UnitsSource([TableRows.unit(_compact(table))])
+
+
+def _compact(table: Any) -> Any:
+    """Return the table in one chunk per column, and without what it is a slice of.
+
+    Taking rows out of many chunks puts these together each time.
+    """
+    import pyarrow
+
+    if table.get_total_buffer_size() > _SLICE_FACTOR * table.nbytes:
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        table = pyarrow.ipc.open_stream(sink.getvalue()).read_all()
+    chunked = any(column.num_chunks > 1 for column in table.columns)
+    return table.combine_chunks() if chunked else table
 
 
 def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
     import datasets
 
     from miniray.data.read_api import must_be_decoded
-    from miniray.train.data.sources import (
-        HuggingFaceSource,
-        IterableSource,
-        MapSource,
-    )
+    from miniray.data.sources import HubRows, ReadUnit
+    from miniray.train.data.sources import IterableSource, MapSource
+    from miniray.train.data.units import UnitsSource
 
     if isinstance(dataset, datasets.IterableDataset):
         return IterableSource(dataset)
@@ -218,7 +235,7 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
         return None
     if dataset.format["type"] == "custom" or must_be_decoded(dict(dataset.features)):
         return MapSource(dataset)
-    return HuggingFaceSource(dataset)
+    return UnitsSource([ReadUnit(HubRows(dataset.with_format("arrow")), len(dataset))])
 
 
 _BY_LIBRARY: Mapping[str, Any] = {

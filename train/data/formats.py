@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,41 +10,28 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
-
 
 def formatter(batch_format: str | None, *, tabular: bool) -> Callable[[Any], Any]:
     """Return what turns rows of a source into a batch.
 
     Args:
-        batch_format: One of ``BATCH_FORMATS``; None is ``"pyarrow"``.
+        batch_format: ``"default"``, ``"numpy"``, ``"pandas"``, ``"pyarrow"``; None is the last.
         tabular: Whether rows are tables of Arrow; otherwise they are lists of items.
 
     Raises:
         ValueError: There is no such format, or not for these rows.
     """
-    name = "pyarrow" if batch_format is None else batch_format
-    if name not in BATCH_FORMATS:
-        raise ValueError(
-            f"iter_batches(batch_format={batch_format!r}) is not known. "
-            f"Use one of {', '.join(BATCH_FORMATS)}."
-        )
-    if name in ("default", "numpy"):
-        return table_to_numpy if tabular else collate_numpy
-    if not tabular:
+    if tabular:
+        from miniray.data.blocks import check_format, table_to_batch
+
+        check_format("iter_batches", batch_format)
+        return functools.partial(table_to_batch, batch_format=batch_format)
+    if batch_format not in ("default", "numpy"):
         raise ValueError(
             f"iter_batches(batch_format={batch_format!r}) is for tables. This dataset gives items, "
             f"which come as batch_format='numpy'."
         )
-    return operator.methodcaller("to_pandas") if name == "pandas" else lambda table: table
-
-
-def table_to_numpy(table: Any) -> dict[str, Any]:
-    """Columns of a table as arrays; see ``miniray.data.blocks.to_numpy``."""
-    from miniray.data.blocks import table_to_batch
-
-    batch: dict[str, Any] = table_to_batch(table.combine_chunks(), "numpy")
-    return batch
+    return collate_numpy
 
 
 def collate_numpy(items: Sequence[Any]) -> Any:

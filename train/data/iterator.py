@@ -10,8 +10,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.train.config.checks import is_whole
-from miniray.train.data.formats import formatter, table_to_numpy
-from miniray.train.data.order import EpochOrder
+from miniray.train.data.formats import formatter
 from miniray.train.data.position import (
     ENDLESS,
     Position,
@@ -20,14 +19,14 @@ from miniray.train.data.position import (
     size_of,
     state_of,
 )
-from miniray.train.data.reading import LocalShuffle, PartReader, StreamReader, StreamShuffle
+from miniray.train.data.reading import LocalShuffle, StreamReader, StreamShuffle
 from miniray.train.data.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from miniray.train.data.datasets import PassReader
     from miniray.train.data.position import BatchPlan
+    from miniray.train.data.reading import Reader
     from miniray.train.data.sources import StreamSource
 
 T = TypeVar("T")
@@ -87,6 +86,8 @@ class DataIterator:
         rank: Which part.
         world_size: Number of parts.
         seed: From which the orders of epochs are drawn; None keeps the data's own.
+        readers: Ranks that read the dataset, among which pools are divided: all, also where each
+            reads all parts. Default: ``world_size``.
     """
 
     def __init__(
@@ -96,14 +97,16 @@ class DataIterator:
         rank: int = 0,
         world_size: int = 1,
         seed: int | None = 0,
+        readers: int | None = None,
     ) -> None:
         self._name = name
         self._source = source
         self._rank = rank
         self._world_size = world_size
+        self._readers = readers or world_size
         self._seed = None if seed is None else seed + zlib.crc32(name.encode())
         self._position = self._start_of(0)
-        self._reader: PassReader | None = None  # what no pass uses now
+        self._reader: Reader | None = None  # what no pass uses now
         self._prepare()
         #: Seconds that the train loop has waited for batches, and rows that it was given.
         self.waited, self.rows = 0.0, 0
@@ -246,8 +249,9 @@ class DataIterator:
         def make(rows: Any) -> Any:
             if tabular:
                 from miniray.data.batches import collate_torch
+                from miniray.data.blocks import table_to_batch
 
-                batch = (collate_fn or collate_torch(dtypes))(table_to_numpy(rows))
+                batch = (collate_fn or collate_torch(dtypes))(table_to_batch(rows, "numpy"))
             else:
                 from torch.utils.data import default_collate
 
@@ -280,14 +284,13 @@ class DataIterator:
             position = self._position
             self._reader.prepare(position.epoch, position.own(self._rank), position.taken)
 
-    def _new_reader(self) -> PassReader | None:
+    def _new_reader(self) -> Reader | None:
         if not isinstance(self._source, Source):
             return None
         whole = self._start_of(0).own(self._rank)
-        reader: PassReader | None = self._source.passes(self._seed, whole, self._world_size)
-        return reader
+        return self._source.passes(self._seed, whole, self._readers)
 
-    def _taken(self) -> PassReader | None:
+    def _taken(self) -> Reader | None:
         """Return what was prepared for the next pass, to one pass only."""
         reader, self._reader = self._reader, None
         return reader
@@ -322,14 +325,12 @@ class DataIterator:
         position = self._position
         return self._plan(self._start_of(0) if position.begun else position, spec)
 
-    def _rows(
-        self, position: Position, spec: BatchSpec, prepared: PassReader | None
-    ) -> Iterator[Any]:
+    def _rows(self, position: Position, spec: BatchSpec, prepared: Reader | None) -> Iterator[Any]:
         source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
             yield from StreamReader(
                 self._name,
-                source,
+                source.items(position.epoch),
                 self._rank,
                 self._world_size,
                 position.epoch,
@@ -342,20 +343,15 @@ class DataIterator:
             return
         plan = self._plan(position, spec)
         assert plan is not None
-        own = position.own(self._rank)
-        passes = prepared or self._new_reader()
-        if passes is not None:
-            passes.begin(position.epoch, own, position.taken)
-        part = passes or PartReader(
-            source, EpochOrder(source.block_sizes, self._seed, position.epoch), own
-        )
-        reader = LocalShuffle(part, *local, position.epoch) if local else part
         begin = position.taken
+        part = prepared or self._new_reader()
+        assert part is not None
+        part.begin(position.epoch, position.own(self._rank), begin)
+        reader = LocalShuffle(part, *local, position.epoch) if local else part
         for start, stop in plan.bounds():
             yield reader.read(begin + start, begin + stop)
-        if passes is not None:
-            passes.end()
-            self._reader = passes
+        part.end()
+        self._reader = part
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ A permutation is computed entry by entry from a key, so nothing grows with the d
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,8 +81,8 @@ class Permutation:
         return (left << self._half) | right
 
 
-#: Rows of a block whose numbers are computed together: for few at a time, each costs much more.
-_TOGETHER = 2**14
+#: Rows whose numbers are best computed together: for few at a time, each costs much more.
+TOGETHER = 2**14
 
 #: What the keys are for, so that they differ where their numbers do not.
 _BLOCKS, _ROWS = 1, 2
@@ -101,7 +102,16 @@ class Span(NamedTuple):
         """Return the numbers of the rows: a range where they keep their order, or an array."""
         if self.key is None:
             return range(self.start, self.stop)
-        return Permutation(self.size, self.key).take(np.arange(self.start, self.stop))
+        return _permutation(self.size, self.key).take(np.arange(self.start, self.stop))
+
+    def parts(self, most: int) -> Iterator[Span]:
+        """Yield the same rows, so many at a time."""
+        for low in range(self.start, self.stop, most):
+            yield self._replace(start=low, stop=min(low + most, self.stop))
+
+
+#: Those of parts of a span, of which one is read after another.
+_permutation = functools.lru_cache(maxsize=4)(Permutation)
 
 
 class EpochOrder:
@@ -120,10 +130,6 @@ class EpochOrder:
             key = derive_key(seed, _BLOCKS, epoch)
             self._blocks = Permutation(len(sizes), key).take(self._blocks)
         self._ends = np.cumsum(np.asarray(sizes, dtype=np.int64)[self._blocks])
-        self._block = -1  # the one whose rows were permuted last
-        self._inner: Permutation | None = None
-        self._ready: Any = ()  # numbers of its rows, from this place on
-        self._place = 0
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, Span]]:
         """Yield the blocks of these positions, in order, each with which of its rows are there."""
@@ -140,23 +146,3 @@ class EpochOrder:
                 yield block, Span(end - begin, start - begin, upto - begin, key)
             start = upto
             index += 1
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
-        """Yield the blocks of these positions, in order, each with the numbers of its rows.
-
-        The numbers are a range where rows keep their order, otherwise an array.
-        """
-        for block, span in self.spans(start, stop):
-            yield block, self._rows(block, span)
-
-    def _rows(self, block: int, span: Span) -> Any:
-        if span.key is None:
-            return span.numbers()
-        start, stop = span.start, span.stop
-        if self._inner is None or self._block != block:
-            self._block, self._inner = block, Permutation(span.size, span.key)
-            self._place, self._ready = 0, self._ready[:0]
-        if start < self._place or stop > self._place + len(self._ready):
-            upto = min(span.size, max(stop, start + _TOGETHER))
-            self._place, self._ready = start, self._inner.take(np.arange(start, upto))
-        return self._ready[start - self._place : stop - self._place]

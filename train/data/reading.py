@@ -3,45 +3,91 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.train.data.order import Permutation, derive_key
+from miniray.train.data.order import TOGETHER, EpochOrder, Permutation, derive_key
 from miniray.train.data.position import part, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from miniray.train.data.datasets import PassReader
-    from miniray.train.data.order import EpochOrder
     from miniray.train.data.position import Range
-    from miniray.train.data.sources import Rows, Source, StreamSource
 
 
-class PartReader:
-    """Reads the rows of ranges of an epoch's order. Keeps the block that was read last open."""
+class Reader(Protocol):
+    """Reads a rank's rows by their place in its part, pass after pass.
 
-    def __init__(self, source: Source, order: EpochOrder, ranges: Sequence[Range]) -> None:
-        self.size = size_of(ranges)
-        self.source = source
-        self._order = order
-        self._ranges = ranges
-        self._number = -1  # of the block that is open
-        self._rows: Rows | None = None
+    Attributes:
+        size: The rows of the pass that has begun.
+    """
+
+    size: int
+
+    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Make what can be made ahead of a pass; the arguments are those of ``begin``."""
+
+    def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Begin a pass.
+
+        Args:
+            epoch: Its number.
+            ranges: The positions that are read.
+            start: The place among these of the first row that is wanted.
+        """
 
     def read(self, start: int, stop: int) -> Any:
-        """Return the rows from one place of the part up to, without, another."""
-        pieces = [
-            self._block(block).take(rows)
-            for low, high in part(self._ranges, start, stop)
-            for block, rows in self._order.pieces(low, high)
-        ]
-        return self.source.combine(pieces)
+        """Return the rows from one place up to, without, another: a table, or a list of items."""
 
-    def _block(self, block: int) -> Rows:
-        if self._rows is None or self._number != block:
-            self._rows = None  # not both in memory
-            self._number, self._rows = block, self.source.open_block(block)
-        return self._rows
+    def end(self) -> None:
+        """End the pass."""
+
+
+class ItemReader:
+    """Reads items by number, one after another.
+
+    Args:
+        items: Returns the items of some numbers.
+        count: How many there are.
+        seed: From which the orders of epochs are drawn.
+    """
+
+    def __init__(
+        self, items: Callable[[list[int]], list[Any]], count: int, seed: int | None
+    ) -> None:
+        self.size = 0
+        self._items, self._count, self._seed = items, count, seed
+        self._epoch = 0
+        self._ranges: Sequence[Range] = ()
+        self._at = 0  # the place of the next number
+        self._numbers: Iterator[int] = iter(())
+
+    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        del epoch, ranges, start
+
+    def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        self._epoch, self._ranges, self.size = epoch, ranges, size_of(ranges)
+        self._seek(start)
+
+    def _seek(self, start: int) -> None:
+        order = EpochOrder([self._count], self._seed, self._epoch)
+        self._at = start
+        self._numbers = (
+            int(number)
+            for low, high in part(self._ranges, start, self.size)
+            for _, span in order.spans(low, high)
+            for few in span.parts(TOGETHER)
+            for number in few.numbers()
+        )
+
+    def read(self, start: int, stop: int) -> list[Any]:
+        if start != self._at:
+            self._seek(start)
+        self._at = stop
+        return self._items(list(itertools.islice(self._numbers, stop - start)))
+
+    def end(self) -> None:
+        pass
 
 
 class LocalShuffle:
@@ -53,7 +99,7 @@ class LocalShuffle:
         epoch: Each epoch has an order of its own.
     """
 
-    def __init__(self, reader: PartReader | PassReader, window: int, seed: int, epoch: int) -> None:
+    def __init__(self, reader: Reader, window: int, seed: int, epoch: int) -> None:
         self._reader = reader
         self._window = window
         self._key = derive_key(seed, epoch)
@@ -70,7 +116,7 @@ class LocalShuffle:
             upto = min(stop, base + self._window)
             pieces.append(_pick(rows, order, start - base, upto - base))
             start = upto
-        return self._reader.source.combine(pieces)
+        return _combined(pieces)
 
     def _load(self, number: int, base: int) -> tuple[Any, Permutation]:
         if self._loaded is None or self._number != number:
@@ -79,6 +125,15 @@ class LocalShuffle:
             order = Permutation(stop - base, derive_key(self._key, number))
             self._number, self._loaded = number, (self._reader.read(base, stop), order)
         return self._loaded
+
+
+def _combined(pieces: Sequence[Any]) -> Any:
+    """Return lists of items, or tables, as one."""
+    if isinstance(pieces[0], list):
+        return [item for piece in pieces for item in piece]
+    import pyarrow
+
+    return pyarrow.concat_tables(pieces)
 
 
 def _pick(rows: Any, order: Permutation, start: int, stop: int) -> Any:
@@ -137,6 +192,7 @@ class StreamReader:
     Every rank reads all items. Of each ``world_size`` of them that follow each other, it keeps one.
 
     Attributes:
+        items: Those of the epoch.
         origin: Items of the epoch that ranks of another number have seen. If what they have left
             is not one for each rank, some are given to several.
         taken: Items that each rank has seen after those.
@@ -147,7 +203,7 @@ class StreamReader:
     """
 
     name: str
-    source: StreamSource
+    items: Iterable[Any]
     rank: int
     world_size: int
     epoch: int
@@ -169,7 +225,7 @@ class StreamReader:
         first: list[Any] = []  # one for each rank
         ready: list[Any] = []  # own items in the order in which they are handed out
         whole = 0  # batches of these; the last is held back until it is known whether more join it
-        for number, item in enumerate(self.source.items(self.epoch)):
+        for number, item in enumerate(self.items):
             if number < self.origin + begin * world_size:
                 continue
             if not taken and count < world_size:

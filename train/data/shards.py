@@ -95,6 +95,7 @@ class Shards:
             self.rank if split else 0,
             self.world_size if split else 1,
             config.seed if config.shuffles(name) else None,
+            self.world_size,
         )
 
 

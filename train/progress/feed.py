@@ -98,10 +98,16 @@ class ProgressFeed:
 
     async def after(self, seen: Seen) -> Progress:
         """Wait for news that the reader does not have."""
+        while (news := self.since(seen)) is None:
+            await self._changed.wait()
+        return news
+
+    def since(self, seen: Seen) -> Progress | None:
+        """Return the news that the reader does not have; None if there are none."""
         if seen.feed != self._now.feed:
             seen = Seen(self._now.feed)
-        while self._now.version <= seen.version:
-            await self._changed.wait()
+        if self._now.version <= seen.version:
+            return None
         new_rows = self._now.rows - seen.rows
         rows = _last(self._rows, new_rows)
         notes = _last(self._notes, self._now.notes - seen.notes)

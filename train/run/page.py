@@ -2,23 +2,19 @@
 
 A reader in any process of the cluster uses it so, the web process for one::
 
-    rows = listed(ask_head("state", "runs"))     # or what the head pushes of that listing
-    page = RunPage(row)
-    while page.live:                             # and as long as somebody looks
-        page.take(ask_nodes(*page.question()))   # returns at news, and after ``PATIENCE``
-        page.take_ranks(ask_nodes(*page.question_to_ranks()))
-        show(page.shown())                       # then wait a moment: reports may be many
-    show(ended(row))                             # of a new ``listed``; blocks: in a thread
+    rows = listed(cluster.listing("runs"))   # or what the head pushes of that listing
+    page = RunPage(run_id)
+    show(page.look(cluster))                 # as often as somebody looks
 
-``ask_nodes`` is that of ``CommandConnection`` and of ``RuntimeHead``: (what, arguments, seconds,
-nodes) to a list of (node, answer, why there is none). Nothing is sent, and nothing is kept for
-it, while nobody looks. Everything is bounded, whatever a run reports.
+Nothing is sent, and nothing is kept for it, while nobody looks. Everything is bounded, whatever a
+run reports.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.controller.board import public, question_about, shown_checkpoint
@@ -27,20 +23,20 @@ from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.rank_logs import FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    #: What ``ask_nodes`` takes, and one of what it returns.
-    Question = tuple[str, tuple[Any, ...], float, list[bytes]]
+    from miniray.profiling.targets import ClusterSource
+
+    #: Who answers, the answer or None, and why there is none.
     Told = tuple[bytes, Any, str]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the controller of a run waits for news before it answers.
-PATIENCE = 10.0
-#: Seconds that ranks have to tell how far they are: their user code may keep them busy.
-RANK_PATIENCE = 1.0
+#: Seconds that controllers and ranks have to answer: user code may keep ranks busy.
+_PATIENCE, _RANK_PATIENCE = 1.0, 0.5
+#: Remarks that are kept, the newest.
+_MAX_NOTES = 50
 
-_GONE = "Its controller is gone."
 _ENDED = ("FINISHED", "ERRORED", "ABORTED")
 _LOST = (
     "Its controller is gone, and did not say how it ended: it was killed, or its node was lost. "
@@ -69,71 +65,86 @@ def run_row(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunPage:
-    """A run that goes on, as its controller and its ranks tell of it.
+    """One run, for as long as somebody looks at it.
 
     Args:
-        row: Of the run, as ``listed`` has it.
+        run_id: As it is in the list.
     """
 
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        self._row = dict(row)
+    def __init__(self, run_id: str) -> None:
+        self._id = run_id
+        self._begin("")
+        #: What its folder told when it had ended, and the row's state and time of then.
+        self._ended: dict[str, Any] = {}
+        self._written: tuple[str, float] | None = None
+
+    def _begin(self, controller: str) -> None:
+        """Know nothing yet: a run's controller may be started again."""
+        self._controller = controller
         self._facts: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
         self._history = History()
         self._notes: list[str] = []
-        self._config: dict[str, Any] = {}
         self._seen: list[Any] = ["", 0, 0, 0]
         self._of_ranks: dict[str, dict[str, Any]] = {}  # by the id of the rank's process
-        self._problem = ""
-        #: Whether there is a controller to be asked.
-        self.live = bool(row["ended"] is None and row["alive"])
 
-    def question(self, patience: float = PATIENCE) -> Question:
-        """Return what to ask for news of the run, for which its controller may wait so long."""
-        arguments = (self._seen, self._history.reports - 1, patience)
-        about = question_about(self._row["run_id"]), arguments, [_id(self._row["worker_id"])]
-        return "processes", about, patience + 1, [_id(self._row["node_id"])]
+    def look(self, cluster: ClusterSource) -> dict[str, Any]:
+        """Return the run as JSON values, with the fields that ``ended`` describes.
 
-    def take(self, told: Sequence[Told]) -> None:
-        """Take the answer to ``question``."""
-        answers = _answers(told)
-        self.live = bool(answers)
-        self._problem = next((why for _, _, why in answers), _GONE)
-        for _, answer, _ in answers:
+        Its controller and its ranks are asked while it goes on, its folder is read afterwards.
+
+        Raises:
+            ValueError: There is no such run in the cluster's list.
+        """
+        rows = (run_row(run) for run in cluster.listing("runs") if run["run_id"] == self._id)
+        row = next(rows, None)  # also of one that another went on from
+        if row is None:
+            raise ValueError(f"There is no run {self._id} in the list of this cluster.")
+        if row["ended"] is None and row["alive"]:
+            told = self._of_controller(cluster, row)
+            if told:
+                return self._living(cluster, row, next((why for *_, why in told if why), ""))
+        written = row["state"], row["written"]
+        if written != self._written:
+            self._written, self._ended = written, ended(row)
+        return self._ended
+
+    def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> list[Told]:
+        """Take what the controller tells of the run; nothing is returned if it is gone."""
+        if row["worker_id"] != self._controller:
+            self._begin(row["worker_id"])
+        about = self._seen, self._history.reports - 1
+        question = question_about(self._id), about, [_id(row["worker_id"])]
+        nodes = [_id(row["node_id"])]
+        told = list(_answers(cluster.ask_nodes("processes", question, _PATIENCE, nodes)))
+        for _, answer, _ in told:
             if answer is None:
                 continue
             facts = json.loads(answer)
             self._seen = facts.pop("seen", self._seen)
             self._config = facts.pop("config", self._config)
             self._notes = [*self._notes, *facts.pop("notes", ())][-_MAX_NOTES:]
-            for row in facts.pop("rows", ()):
-                self._history.add(row)
+            for report in facts.pop("rows", ()):
+                self._history.add(report)
             self._facts = facts
+        return told
 
-    def question_to_ranks(self) -> Question:
-        """Return what to ask the processes of ranks: of their data, and their devices' memory."""
+    def _living(
+        self, cluster: ClusterSource, row: Mapping[str, Any], problem: str
+    ) -> dict[str, Any]:
+        """Return what is known of a run that goes on; a silent rank keeps what it has told."""
         ranks = self._facts.get("ranks", ())
-        ids = [_id(rank["worker_id"]) for rank in ranks if rank.get("worker_id")]
-        nodes = sorted({_id(rank["node_id"]) for rank in ranks if rank.get("node_id")})
-        return "processes", ("train_rank", (), ids), RANK_PATIENCE, nodes
-
-    def take_ranks(self, told: Sequence[Told]) -> None:
-        """Take the answers to ``question_to_ranks``; who gives none keeps what it told."""
-        for process, answer, why in _answers(told):
+        placed = [rank for rank in ranks if rank.get("worker_id")]
+        question = "train_rank", (), [_id(rank["worker_id"]) for rank in placed]
+        nodes = sorted({_id(rank["node_id"]) for rank in placed})
+        for process, answer, why in _answers(
+            cluster.ask_nodes("processes", question, _RANK_PATIENCE, nodes)
+        ):
             found = self._of_ranks.setdefault(process.hex(), {})
             found |= {**(answer or {}), "problem": why}
-
-    def shown(self) -> dict[str, Any]:
-        """Return the run as JSON values, with the fields that ``ended`` describes."""
-        facts = {**self._row, **self._facts, "config": self._config, "problem": self._problem}
-        ranks = [
-            {**rank, **self._of_ranks.get(rank.get("worker_id", ""), {})}
-            for rank in self._facts.get("ranks", ())
-        ]
-        return _page({**facts, "ranks": ranks, "notes": self._notes}, self._history)
-
-
-#: Remarks that are kept, the newest.
-_MAX_NOTES = 50
+        shown = [{**rank, **self._of_ranks.get(rank.get("worker_id", ""), {})} for rank in ranks]
+        about = {"config": self._config, "problem": problem, "ranks": shown, "notes": self._notes}
+        return _page({**row, **self._facts, **about}, self._history)
 
 
 def ended(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +191,7 @@ def _of_folder(
         page |= {"state": "LOST", "error": _LOST}
     printed = storage.files.names(FOLDER)  # an attempt whose ranks print nothing has none
     for attempt in page.get("history", ()):
-        if attempt["logs"].rpartition("/")[2] not in printed:
+        if PurePosixPath(attempt["logs"]).name not in printed:
             attempt["logs"] = ""
     page["kept"] = [shown_checkpoint(each) for each in storage.records()]
     try:
@@ -225,12 +236,10 @@ def _id(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _answers(told: Sequence[Told]) -> list[Told]:
-    """Return the answers of processes, of what nodes tell of the question that they passed on."""
-    found = []
+def _answers(told: Iterable[Told]) -> Iterator[Told]:
+    """Yield the answers of processes, of what nodes tell of the question that they passed on."""
     for node, answers, missing in told:
         if answers is None:
-            found.append((node, None, missing))
-            continue
-        found += [(process, answer, why) for process, *_, answer, why in answers]
-    return found
+            yield node, None, missing
+        else:
+            yield from ((process, answer, why) for process, *_, answer, why in answers)

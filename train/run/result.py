@@ -8,6 +8,7 @@ import json
 import logging
 import operator
 import textwrap
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import TrainingFailedError
@@ -189,7 +190,7 @@ class Result:
             lines += [
                 f"  {key}: {format_value(value)}" for key, value in flatten(self.metrics).items()
             ]
-        names = [checkpoint.path.rpartition("/")[2] for checkpoint, _ in self.best_checkpoints]
+        names = [PurePosixPath(checkpoint.path).name for checkpoint, _ in self.best_checkpoints]
         if self.checkpoint is None:
             lines.append("checkpoint: none")
         else:

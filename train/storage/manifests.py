@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Folder of the manifests and marks in the run's folder.
 FOLDER = ".manifests"
 
-_DEFAULT_NAME = re.compile(r"checkpoint_(\d{6,})")
+_DEFAULT_NAME = re.compile(r"checkpoint_(?P<number>\d{6,})")
 _MANIFEST, _PENDING = ".json", ".pending"
 
 
@@ -40,7 +40,7 @@ def default_checkpoint_name(number: int) -> str:
 def number_of(name: str) -> int | None:
     """Return the number in a default name; None for other names."""
     match = _DEFAULT_NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match["number"]) if match else None
 
 
 def manifest_path(name: str) -> str:

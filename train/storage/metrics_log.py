@@ -29,7 +29,7 @@ _FOLDER = ".metrics"
 SYNC_INTERVAL = 10.0
 
 #: How a row begins that this module has written.
-_BEGIN = re.compile(r'{"number": (\d+),')
+_BEGIN = re.compile(r'{"number": (?P<number>\d+),')
 
 #: What is shown of a run: so many rows, metrics of each, and characters of what is no number.
 MAX_SHOWN, MAX_METRICS, MAX_TEXT = 1000, 200, 200
@@ -115,7 +115,7 @@ class History:
         highest, newest = -1, [""]  # two lines, as that of the highest number may be torn
         for line in _lines(storage):
             begin = _BEGIN.match(line)
-            number = -1 if begin is None else int(begin[1])
+            number = -1 if begin is None else int(begin["number"])
             if number >= highest:
                 highest, newest = number, [newest[-1], line]
             # Others are parsed only if they are kept: there may be very many.

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import RunTakenOverError
@@ -67,7 +67,7 @@ class RunStorage:
         self.filesystem = filesystem
         self._given = given
         self.path = path
-        self.name = path.rpartition("/")[2]
+        self.name = PurePosixPath(path).name
         self.files = Store(filesystem, path)
 
     # --- Ray's names -----------------------------------------------------------------

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         get_device,
         get_devices,
         prepare_model,
+        prepare_optimizer,
     )
 
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "get_devices": "miniray.train.torch.models",
     "prepare_data_loader": "miniray.train.torch.data_loader",
     "prepare_model": "miniray.train.torch.models",
+    "prepare_optimizer": "miniray.train.torch.models",
 }
 
 #: Names of Ray Train that are not here, and what to do instead.
@@ -36,7 +38,6 @@ _AMP = "use torch.autocast, and for float16 torch.amp.GradScaler (Ray Train refu
 _ABSENT = {
     "accelerate": _AMP,
     "backward": _AMP,
-    "prepare_optimizer": _AMP,
     "xla": "PyTorch runs on CPUs and GPUs here; on TPUs train with miniray.train.jax.JaxTrainer",
 }
 
@@ -49,6 +50,7 @@ __all__ = [
     "get_devices",
     "prepare_data_loader",
     "prepare_model",
+    "prepare_optimizer",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES, of_ray=_ABSENT)

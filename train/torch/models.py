@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from miniray.common.series import COUNTED, SECONDS, took
 from miniray.train.data.devices import own_devices
 from miniray.train.worker.context import current_session
 
@@ -46,6 +48,33 @@ def enable_reproducibility(seed: int = 0) -> None:
     torch.backends.cudnn.benchmark = False
     # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Have an optimizer's steps in the cluster's metrics; return it.
+
+    Raises:
+        RuntimeError: Called outside a train loop.
+    """
+    session = current_session("torch.prepare_optimizer")
+    run = ("run", session.storage.name)
+    rank = ("rank", str(session.ranks.world_rank))
+    steps = COUNTED.values(("counter", "train_steps_total", "", ()), (run, rank))
+    times = COUNTED.values(("histogram", "train_step_seconds", "", SECONDS), (run,))
+    last = 0.0
+
+    def stepped(*_step: Any) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        steps[0] += 1
+        if last:
+            took(times, now - last)
+        last = now
+
+    if not getattr(optimizer, "_steps_are_counted", False):
+        optimizer._steps_are_counted = True
+        optimizer.register_step_post_hook(stepped)
+    return optimizer
 
 
 STRATEGIES = ("ddp", "fsdp", "fsdp2")

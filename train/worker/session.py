@@ -192,7 +192,7 @@ class RankSession:
 
     def _upload(self, index: int, given: CheckpointReport) -> Upload:
         if given.mode is CheckpointUploadMode.NO_UPLOAD:
-            name = given.checkpoint.path.rstrip("/").rpartition("/")[2]
+            name = PurePosixPath(given.checkpoint.path).name
         else:
             name = given.name or default_checkpoint_name(self._setup.first_number + index)
         in_place = given.mode is CheckpointUploadMode.NO_UPLOAD or _lies_in(

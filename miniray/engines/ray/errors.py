@@ -99,8 +99,8 @@ def _failure(error: RayTaskError) -> TaskError:
         carried: TaskError = pickle.loads(cause.args[0])
         return carried
     text = str(error)
-    name = re.search(r"ray::([\w.<>]+)\(", text)
-    return TaskError(name[1] if name else "", text, cause)
+    name = re.search(r"ray::(?P<name>[\w.<>]+)\(", text)
+    return TaskError(name["name"] if name else "", text, cause)
 
 
 def _death(error: ActorDiedError, text: str) -> ours.ActorDiedError:

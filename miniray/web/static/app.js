@@ -37,7 +37,7 @@ function page([name, ...rest]) {
   if (name === "run") return html`<${Run} key=${rest[0]} id=${rest[0]} />`;
   if (name === "compare") return html`<${Compare} ids=${rest.join("/")} />`;
   if (name === "actor") return html`<${Actor} key=${rest[0]} id=${rest[0]} />`;
-  if (name === "worker") return html`<${Worker} key=${rest.join()} node=${rest[0]} pid=${rest[1]} />`;
+  if (name === "worker") return html`<${Worker} key=${rest.join()} node=${rest[0]} pid=${rest[1]} run=${rest[2]} rank=${rest[3]} />`;
   if (name === "why") return html`<${Why} key=${rest[0]} id=${rest[0]} />`;
   return html`<div class="page"><div class="empty">There is no page “${name}”. <a href="#/">To the cluster</a></div></div>`;
 }
@@ -82,7 +82,7 @@ function Login({ reason }) {
     <button type="submit" class="primary">Enter</button></form></div>`;
 }
 
-const LINKS = { connecting: "connecting", open: "live", lost: "connection lost, trying again" };
+const LINKS = { connecting: "connecting", open: "live", lost: "not live, trying again" };
 
 function App() {
   const [at, setAt] = useState(parts());
@@ -128,7 +128,7 @@ function App() {
       <div class="entries">${NAVIGATION.map(([group, entries]) => html`<div key=${group}>${group && html`<h2>${group}</h2>`}${entries.map(([name, text]) => html`<a key=${name} href="#/${name}" aria-current=${name === current ? "page" : undefined}>${text}</a>`)}</div>`)}
         <div class="foot"><span class="link ${link.state}" role="status">${LINKS[link.state]}</span><${Theme} /><button type="button" class="quiet" onClick=${() => setHelp(true)}>Keys ?</button></div></div>
     </nav>
-    <main>${link.state === "lost" && html`<div class="problem" role="alert">The connection to the cluster's page is lost: what is shown is from before. It is tried again.</div>`}${page(at)}</main>
+    <main>${link.state === "lost" && html`<div class="problem" role="alert">${link.reason || "The connection to the cluster's page is lost: what is shown is from before. It is tried again."}</div>`}${page(at)}</main>
     ${help && html`<div class="veil" onClick=${() => setHelp(false)}><div class="card help" role="dialog" aria-label="Keys"><h2>Keys</h2><dl>${KEYS.map(([keys, what]) => html`<div key=${keys}><dt><kbd>${keys}</kbd></dt><dd>${what}</dd></div>`)}</dl></div></div>`}`;
 }
 

@@ -16,10 +16,8 @@ export function Flame({ tree, unit }) {
   return html`<div ref=${place} />`;
 }
 
-const frameText = (frame) => (typeof frame === "string" ? frame : `${frame.name} (${frame.file}:${frame.line})`);
-
 /** Frames as Python prints them: the innermost last. */
-export const Frames = ({ of }) => html`<ol class="frames">${of.map((frame, n) => html`<li key=${n} class=${n === of.length - 1 ? "last" : ""}>${frameText(frame)}</li>`)}</ol>`;
+export const Frames = ({ of }) => html`<ol class="frames">${of.map((frame, n) => html`<li key=${n} class=${n === of.length - 1 ? "last" : ""}>${frame}</li>`)}</ol>`;
 
 function Stacks({ answer }) {
   if (!answer.groups?.length) return html`<${Empty}>No thread of it runs Python code now.<//>`;
@@ -45,7 +43,7 @@ export function Inspect({ of, live = true, why }) {
   };
   const way = shown && WAYS[shown.kind];
   const tree = shown?.answer?.tree;
-  const notes = [shown?.answer?.note, ...(shown?.answer?.notes ?? [])].filter(Boolean);
+  const notes = shown?.answer?.notes ?? [];
   return html`<div class="inspect">
     <div class="tools">${Object.entries(WAYS).map(([kind, { title }]) => html`<button type="button" key=${kind} disabled=${!live || shown?.busy} aria-pressed=${shown?.kind === kind} onClick=${() => ask(kind)}>${title}</button>`)}${why && html`<a class="button" href=${why}>Why does it wait?</a>`}
       ${!live && html`<span class="dim">It has ended: stacks and profiles are of processes that live.</span>`}</div>

@@ -151,9 +151,9 @@ export function useLive(topics, asked = {}) {
       source.onerror = () => {
         close();
         if (closed || document.hidden) return;
-        setLink("lost");
-        // A stream does not tell the status of what ended it.
-        get("session").catch(() => {});
+        setLink("lost", link.state === "lost" ? link.reason : "");
+        // A stream does not tell what ended it; too many views are no lost connection.
+        get("session").then(({ full }) => link.state === "lost" && setLink("lost", full), () => {});
         timer = setTimeout(open, delay);
         delay = Math.min(2 * delay, 5000);
       };

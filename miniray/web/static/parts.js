@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 
 export const DASH = "–";
-const absent = (value) => value === undefined || value === null || value === "" || Number.isNaN(value);
+const absent = (value) => value === undefined || value === false || value === null || value === "" || Number.isNaN(value);
 
 /** A number in a few digits; large ones grouped. */
 export function number(value) {
@@ -119,5 +119,4 @@ export function hue(name) {
   return (hash >>> 0) % 360;
 }
 
-export const go = (hash) => (location.hash = hash);
 export const workerHref = (row) => (row?.pid && row?.node_id ? `#/worker/${row.node_id}/${row.pid}` : null);

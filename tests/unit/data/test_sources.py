@@ -77,7 +77,7 @@ def test_row_groups_without_a_row_that_passes_are_not_read(folder: str) -> None:
     source = data.read_parquet(folder, filter=None)._plan.source
     filtered = source.filtered(col("a") > 285)
     (unit,) = filtered.units(CutWish(2**20))
-    assert [(piece.path[-9:], piece.group) for piece in unit.pieces] == [
+    assert [(piece.path[-9:], piece.group) for piece in unit.content.pieces] == [
         ("2.parquet", 2),
         ("2.parquet", 3),
     ]

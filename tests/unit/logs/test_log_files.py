@@ -11,7 +11,7 @@ import pytest
 from miniray.logs import log_files
 from miniray.logs.log_files import LogLineRead, LogQuery, read, read_on, stamped
 from miniray.system.log_file import LogFile, log_name
-from miniray.util.logs import of_folder
+from miniray.util.logs import Logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,10 +82,12 @@ def test_that_a_search_did_not_come_to_the_beginning_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "f", 1, [(at, "f", f"line {at}") for at in range(50_000)])
-    found = of_folder(tmp_path, LogQuery(grep="line 7$"))
-    assert ([each.line.text for each in found.lines], found.notes) == (["line 7"], [])
+    found = Logs()
+    found.add("", read(tmp_path, LogQuery(grep="line 7$")))
+    assert ([each.text for each in found.lines], found.notes) == (["line 7"], [])
     monkeypatch.setattr(log_files, "_Budget", lambda: SimpleNamespace(left=1 << 20))
-    found = of_folder(tmp_path, LogQuery(grep="line 7$"))
+    found = Logs()
+    found.add("", read(tmp_path, LogQuery(grep="line 7$")))
     assert (found.lines, found.notes) == (
         [],
         ["Only the last 512 MiB of the logs of this machine were looked at."],

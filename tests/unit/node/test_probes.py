@@ -13,7 +13,10 @@ from miniray.node.probes import Probes
 from miniray.node.relay.questions import Told
 from miniray.profiling import outside
 
+NODE = SimpleNamespace(node_id=b"node", machine="this machine")
 WORKER = SimpleNamespace(process_id=b"worker", pid=7, is_driver=False, is_command=False)
+#: Of other nodes there are processes of other pids, or of the same.
+PIDS = {b"node".hex(): [7], b"another".hex(): [7, 8]}
 
 
 class Questions:
@@ -25,17 +28,17 @@ class Questions:
         self._told = Told(WORKER.process_id, answer, missing)
 
     async def ask_processes(
-        self, _clients: Any, what: str, arguments: tuple[Any, ...], seconds: float
+        self, clients: Any, what: str, arguments: tuple[Any, ...], seconds: float
     ) -> list[Told]:
         self.asked.append((what, *arguments))
         self.seconds = seconds
-        return [self._told]
+        return [self._told for _ in clients]
 
 
 def profiled(questions: Questions) -> dict[str, Any]:
     clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
-    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), "here")  # type: ignore[arg-type]
-    [found] = asyncio.run(questions.answers["profile"](1.0, [7], "cpu", 1.0, False))
+    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
+    [found] = asyncio.run(questions.answers["profile"](1.0, PIDS, "cpu", 1.0, False))
     return found  # type: ignore[no-any-return]
 
 
@@ -76,11 +79,34 @@ def test_a_silent_process_leaves_the_time_to_look_at_it_from_outside(
     monkeypatch.setattr(outside, "stacks", stacks)
     questions = Questions(None, "it did not answer in time")
     clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
-    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), "here")  # type: ignore[arg-type]
+    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
     limit = 8.0
-    [found] = asyncio.run(questions.answers["stack"](limit, [7]))
+    [found] = asyncio.run(questions.answers["stack"](limit, PIDS))
     assert found["way"] == "py-spy"
     assert questions.seconds + 2 * outside._PATIENCE <= limit
+
+
+def test_of_many_silent_processes_a_few_at_a_time_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, most = 0, 0
+
+    async def stacks(_pid: int) -> tuple[str, list[Any], str]:
+        nonlocal looking, most
+        looking += 1
+        most = max(most, looking)
+        await asyncio.sleep(0)
+        looking -= 1
+        return "py-spy", [], ""
+
+    monkeypatch.setattr(outside, "stacks", stacks)
+    questions = Questions(None, "it did not answer in time")
+    workers = [SimpleNamespace(**{**vars(WORKER), "process_id": bytes([n])}) for n in range(50)]
+    clients = SimpleNamespace(clients={each.process_id: each for each in workers})
+    Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
+    found = asyncio.run(questions.answers["stack"](8.0, PIDS))
+    assert len(found) == 50
+    assert 1 < most <= 8
 
 
 BESIDE, FAR, SILENT = b"beside", b"far", b"silent"
@@ -108,7 +134,7 @@ class Nodes:
 def test_of_some_round_trips_the_quickest_tells_the_clock_of_another_machine() -> None:
     questions: Any = Nodes()
     clients: Any = SimpleNamespace(clients={})
-    Probes(clients, questions, SimpleNamespace(), "this machine")  # type: ignore[arg-type]
+    Probes(clients, questions, SimpleNamespace(), NODE)  # type: ignore[arg-type]
     told = asyncio.run(questions.answers["clocks"](1.0, [BESIDE, FAR, SILENT]))
     assert told[BESIDE] == (0.0, 0.0)
     assert told[SILENT] is None

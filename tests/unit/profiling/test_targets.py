@@ -17,4 +17,4 @@ class Cluster:
 def test_a_class_inside_of_a_function_is_named_as_lists_show_it() -> None:
     cluster: Any = Cluster()
     for name in ("Counter", "main.<locals>.Counter", "ab" * 3):
-        assert find(cluster, name).pids == {"aa": [7]}
+        assert find(cluster, name) == {"aa": [7]}

@@ -6,12 +6,15 @@ torch = pytest.importorskip("torch")
 
 from torch_helpers import session  # noqa: E402
 
+from miniray.common.series import Series, how_many  # noqa: E402
 from miniray.train.torch import (  # noqa: E402
     enable_reproducibility,
     get_device,
     get_devices,
+    models,
     prepare_data_loader,
     prepare_model,
+    prepare_optimizer,
 )
 from miniray.train.torch.models import layers_of  # noqa: E402
 
@@ -98,6 +101,22 @@ def test_inner_layers_are_sharded_before_those_that_contain_them():
 def test_a_layer_class_that_the_model_does_not_have_is_named():
     with pytest.raises(ValueError, match="Linear has no such submodule"):
         layers_of(torch.nn.Linear(1, 1), (torch.nn.Conv2d,))
+
+
+# --- optimizers ---------------------------------------------------------------------------------
+
+
+def test_steps_of_an_optimizer_are_counted_and_timed_once(alone, monkeypatch):
+    counted = Series()
+    monkeypatch.setattr(models, "COUNTED", counted)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    for _ in range(2):
+        assert prepare_optimizer(optimizer) is optimizer
+    for _ in range(3):
+        optimizer.step()
+    found = {name: values for _, name, _, _, _, values in counted.rows()}
+    assert found["train_steps_total"] == [3.0]
+    assert how_many(found["train_step_seconds"]) == 2
 
 
 # --- reproducibility -----------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(module, name, instead)
         ("v2.api.report_config", "train", "CheckpointConsistencyMode CheckpointUploadMode"),
         ("v2.torch.torch_trainer", "train.torch", "TorchTrainer"),
         ("v2.torch.train_loop_utils", "train.torch", "get_device get_devices prepare_model"),
-        ("v2.torch.train_loop_utils", "train.torch", "prepare_data_loader"),
+        ("v2.torch.train_loop_utils", "train.torch", "prepare_data_loader prepare_optimizer"),
         ("v2.torch.train_loop_utils", "train.torch", "enable_reproducibility"),
         ("v2.jax.jax_trainer", "train.jax", "JaxTrainer"),
     ],

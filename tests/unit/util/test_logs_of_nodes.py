@@ -44,4 +44,4 @@ def test_a_node_that_is_gone_is_not_asked_again_and_again() -> None:
 def test_what_is_followed_is_searched_by_who_follows() -> None:
     cluster: Any = Cluster()
     found = follow(cluster, Whose(LogQuery(grep="^p")), Logs())
-    assert [each.line.text for each in found.lines] == ["pear"]
+    assert [each.text for each in found.lines] == ["pear"]

@@ -17,7 +17,7 @@ KEY = b"k" * 32
 def access(certificate: str = "", key: bytes = KEY, address: str = "127.0.0.1:8265") -> Access:
     facts: dict[str, Any] = dict.fromkeys(WebFacts.__dataclass_fields__, "")
     facts |= {"web_key": key, "cluster": "abc", "certificate": certificate, "address": address}
-    return Access(None, WebFacts(**facts))
+    return Access(None, WebFacts(**facts), print)
 
 
 def status(guard: Access, path: str = "/api/session", method: str = "GET", **headers: str) -> int:

@@ -132,16 +132,3 @@ def test_rows_that_are_as_before_have_not_changed() -> None:
     news = view.news()
     assert news is not None
     assert (news["order"], list(news["changed"])) == (["k1"], ["k1"])
-
-
-def test_further_fields_alone_are_no_rows() -> None:
-    table = Table()
-    table.overlay({"k0": {"cpu": 5}})
-    assert View(table, "t", Window()).news() is None
-
-
-def test_further_fields_stay_when_the_others_change() -> None:
-    table = table_of(1)
-    table.overlay({"k0": {"cpu": 5}, "gone": {"cpu": 1}})
-    table.update({"k0": {"n": 7, "state": "ALIVE"}})
-    assert table.rows == {"k0": {"n": 7, "state": "ALIVE", "cpu": 5}}

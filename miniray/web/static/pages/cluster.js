@@ -4,19 +4,20 @@ import { get, post, useLive, usePolled } from "../live.js";
 import { Frames } from "../inspect.js";
 import { Rows, counted } from "../table.js";
 import { Chart } from "../charts.js";
-import { Ago, Bar, Card, Empty, Facts, Problem, State, amounts, bytes, hue, number, percent } from "../parts.js";
+import { Ago, Bar, Card, Empty, Facts, Problem, State, bytes, hue, number, percent } from "../parts.js";
 
 const holderHref = (held) => (held.kind === "actor" && held.id ? `#/actor/${held.id}` : held.pid && held.node_id ? `#/worker/${held.node_id}/${held.pid}` : null);
 
 /** One device: who has which share of it, what is free, and below it how much is really used. */
-function Device({ row, small }) {
+function Device({ row, use, small }) {
   const held = row.held ?? [];
+  const { utilization_ratio: busy, memory_used_bytes: memory, memory_size_bytes: size } = use;
   const told = held.map((each) => `${number(each.share)} ${each.name}`).join("\n");
   const facts = [
-    `${row.node_name ?? row.node_id}: ${row.resource} ${row.device}${row.type ? `, ${row.type}` : ""}`, told,
+    `${row.node_name ?? row.node_id}: ${row.resource} ${row.device}`, told,
     row.quarantined ? `out of service: ${row.quarantined}` : row.free ? `${number(row.free)} free` : "nothing free",
-    row.utilization != null ? `busy ${percent(row.utilization)}` : "", row.memory_size ? `memory ${bytes(row.memory_used)} of ${bytes(row.memory_size)}` : "",
-    row.temperature != null ? `${number(row.temperature)} °C` : "", row.power != null ? `${number(row.power)} W` : "",
+    busy != null ? `busy ${percent(busy)}` : "", size ? `memory ${bytes(memory)} of ${bytes(size)}` : "",
+    use.temperature_celsius != null ? `${number(use.temperature_celsius)} °C` : "", use.power_watts != null ? `${number(use.power_watts)} W` : "",
   ].filter(Boolean).join("\n");
   const part = (each, n) => {
     const style = { flexGrow: each.share, "--hue": hue(each.name) };
@@ -27,12 +28,12 @@ function Device({ row, small }) {
   return html`<div class="device ${small ? "small" : ""} ${row.quarantined ? "quarantined" : ""}" title=${facts} data-device=${row.key}>
     ${!small && html`<div class="name"><span>${row.resource} ${row.device}</span><span class="dim">${row.quarantined ? "quarantined" : row.free ? `${number(row.free)} free` : "full"}</span></div>`}
     <div class="shares">${held.map(part)}${!row.quarantined && row.free > 0 && html`<span class="free" style=${{ flexGrow: row.free }} />`}${row.quarantined && html`<span class="out">${!small && "out of service"}</span>`}</div>
-    ${row.utilization != null && html`<div class="real" title="busy ${percent(row.utilization)}"><span style=${{ width: percent(row.utilization).replace(" ", "") }} /></div>`}
-    ${row.memory_size > 0 && html`<div class="real memory" title="memory ${bytes(row.memory_used)} of ${bytes(row.memory_size)}"><span style=${{ width: `${(100 * (row.memory_used ?? 0)) / row.memory_size}%` }} /></div>`}
+    ${busy != null && html`<div class="real" title="busy ${percent(busy)}"><span style=${{ width: `${100 * busy}%` }} /></div>`}
+    ${size > 0 && html`<div class="real memory" title="memory ${bytes(memory)} of ${bytes(size)}"><span style=${{ width: `${(100 * (memory ?? 0)) / size}%` }} /></div>`}
   </div>`;
 }
 
-function DeviceMap({ devices, error }) {
+function DeviceMap({ devices, uses, models, error }) {
   const [only, setOnly] = useState("all");
   const nodes = new Map();
   for (const row of devices) nodes.set(row.node_id, [...(nodes.get(row.node_id) ?? []), row]);
@@ -48,35 +49,32 @@ function DeviceMap({ devices, error }) {
     <${Problem} of=${error} />
     ${devices.length > 0 && html`<div class="tools legend"><span class="key"><i class="part" />held, by whom</span><span class="key"><i class="free" />free</span><span class="key"><i class="out" />out of service</span><span class="key"><i class="used" />in use: compute, memory</span>
       <select aria-label="Show devices" value=${only} onChange=${(event) => setOnly(event.target.value)}>${Object.keys(fits).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></div>`}
-    ${groups.map(([node, rows]) => html`<div class="rack" key=${node}><div class="rackname" title=${node}>${rows[0].node_name || node}<span class="dim">${rows[0].type}</span>${!named && html`<span class="dim">${node.slice(0, 8)}</span>`}</div><div class="devices">${rows.map((row) => html`<${Device} key=${row.key} row=${row} small=${small} />`)}</div></div>`)}
+    ${groups.map(([node, rows]) => html`<div class="rack" key=${node}><div class="rackname" title=${node}>${rows[0].node_name || node}<span class="dim">${models.get(node)}</span>${!named && html`<span class="dim">${node.slice(0, 8)}</span>`}</div><div class="devices">${rows.map((row) => html`<${Device} key=${row.key} row=${row} use=${uses.get(node)?.devices[`${row.resource}/${row.device}`] ?? {}} small=${small} />`)}</div></div>`)}
     ${!devices.length && html`<${Empty}>No node has devices. GPUs and other accelerators are found when a node starts; <code>--num-gpus N</code> declares some.<//>`}
     ${devices.length > 0 && !groups.length && html`<${Empty}>No device is “${only}”.<//>`}
   <//>`;
 }
 
-const summed = (rows, field) => {
-  const sums = {};
-  for (const row of rows) for (const [name, amount] of Object.entries(row[field] ?? {})) sums[name] = (sums[name] ?? 0) + amount;
-  return sums;
-};
-
 const NODE_COLUMNS = [
   { name: "node_name", title: "Node", width: "minmax(120px, 1.4fr)", cell: (row) => html`<span title=${row.node_id}><b>${row.node_name || row.node_id}</b> <span class="dim">${row.node_ip}${row.is_head_node ? " · head" : ""}</span></span>` },
   { name: "state", title: "State", width: "minmax(92px, 1fr)", cell: (row) => html`<span title=${row.state_message}><${State} of=${row.state} bad=${row.state === "DEAD" && /lost|silent|heartbeat|ended|killed/i.test(row.state_message ?? "")} /> <span class="dim">${row.state_message}</span></span>` },
-  { name: "CPU", title: "CPUs held", width: "110px", wide: true, cell: (row) => html`<${Bar} value=${row.resources_used?.CPU ?? 0} of=${row.resources_total?.CPU} />` },
+  { name: "CPU", title: "CPUs held", width: "110px", wide: true, cell: (row) => html`<${Bar} value=${row.used?.CPU ?? 0} of=${row.total?.CPU} />` },
   { name: "cpu_percent", title: "CPU used", width: "86px", cell: (row) => html`<${Bar} value=${row.cpu_percent} of=${100} show=${(v) => `${Math.round(v)} %`} text=${`${Math.round(row.cpu_percent ?? 0)} %`} />` },
   { name: "memory_used", title: "Memory", width: "150px", wide: true, cell: (row) => html`<${Bar} value=${row.memory_used} of=${row.memory_total} show=${bytes} />` },
-  { name: "store_used", title: "Object store", width: "150px", wide: true, cell: (row) => html`<${Bar} value=${row.store_used} of=${row.store_capacity} show=${bytes} />` },
+  { name: "object_store_used", title: "Object store", width: "150px", wide: true, cell: (row) => html`<${Bar} value=${row.object_store_used} of=${row.object_store_capacity} show=${bytes} />` },
   { name: "disk_free", title: "Disk free", width: "80px", right: true, wide: true, cell: (row) => bytes(row.disk_free) },
-  { name: "workers", title: "Workers", width: "64px", right: true, wide: true },
+  { name: "processes", title: "Processes", width: "72px", right: true, wide: true },
 ];
 
 const Tile = ({ name, href, children }) => html`<a class="tile" href=${href}><span>${name}</span><b>${children}</b></a>`;
 
 export function Cluster() {
-  const live = useLive("nodes,devices,waiting", { size: 200 });
-  const [nodes, devices, waiting] = ["nodes", "devices", "waiting"].map(live);
-  const { name, address, version, since, logs, total = summed(nodes.rows, "resources_total"), used = summed(nodes.rows, "resources_used") } = nodes.summary.cluster ?? {};
+  const live = useLive("nodes,usage,devices,waiting", { size: 200 });
+  const [nodes, usage, devices, waiting] = ["nodes", "usage", "devices", "waiting"].map(live);
+  const uses = new Map(usage.rows.map((row) => [row.key, row]));
+  const rows = nodes.rows.map((row) => ({ ...uses.get(row.key), ...row }));
+  const models = new Map(nodes.rows.map((row) => [row.node_id, Object.keys(row.total).find((name) => name.startsWith("accelerator_type:"))?.split(":")[1]]));
+  const { name, address, version, since, logs, total = {}, used = {} } = nodes.summary.cluster ?? {};
   const counts = counted(nodes.summary);
   const blocked = waiting.rows.reduce((sum, row) => sum + (row.count ?? 1), 0);
   const resources = Object.keys(total).filter((name) => !/^node:|^accelerator_type:|memory/.test(name)).sort();
@@ -89,8 +87,8 @@ export function Cluster() {
       <${Tile} name="Waiting" href="#/waiting"><span class=${blocked ? "warn" : ""}>${number(blocked)}</span>${waiting.rows.some((row) => row.infeasible) && html`<small class="bad">some never fit</small>`}<//>
       ${since && html`<${Tile} name="Up for" href="#/events"><${Ago} time=${since} /><//>`}
     </div>
-    <${DeviceMap} devices=${devices.rows} error=${devices.error} />
-    <${Card} title="Nodes"><${Rows} label="Nodes" columns=${NODE_COLUMNS} rows=${nodes.rows} total=${nodes.rows.length} height=${Math.min(400, 34 + 30 * Math.max(1, nodes.rows.length))} /><//>
+    <${DeviceMap} devices=${devices.rows} uses=${uses} models=${models} error=${devices.error} />
+    <${Card} title="Nodes"><${Rows} label="Nodes" columns=${NODE_COLUMNS} rows=${rows} height=${Math.min(400, 34 + 30 * Math.max(1, rows.length))} /><//>
     <${Facts} of=${[["Cluster", name], ["Address", address], ["miniray", version], ["Logs", logs && html`<code>${logs}</code>`]]} />
   </div>`;
 }

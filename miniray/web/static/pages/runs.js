@@ -1,6 +1,6 @@
 // Training: the list of runs, one run from start to end, and several over each other.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
-import { get, useLive, usePolled } from "../live.js";
+import { useLive } from "../live.js";
 import { Inspect, Logs } from "../inspect.js";
 import { Chart, useTheme } from "../charts.js";
 import { Rows, TopicPage } from "../table.js";
@@ -79,10 +79,11 @@ function Heat({ heat }) {
     <p class="dim" aria-live="polite">${told || `Each row is a rank, each column a report (${heat.reports[0]} to ${heat.reports.at(-1)}); the warmer, the later it came after the first rank. Full colour: by ${seconds(most)}.`}</p>`;
 }
 
+const rankHref = (row) => workerHref(row) && `${workerHref(row)}/${row.run_id}/${row.rank}`;
 const RANKS = [
-  { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${workerHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
+  { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${rankHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
   { name: "state", title: "State", width: "minmax(90px, 110px)", cell: (row) => html`<${State} of=${row.state} />` },
-  { name: "node_id", title: "Node", width: "84px", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_name ?? row.node_id?.slice(0, 8) ?? "–"}</span>` },
+  { name: "node_id", title: "Node", width: "84px", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_id?.slice(0, 8) ?? "–"}</span>` },
   { name: "pid", title: "Process", width: "72px", right: true, wide: true },
   { name: "reports", title: "Reports", width: "70px", right: true },
   { name: "behind", title: "Behind", width: "66px", right: true, cell: (row) => html`<span class=${row.behind > 1 ? "warn" : ""}>${number(row.behind)}</span>` },
@@ -136,7 +137,7 @@ export function Run({ id }) {
       ["Took", run.started && took(run)], ["Controller", run.actor_id && html`<${Id} of=${run.actor_id} href="#/actor/${run.actor_id}" />`], ["Folder", run.path && html`<code>${run.path}</code>`],
     ]} />
     <${Charts} series=${series} />
-    <${List} title="Ranks" columns=${RANKS} rows=${at.rows} open=${workerHref} empty=${live ? "No rank has started yet: the run waits for its placement group, or starts its processes." : "The run has ended, and its ranks with it."} />
+    <${List} title="Ranks" columns=${RANKS} rows=${at.rows.map((row) => ({ ...row, run_id: id }))} open=${rankHref} empty=${live ? "No rank has started yet: the run waits for its placement group, or starts its processes." : "The run has ended, and its ranks with it."} />
     <${Card} title="Look inside" note="of all ranks at once, equal stacks together"><div class="tools"><label>of <select aria-label="Rank" value=${of} onChange=${(event) => setOf(event.target.value)}><option value="all">all ranks</option>${at.rows.map((row) => html`<option key=${row.key} value=${row.rank}>rank ${row.rank}</option>`)}</select></label></div>
       <${Inspect} key=${of} of=${whom} live=${live} /><//>
     <${Card} title="Slow ranks"><${Heat} heat=${heat} /><//>
@@ -160,17 +161,23 @@ function overlaid(runs) {
   return { steps, charts: names.map((name) => ({ name, lines: runs.filter((run) => run.series[name]).map((run) => line(run, name)) })) };
 }
 
+/** Runs that are drawn over each other, at most: a stream has one topic more. */
+const MOST = 11;
+
 export function Compare({ ids }) {
   const picked = ids.split(",").filter(Boolean);
-  const runs = useLive("runs", { size: 100, sort: "-started" })("runs");
-  const { value, error } = usePolled(() => get("runs/series", { runs: picked.join(",") }), 5, [ids]);
-  const drawn = useMemo(() => overlaid(Object.values(value?.runs ?? {}).filter((run) => run.series?.step)), [value]);
+  const topics = picked.slice(0, MOST).map((id) => `run:${id}`);
+  const live = useLive(["runs", ...topics].join(","), { size: 100, sort: "-started" });
+  const runs = live("runs");
+  const told = topics.map(live);
+  const drawn = overlaid(told.filter((at) => at.summary.run).map(({ summary }) => ({ name: summary.run.name, series: summary.series })));
   const toggle = (id) => (location.hash = `#/compare/${(picked.includes(id) ? picked.filter((each) => each !== id) : [...picked, id]).map(encodeURIComponent).join(",")}`);
   return html`<div class="page">
     <header class="top"><h1><a class="up" href="#/runs">Train runs</a>Compare</h1></header>
-    <${Problem} of=${error} />
+    <${Problem} of=${told.find((at) => at.error)?.error} />
+    ${picked.length > MOST && html`<p class="note">The first ${MOST} are drawn.</p>`}
     <div class="chips">${runs.rows.map((row) => html`<button type="button" class="chip" key=${row.key} aria-pressed=${picked.includes(row.run_id)} onClick=${() => toggle(row.run_id)}>${row.name}</button>`)}</div>
     <div class="charts">${drawn.charts.map(({ name, lines }) => html`<${Chart} key=${name} title=${name} x=${drawn.steps} lines=${lines} height=${220} />`)}</div>
-    ${value && !drawn.charts.length && html`<${Empty}>Choose runs above: each metric is one chart, each run a line in it.<//>`}
+    ${runs.ready && !drawn.charts.length && html`<${Empty}>Choose runs above: each metric is one chart, each run a line in it.<//>`}
   </div>`;
 }

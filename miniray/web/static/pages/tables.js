@@ -3,13 +3,13 @@ import { html } from "../vendor/preact-htm.js";
 import { TopicPage } from "../table.js";
 import { Ago, Bar, Id, State, amounts, bytes, clock, number, seconds, workerHref } from "../parts.js";
 
-const node = (row) => html`<span title=${row.node_id}>${row.node_name ?? (row.node_id ? row.node_id.slice(0, 8) : "–")}</span>`;
+const node = ({ node_id }) => html`<span title=${node_id}>${node_id ? node_id.slice(0, 8) : "–"}</span>`;
 const job = { name: "job_id", title: "Job", width: "88px", wide: true, cell: (row) => html`<code title=${row.job_id}>${row.job_id ? row.job_id.slice(0, 8) : "–"}</code>` };
 const pid = { name: "pid", title: "Process", width: "72px", right: true, wide: true, cell: (row) => (workerHref(row) && row.state !== "DEAD" ? html`<a href=${workerHref(row)}>${row.pid}</a>` : row.pid || "–") };
 const text = (name, title, width, rest = {}) => ({ name, title, width, cell: (row) => html`<span title=${row[name]}>${row[name] || "–"}</span>`, ...rest });
-const names = (row) => (row.names?.length ? row.names.join(", ") : (row.name ?? "–"));
-const reason = (row) => row.death_cause ?? row.why_waits ?? row.reason ?? row.running ?? "";
-const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED|exit_actor|out of scope|killed|owner died|placement group removed)$/;
+const names = (row) => row.names.join(", ") || "–";
+const reason = (row) => row.death_cause ?? row.why_waits ?? "";
+const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED)$/;
 
 export const actorColumns = [
   { name: "class_name", title: "Class", width: "minmax(110px, 1.1fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}"><b>${row.class_name}</b></a>` },
@@ -64,7 +64,7 @@ const TABLES = {
     empty: html`No job yet: each program that calls <code>miniray.init()</code>, and each <code>miniray job submit</code>, is one.`,
   },
   groups: {
-    title: "Placement groups", tell: (row) => row.reason,
+    title: "Placement groups",
     columns: [
       { name: "placement_group_id", title: "Id", width: "100px", cell: (row) => html`<${Id} of=${row.placement_group_id} />` },
       text("name", "Name", "minmax(80px, 0.7fr)"),
@@ -72,17 +72,16 @@ const TABLES = {
       { name: "strategy", title: "Strategy", width: "122px", wide: true, cell: (row) => String(row.strategy ?? "–").toLowerCase().replaceAll("_", " ") },
       { name: "bundles", title: "Bundles", width: "minmax(140px, 2fr)", sort: false, cell: (row) => { const told = folded((row.bundles ?? []).map(amounts)); return html`<span title=${told}>${told || "–"}</span>`; } },
       { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 8) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
-      text("reason", "Why it waits", "minmax(80px, 1.5fr)", { sort: false, wide: true }),
     ],
     empty: html`No placement group. <code>placement_group([{"GPU": 1}] * 4)</code> reserves bundles together, all or none; train runs make one each.`,
   },
   objects: {
-    title: "Objects", first: "-object_size", tell: (row) => row.held_by,
+    title: "Objects", first: "-object_size", tell: (row) => row.why,
     columns: [
       { name: "object_id", title: "Id", width: "96px", cell: (row) => html`<${Id} of=${row.object_id} />` },
       { name: "object_size", title: "Size", width: "92px", right: true, cell: (row) => bytes(row.object_size) },
       { name: "reference_type", title: "Held as", width: "minmax(120px, 190px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
-      text("held_by", "By whom", "minmax(100px, 1.2fr)", { sort: false, wide: true }),
+      text("why", "By whom", "minmax(100px, 1.2fr)", { sort: false, wide: true }),
       text("call_site", "Made in", "minmax(100px, 1.2fr)", { wide: true }),
       { name: "task_status", title: "State", width: "130px", wide: true, cell: (row) => String(row.task_status ?? "–").toLowerCase().replaceAll("_", " ") },
       { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", wide: true, cell: node },
@@ -91,15 +90,15 @@ const TABLES = {
     empty: html`No object in shared memory. Values above 100 KiB that <code>put</code> stores or a task returns are here with their size, their owner and why they are held.`,
   },
   events: {
-    title: "Events", first: "-time", tell: (row) => row.message ?? row.text,
+    title: "Events", first: "-time", tell: (row) => row.message,
     columns: [
       { name: "time", title: "When", width: "84px", cell: (row) => html`<time title=${clock(row.time, true)}>${clock(row.time)}</time>` },
       { name: "severity", title: "", width: "86px", wide: true, cell: (row) => html`<${State} of=${row.severity} />` },
-      { name: "event_type", title: "Kind", width: "minmax(90px, 150px)", cell: (row) => String(row.event_type ?? row.kind ?? "–").toLowerCase().replaceAll("_", " ") },
-      { name: "message", title: "What happened", width: "minmax(180px, 4fr)", sort: false, cell: (row) => html`<span title=${row.message ?? row.text}>${row.message ?? row.text}</span>` },
-      { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", wide: true, cell: node },
+      { name: "event_type", title: "Kind", width: "minmax(90px, 150px)", cell: (row) => row.event_type.replaceAll("_", " ") },
+      text("message", "What happened", "minmax(180px, 4fr)", { sort: false }),
+      { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", sort: false, wide: true, cell: (row) => node(row.custom_fields) },
     ],
-    open: (row) => (row.actor_id ? `#/actor/${row.actor_id}` : null),
+    open: ({ custom_fields: of }) => (of.actor_id ? `#/actor/${of.actor_id}` : null),
     empty: html`Nothing has happened yet: what is placed, restarted, lost, quarantined, spilled, drained or killed for memory is noted here with its cause.`,
   },
   datasets: {

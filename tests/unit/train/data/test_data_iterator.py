@@ -288,14 +288,14 @@ def test_an_error_of_the_dataset_reaches_the_loop_after_the_batches_before_it(pr
 
 
 def test_a_row_group_is_read_once_in_an_epoch_and_not_kept(parquet, monkeypatch):
-    from miniray.train.data.sources import UnitsSource
+    from miniray.data.sources import FragmentRows
 
     read = []
-    original = UnitsSource.open_block
+    original = FragmentRows.tables
     monkeypatch.setattr(
-        UnitsSource,
-        "open_block",
-        lambda self, block: read.append(block) or original(self, block),
+        FragmentRows,
+        "tables",
+        lambda self, *args: read.append(str(self.fragment.row_groups)) or original(self, *args),
     )
     source = adapt("train", parquet(49, files=1))
     for iterator in iterators(source, 2):

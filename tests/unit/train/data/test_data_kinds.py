@@ -15,10 +15,12 @@ import pyarrow.parquet
 import miniray
 from miniray.data import DataError
 from miniray.data.plan import explained
+from miniray.data.sources import HubRows, ReadUnit
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
 from miniray.train.data.iterator import DataIterator
 from miniray.train.data.shards import Datasets, Shards, get_dataset_shard
+from miniray.train.data.units import UnitsSource
 
 
 def table_of(rows):
@@ -268,3 +270,42 @@ def test_a_shuffle_that_is_left_out_is_told_where_an_epoch_mixes_less(caplog):
         adapt("train", dataset, shuffled=True)
     (told,) = caplog.messages  # all others are of one unit, or have no shuffle
     assert "orders the 250 units" in told
+
+
+class HubDataset:
+    """Gives tables by slices and lists of numbers, as ``datasets.Dataset`` does for Arrow."""
+
+    def __init__(self, rows):
+        self.table = table_of(rows)
+        self.asked = []
+
+    def __len__(self):
+        return self.table.num_rows
+
+    def __getitem__(self, rows):
+        found = self.table[rows] if isinstance(rows, slice) else self.table.take(rows)
+        self.asked.append(found.num_rows)
+        return found
+
+
+def test_rows_of_a_hugging_face_dataset_are_read_a_part_at_a_time():
+    dataset = HubDataset(40_000)
+    source = UnitsSource([ReadUnit(HubRows(dataset), len(dataset))])
+    seen = []
+    for rank in range(2):
+        shard = DataIterator("train", source, rank, 2)
+        seen += [int(n) for batch in shard.iter_batches(batch_size=1000) for n in batch["id"]]
+    assert sorted(seen) == list(range(40_000)) != seen
+    assert max(dataset.asked) < 20_000
+    kept = DataIterator("train", source, seed=None).iter_batches(batch_size=1000)
+    assert [int(n) for batch in kept for n in batch["id"]] == list(range(40_000))
+
+
+def test_units_that_are_too_large_to_be_reordered_are_cut(tmp_path, monkeypatch):
+    pa.parquet.write_table(table_of(1000), tmp_path / "a.parquet")
+    whole = adapt("train", miniray.data.read_parquet(str(tmp_path)), shuffled=True)
+    assert list(whole.block_sizes) == [1000]
+    monkeypatch.setattr("miniray.train.data.datasets._LARGEST", 3000)
+    cut = adapt("train", miniray.data.read_parquet(str(tmp_path)), shuffled=True)
+    assert len(cut.block_sizes) > 2
+    assert sum(cut.block_sizes) == 1000

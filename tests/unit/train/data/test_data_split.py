@@ -122,31 +122,34 @@ def test_orders_do_not_change_between_versions():
     ]
 
 
+def rows_of(order, start, stop, together=100):
+    """The rows at these positions, each with its block."""
+    parts = [(b, part) for b, span in order.spans(start, stop) for part in span.parts(together)]
+    return [(block, int(row)) for block, part in parts for row in part.numbers()]
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), seeds, st.integers(0, 5))
 def test_an_epoch_has_every_row_of_every_block_once(blocks, seed, epoch):
     order = EpochOrder(blocks, seed, epoch)
     total = sum(blocks)
-    rows = [(block, int(row)) for block, rows in order.pieces(0, total) for row in rows]
+    rows = rows_of(order, 0, total)
     assert sorted(rows) == [(block, row) for block, n in enumerate(blocks) for row in range(n)]
     middle = total // 2
-    halves = [*order.pieces(0, middle), *order.pieces(middle, total)]
-    assert [(block, int(row)) for block, rows in halves for row in rows] == rows
-    again = EpochOrder(blocks, seed, epoch).pieces(0, total)
-    assert [(block, int(row)) for block, rows in again for row in rows] == rows
+    assert rows_of(order, 0, middle) + rows_of(order, middle, total) == rows
+    assert rows_of(EpochOrder(blocks, seed, epoch), 0, total, together=3) == rows
 
 
 def test_each_epoch_and_each_seed_has_an_order_of_its_own():
     def order(seed, epoch):
-        pieces = EpochOrder([50, 50], seed, epoch).pieces(0, 100)
-        return tuple((block, *map(int, rows)) for block, rows in pieces)
+        return tuple(rows_of(EpochOrder([50, 50], seed, epoch), 0, 100))
 
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
 
 
 def test_without_a_seed_rows_keep_their_order():
-    pieces = list(EpochOrder([3, 2], None, 4).pieces(1, 5))
-    assert pieces == [(0, range(1, 3)), (1, range(2))]
+    spans = EpochOrder([3, 2], None, 4).spans(1, 5)
+    assert [(block, span.numbers()) for block, span in spans] == [(0, range(1, 3)), (1, range(2))]
 
 
 IDENTITY = {"name": "train", "rows": 100, "seed": 0}

@@ -176,46 +176,85 @@ def test_only_the_newest_attempts_are_kept(facts):
     assert len(json.dumps(facts.as_json(RunState.RUNNING, ""))) < 100_000
 
 
-def told_by(process, answer, missing=""):
-    text = None if answer is None else json.dumps(answer)
-    return [(bytes.fromhex(NODE), [(bytes.fromhex(process), 1, "worker", b"", text, missing)], "")]
+class Cluster:
+    """Lists a run, and answers what is asked of its controller and of its rank."""
+
+    def __init__(self, *runs):
+        self.runs = runs
+        self.asked = []
+        #: What the node tells of the controller: what processes answer, and why it tells nothing.
+        self.told = []
+        self.missing = ""
+        self.rank = {"datasets": {"d": {"waited": 1.0}}, "memory": {}}
+
+    def listing(self, _what):
+        return self.runs
+
+    def ask_nodes(self, what, about, seconds, nodes):
+        self.asked.append((what, about, nodes))
+        if not nodes:
+            return []
+        question, _, ids = about
+        if question == "train_rank":
+            return [(nodes[0], [(ids[0], 1, "worker", b"", self.rank, "")], "")]
+        answers = [(ids[0], 1, "worker", b"", *each) for each in self.told]
+        return [(nodes[0], None if self.missing else answers, self.missing)]
 
 
-def test_a_page_collects_what_a_controller_tells(storage, facts):
-    page = RunPage(*listed([row_of(storage, facts, alive=True)]))
-    what, (about, (seen, newest, _), ids), _, nodes = page.question()
-    assert (what, about, seen, newest) == ("processes", "train_run 0123", ["", 0, 0, 0], -1)
-    assert (ids, nodes) == ([bytes.fromhex(PROCESS)], [bytes.fromhex(NODE)])
+@pytest.fixture
+def cluster(storage, facts):
+    return Cluster(row_of(storage, facts, alive=True))
+
+
+def test_a_page_collects_what_a_controller_tells(cluster, facts):
+    page = RunPage(facts.run_id)
     rows = [{"number": n, "metrics": {"n": n}} for n in range(3)]
     rank = {"rank": 0, "worker_id": "cc" * 8, "node_id": NODE}
     news = {"seen": ["f", 3, 3, 0], "rows": rows, "notes": ["hello"], "ranks": [rank]}
-    page.take(told_by(PROCESS, {**news, "state": "RUNNING"}))
-    page.take(told_by(PROCESS, {"state": "RUNNING", "ranks": [rank]}))  # no news
-    assert page.question()[1][1][:2] == (["f", 3, 3, 0], 2)
-    assert page.question_to_ranks()[1:] == (
-        ("train_rank", (), [bytes.fromhex("cc" * 8)]),
-        1.0,
-        [bytes.fromhex(NODE)],
-    )
-    answer = {"datasets": {"d": {"waited": 1.0}}, "memory": {}}
-    node = bytes.fromhex(NODE)
-    page.take_ranks([(node, [(bytes.fromhex("cc" * 8), 1, "worker", b"", answer, "")], "")])
-    shown = page.shown()
+    cluster.told = [(json.dumps({**news, "state": "RUNNING"}), "")]
+    page.look(cluster)
+    first, second = cluster.asked
+    ids = [bytes.fromhex(PROCESS)]
+    of_node = [bytes.fromhex(NODE)]
+    assert first == ("processes", ("train_run 0123", (["", 0, 0, 0], -1), ids), of_node)
+    assert second == ("processes", ("train_rank", (), [bytes.fromhex("cc" * 8)]), of_node)
+    cluster.told = [(json.dumps({"state": "RUNNING", "ranks": [rank]}), "")]  # no news
+    shown = page.look(cluster)
+    assert cluster.asked[2][1][1] == (["f", 3, 3, 0], 2)
     assert shown["series"] == {"step": [0, 1, 2], "n": [0, 1, 2]}
     assert (shown["notes"], shown["run"]["problem"]) == (["hello"], "")
     assert (shown["run"]["state"], shown["run"]["reports"]) == ("RUNNING", 3)
     assert shown["ranks"][0]["datasets"] == {"d": {"waited": 1.0}}
 
 
-def test_a_page_says_why_a_controller_does_not_answer(storage, facts):
-    page = RunPage(*listed([row_of(storage, facts, alive=True)]))
-    page.take(told_by(PROCESS, None, "it did not answer in time"))
-    assert page.shown()["run"]["problem"] == "it did not answer in time"
-    page.take([(bytes.fromhex(NODE), None, "there is no way to it")])
-    assert page.shown()["run"]["problem"] == "there is no way to it"
-    page.take([(bytes.fromhex(NODE), [], "")])
-    assert page.shown()["run"]["problem"] == "Its controller is gone."
-    assert not page.live
+def test_a_page_begins_anew_with_a_controller_that_was_started_again(cluster, facts):
+    page = RunPage(facts.run_id)
+    cluster.told = [(json.dumps({"seen": ["f", 1, 0, 1], "notes": ["of before"]}), "")]
+    page.look(cluster)
+    cluster.runs = [{**cluster.runs[0], "worker_id": "dd" * 8}]
+    cluster.told = [(json.dumps({"seen": ["g", 1, 0, 1], "notes": ["of now"]}), "")]
+    assert page.look(cluster)["notes"] == ["of now"]
+    assert cluster.asked[-2][1][1] == (["", 0, 0, 0], -1)
+
+
+def test_a_page_says_why_a_controller_does_not_answer(cluster, facts):
+    page = RunPage(facts.run_id)
+    cluster.told = [(None, "it did not answer in time")]
+    assert page.look(cluster)["run"]["problem"] == "it did not answer in time"
+    cluster.missing = "there is no way to it"
+    assert page.look(cluster)["run"]["problem"] == "there is no way to it"
+
+
+def test_the_folder_tells_of_a_run_whose_controller_is_gone(cluster, facts, storage):
+    page = RunPage(facts.run_id)
+    storage.write_run_facts(facts.as_json(RunState.RUNNING, ""))
+    report(storage, 0, 1)
+    assert page.look(cluster)["series"]["step"] == [0, 1]
+
+
+def test_a_run_that_is_not_listed_is_named():
+    with pytest.raises(ValueError, match="There is no run 0123"):
+        RunPage("0123").look(Cluster())
 
 
 def test_a_rank_tells_what_pytorch_holds_on_its_gpus(monkeypatch):

@@ -1,0 +1,227 @@
+"""Units of ``miniray.data`` as a source: a rank reads its own rows of each epoch, unit by unit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from miniray.data.feeds import UnitFeed
+from miniray.data.sources import Content, ReadUnit, between
+from miniray.data.tables import concat
+from miniray.train.data.order import TOGETHER, EpochOrder
+from miniray.train.data.position import part, size_of
+from miniray.train.data.sources import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from miniray.train.data.order import Span
+    from miniray.train.data.position import Range
+
+#: Units of the next pass that are read ahead of its begin, at most.
+_AHEAD = 4
+
+
+class UnitsSource(Source):
+    """Units that each rank reads itself; one is in its memory at a time."""
+
+    #: Whether what makes the rows may stay between passes.
+    stays = True
+
+    def __init__(self, units: Iterable[ReadUnit]) -> None:
+        self._units = [unit for unit in units if unit.rows]
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        """Rows of each unit."""
+        return [unit.rows or 0 for unit in self._units]
+
+    def passes(self, seed: int | None, whole: Sequence[Range], share: int) -> PassReader:
+        return PassReader(self, seed, whole, share)
+
+    def is_local(self) -> bool:
+        """Whether the rank makes the rows itself."""
+        return True
+
+    def tables(self, units: UnitFeed, share: int, *, local: bool) -> Iterator[Any]:
+        """Return the rows of units, in their order.
+
+        Args:
+            units: Which rows of which units.
+            share: How many ranks there are, among which pools are divided.
+            local: Make them in this process.
+        """
+        del share, local
+        while (unit := units.poll()) is not None:
+            yield from unit.read()
+
+    def selected(self, block: int, span: Span, epoch: int) -> Iterator[ReadUnit]:
+        """Yield units with these rows of a unit."""
+        del epoch
+        unit = self._units[block]
+        few = unit.content.indexed and span.key is not None  # else each copies its rows
+        yield from (chosen(unit, each) for each in (span.parts(TOGETHER) if few else [span]))
+
+
+def chosen(unit: ReadUnit, span: Span, key: int | None = None) -> ReadUnit:
+    """Return some rows of a unit, in the order of an epoch.
+
+    Args:
+        unit: The unit.
+        span: Which rows.
+        key: From which random numbers are drawn: a pass that is resumed draws the same ones.
+    """
+    return ReadUnit(Chosen(unit.bare(), span), span.stop - span.start, refs=unit.refs, key=key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen(Content):
+    """Some rows of a unit, in the order of an epoch."""
+
+    unit: ReadUnit
+    span: Span
+
+    @property
+    def label(self) -> str:
+        return f"the chosen rows of {self.unit.label}"
+
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        numbers = self.span.numbers()
+        if isinstance(numbers, range):
+            found = self.unit.part(numbers.start, numbers.stop).read(*values)
+        else:
+            found = iter([self.unit.take(numbers, *values)])
+        return between(found, start, stop)
+
+
+class Passes(UnitFeed):
+    """The units of a rank's passes, and of the pass after the last that has begun the first ones.
+
+    Args:
+        source: Of which the units are.
+        seed: From which the orders of epochs are drawn.
+        whole: The rank's part of a whole epoch.
+        epoch: Of the first pass, which has not begun.
+        ranges: What that one reads.
+    """
+
+    def __init__(
+        self,
+        source: UnitsSource,
+        seed: int | None,
+        whole: Sequence[Range],
+        epoch: int,
+        ranges: Sequence[Range],
+    ) -> None:
+        self._source, self._seed, self._whole = source, seed, whole
+        self._begun = epoch - 1
+        self._open(epoch, ranges)
+
+    def begin(self) -> None:
+        """Give all units of the next pass."""
+        self._begun += 1
+
+    def _open(self, epoch: int, ranges: Sequence[Range]) -> None:
+        self._epoch = epoch
+        self._given = 0
+        order = EpochOrder(self._source.block_sizes, self._seed, epoch)
+        self._units = (
+            unit
+            for low, high in ranges
+            for block, span in order.spans(low, high)
+            for unit in self._source.selected(block, span, epoch)
+        )
+
+    def poll(self) -> ReadUnit | None:
+        """Return the next unit; None if it is of a pass that has to begin first."""
+        ahead = self._epoch > self._begun
+        if ahead and self._given >= (_AHEAD if self._source.stays else 0):
+            return None
+        unit = next(self._units, None)
+        if unit is None:
+            if ahead:
+                return None
+            self._open(self._epoch + 1, self._whole)
+            return self.poll()
+        self._given += 1
+        return unit
+
+
+class PassReader:
+    """Reads a rank's rows by their place in its part, pass after pass.
+
+    While the rest of a pass is read, the first tasks of the next one run, if tasks make the rows,
+    unless the plan has a pool that must not stay.
+
+    Args:
+        source: Whose rows.
+        seed: From which the orders of epochs are drawn.
+        whole: The rank's part of a whole epoch.
+        share: How many ranks there are.
+    """
+
+    def __init__(
+        self, source: UnitsSource, seed: int | None, whole: Sequence[Range], share: int
+    ) -> None:
+        self.source = source
+        self.size = 0
+        self._seed, self._whole, self._share = seed, whole, share
+        self._epoch = -1
+        self._ranges: Sequence[Range] = ()
+        self._at = -1  # the place from which the tables go on
+        self._left = 0  # rows of the pass before that come first
+        self._local = False
+        self._tables: Iterator[Any] = iter(())
+        self._held: list[Any] = []
+
+    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Have the first tasks of a pass run, where they may run before it begins."""
+        if self.source.stays:
+            self._start(epoch, ranges, start)
+
+    def _start(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Have the first tasks of a pass run; ``start`` is the place where it begins."""
+        self._epoch, self._ranges, self.size = epoch, ranges, size_of(ranges)
+        self._at, self._left, self._held = start, 0, []
+        self._local = self.source.is_local()
+        left = part(ranges, start, self.size)
+        self._units = Passes(self.source, self._seed, self._whole, epoch, left)
+        self._tables = self.source.tables(self._units, self._share, local=self._local)
+
+    def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+        """Begin a pass, with what was prepared for it if that is the one."""
+        prepared = (self._epoch, self._ranges, self._at) == (epoch, ranges, start)
+        if not prepared or self._local != self.source.is_local():
+            self._start(epoch, ranges, start)
+        self._units.begin()
+
+    def end(self) -> None:
+        """End the pass: the next one is that over the whole part."""
+        if not self.source.stays:
+            self._epoch, self._tables = -1, iter(())  # with which its pools end
+            return
+        self._left += self.size - self._at
+        self._epoch, self._ranges, self._at = self._epoch + 1, self._whole, 0
+        self.size = size_of(self._whole)
+
+    def read(self, start: int, stop: int) -> Any:
+        """Return the rows from one place of the part up to, without, another."""
+        if start != self._at:
+            self._start(self._epoch, self._ranges, start)
+            self._units.begin()
+        if self._left:
+            self._rows(self._left)
+            self._left = 0
+        self._at = stop
+        return self._rows(stop - start)
+
+    def _rows(self, wanted: int) -> Any:
+        have = sum(table.num_rows for table in self._held)
+        while have < wanted:
+            table = next(self._tables)
+            if table.num_rows:
+                self._held.append(table)
+                have += table.num_rows
+        whole = concat(self._held)
+        self._held = [whole.slice(wanted)] if have > wanted else []
+        return whole.slice(0, wanted)
