@@ -233,7 +233,7 @@ say("done")
         assert hear(driver) == "done"
 
 
-def test_an_idle_lease_goes_back_before_one_that_is_in_use(tmp_path: Path) -> None:
+def test_an_idle_lease_goes_back_while_others_are_in_use(tmp_path: Path) -> None:
     """Seven of eight leases run a task without end; it is the eighth that others wait for."""
     wait_until(lambda: miniray.available_resources().get("CPU") == CPUS)
     code = f"""{HOARD}
@@ -250,7 +250,7 @@ while len(list(folder.iterdir())) < {CPUS - 1}:
 say("in use")
 sys.stdin.readline()
 """
-    with drive(code, MINIRAY_LEASE_IDLE="1000") as driver:
+    with drive(code) as driver:
         assert hear(driver) == "all are idle"
         tell(driver)
         assert hear(driver) == "in use"
