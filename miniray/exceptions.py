@@ -243,20 +243,6 @@ def describe_exit(code: int | None, *, hint: bool = True) -> str:
     return f"was ended by signal {-code} ({name}{meaning if hint else ''})"
 
 
-def describe_eviction(seconds: float, kept: str) -> str:
-    """Say why a process was ended that kept resources of others while it waited to exit.
-
-    Args:
-        seconds: For how long others had waited.
-        kept: The resources.
-    """
-    return (
-        f"others had waited {seconds:g} s for its {kept}, while it had finished its work and only "
-        f"waited for calls that it had made. Get their results inside the task that makes the "
-        f"calls, or make the calls in the caller of that task"
-    )
-
-
 class ActorAlreadyExistsError(MinirayError, ValueError):
     """An actor of this name exists already in the namespace."""
 

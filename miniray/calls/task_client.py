@@ -274,34 +274,17 @@ class TaskClient(Channel):
             self._calls.fail(call, rebuild_error(error))
 
     def on_revoked(self, lease_id: int, group_id: int) -> None:
-        """Return a lease, for which others wait, after the task that runs.
-
-        One that is idle on the same node goes back in its place, at once.
-        """
+        """Return a lease, for which others wait, after the task that runs."""
         with self._lock:
             group = self._by_id.get(group_id)
             lease = group.leases.get(lease_id) if group is not None else None
             if group is None or lease is None:
                 return
-            idle = self._idle_instead(lease)
-            if idle is not lease:
-                self._link.head_notice("swap_lease", lease_id, idle.id)
-            if not idle.calls:
-                self._return(idle)
+            if not lease.calls:
+                self._return(lease)
                 return
             lease.leaving = True
             lease.peer.send((p.PEER_LEASE_END, lease_id))
-
-    @staticmethod
-    def _idle_instead(lease: HeldLease) -> HeldLease:
-        """Return a lease without tasks that is as good for others, else the lease itself."""
-        if not lease.calls:
-            return lease
-        node = lease.peer.node_id
-        for other in lease.group.leases.values():
-            if not other.calls and not other.leaving and other.peer.node_id == node:
-                return other
-        return lease
 
     def on_head_back(self) -> None:
         """Tell a head that has forgotten it what this client wants, and which leases it has."""

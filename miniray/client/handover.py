@@ -139,12 +139,16 @@ def _await_results(runtime: ClusterRuntime) -> None:
 
 
 def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
-    """Wait at a planned exit for what other processes do; each does it in the end, or dies."""
+    """Wait at a planned exit for what other processes do; each does it in the end, or dies.
+
+    It may need what this process has: the CPU is given back soon, as in any wait, and later on
+    the devices too, which others find used until this process is gone.
+    """
     if not gate.wait(config().block_after):
-        # It may need the CPU that this process was given. It may also need what this process keeps
-        # until it is gone: the head then ends this process.
         runtime.link.node_notice("blocked", True)
-        gate.wait(None)
+        if not gate.wait(config().reserve_after):
+            runtime.link.node_notice("let_go")
+            gate.wait(None)
 
 
 def _held_by_others(runtime: ClusterRuntime, holder: bytes | None = None) -> list[Entry]:

@@ -81,7 +81,8 @@ class Config:
     unread_limit: int = 256 * 1024 * 1024
 
     # --- scheduling --------------------------------------------------------------
-    #: A demand that has waited this long has what it needs set aside for it.
+    #: A demand that has waited this long has what it needs set aside for it. A worker that waits so
+    #: long for others before it exits lets its devices go to the next.
     reserve_after: float = 10.0
     #: A demand that has waited this long is told to its driver with the reason.
     pending_warning: float = 5.0

@@ -247,6 +247,10 @@ class Allocation(NamedTuple):
         """Fixed-point CPU held."""
         return next((units for name, units in self.scalars if name == "CPU"), 0)
 
+    def emptied(self) -> Allocation:
+        """Return what is left of it when its amounts are given back."""
+        return self._replace(scalars=(), devices=())
+
     def names(self) -> set[str]:
         return {name for name, _ in self.scalars} | {name for name, _ in self.devices}
 

@@ -15,7 +15,7 @@ from miniray.head.directories.clients import (
     ProcessEnds,
     ProcessExit,
 )
-from miniray.head.directories.contention import Departures, Revocations
+from miniray.head.directories.contention import Revocations
 from miniray.head.directories.events import EventLog
 from miniray.head.directories.grants import GrantTable
 from miniray.head.directories.jobs import JobCode, JobDirectory, KeyValues
@@ -79,7 +79,6 @@ class ClusterDirectories:
         self.placement_groups = PlacementGroups(grants, clients, storage.placement_group)
         clients.on_ended.append(self._client_ended)
         self.revocations = Revocations(grants, self.leases, reserve_after=patience)
-        Departures(grants, self.leases, self.nodes, patience=patience)
         self.drains = Drains(grants, self.leases, self.nodes, clients, self.kv)
         self.quarantines = Quarantines(grants, clients, jobs, events)
 

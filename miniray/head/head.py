@@ -116,7 +116,6 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "actor_out_of_scope": actors.out_of_scope,
         "want_leases": leases.want,
         "return_lease": leases.give_back,
-        "swap_lease": cluster.revocations.swap,
         "hold_leases": leases.hold,
         "ended_jobs": cluster.tell_ended_jobs,
         "waiting_of_job": state.waiting.of_job,

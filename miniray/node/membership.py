@@ -132,9 +132,7 @@ class Membership:
             self.pool.start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
         elif kind == "end_lease":
             end = message.end_lease
-            self.pool.end(
-                end.lease, kill=end.kill, calls_left=end.calls_left, why=end.why, grace=end.grace
-            )
+            self.pool.end(end.lease, kill=end.kill, calls_left=end.calls_left, grace=end.grace)
         elif kind == "job_ended":
             self._job_ended(message.job_ended)
         elif kind == "node_joined":

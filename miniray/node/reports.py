@@ -73,10 +73,10 @@ def attached(client: Client, machine: str) -> head_pb2.FromNode:
 
 
 def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
-    """Report whether a lease's work waits for others, and whether its worker then exits."""
-    leaving = worker.process_id if worker.finishing else b""
+    """Report whether a lease's work waits for others, and whether it needs nothing any more."""
+    blocked, leaving = lease.blocked, worker.let_go.is_set()
     return head_pb2.FromNode(
-        blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=lease.blocked, leaving=leaving)
+        blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=blocked, leaving=leaving)
     )
 
 
@@ -107,6 +107,7 @@ class WorkerNotices:
             "blocked": self._blocked,
             "exiting": self._exiting,
             "finishing": pool.ends.finishing,
+            "let_go": self._let_go,
             "leaving": self._leaving,
             "actor_failed": self._actor_failed,
         }
@@ -129,6 +130,13 @@ class WorkerNotices:
         if worker.lease is not None:
             worker.lease.blocked = blocked
             self.head.send(blocked_report(worker, worker.lease))
+
+    def _let_go(self, worker: Worker) -> None:
+        """Have others get what a worker keeps that only waits for them before it exits."""
+        worker.let_go.set()
+        if worker.lease is not None:
+            worker.lease.allocation = worker.lease.allocation.emptied()
+            self._blocked(worker, True)
 
     def _leaving(self, worker: Worker) -> None:
         """Give a worker, which runs at most exit functions of user code, a last grace period."""

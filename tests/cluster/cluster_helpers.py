@@ -35,6 +35,23 @@ def wait_until(
         time.sleep(min(max(waited / 10, 0.01), 0.03))
 
 
+def takes_less_than(limit: float, attempt: Callable[[], float], patience: float = 60.0) -> None:
+    """Repeat an attempt until it has taken less than `limit` seconds; fail if none does in time.
+
+    What else runs on the machine makes single times longer, never shorter.
+
+    Args:
+        limit: Seconds.
+        attempt: Returns how many seconds it took.
+        patience: Seconds for all attempts.
+    """
+    deadline = time.monotonic() + patience
+    taken = [attempt()]
+    while taken[-1] >= limit:
+        assert time.monotonic() < deadline, f"no attempt took less than {limit} s: {taken}"
+        taken.append(attempt())
+
+
 def wait_for_file(path: Path, timeout: float = 30.0) -> None:
     """Return when the file exists: how a test holds a task until it may go on."""
     wait_until(path.exists, timeout)

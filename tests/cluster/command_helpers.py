@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from cluster_helpers import processes_with, wait_until
+from forked_commands import READ_AT_START, run_forked
+from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +103,10 @@ class CommandLine:
     # --- running -----------------------------------------------------------------
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run ``miniray`` with these arguments to its end."""
-        return self._run(["miniray", *arguments], variables)
+        if any(name.startswith(READ_AT_START) for name in variables):
+            return self._run(["miniray", *arguments], variables)
+        environment = {**self.environment, **variables}
+        return run_forked(arguments, environment, PATIENCE)
 
     def shell(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run a line as a user pastes it into a terminal."""
@@ -146,8 +151,9 @@ class CommandLine:
 
     # --- nodes -------------------------------------------------------------------
     def start_head(self, *arguments: str, **variables: str) -> Started:
-        """``miniray start --head`` at a free port."""
-        done = self.run("start", "--head", "--port", "0", *arguments, **variables)
+        """``miniray start --head`` at a port that stays its own when it is killed."""
+        (port,) = free_ports(1)
+        done = self.run("start", "--head", "--port", str(port), *arguments, **variables)
         assert done.returncode == 0, done.stderr
         token = re.search(r"MINIRAY_TOKEN=(\S+)", done.stdout)
         assert token is not None, done.stdout

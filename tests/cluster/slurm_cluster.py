@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from cluster_helpers import processes_with
 from needed_tools import find_tool
+from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,13 +95,6 @@ class Slurm:
                     stderr=log,
                 )
             )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def wait(slurm: Slurm, ready: Callable[[], object]) -> None:

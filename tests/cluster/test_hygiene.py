@@ -361,7 +361,7 @@ def test_a_driver_that_is_killed_takes_what_it_started_with_it(command: CommandL
         held.append(segments(process_of(command, "boot")))
     assert max(held) == held[0]  # those of before are used again
     assert command.run("stop").returncode == 0
-    command.leaves_nothing(timeout=1)
+    command.leaves_nothing()
 
 
 def segments(pid: int) -> int:
@@ -545,8 +545,8 @@ time.sleep(1000)
 def test_processes_carry_the_name_of_their_session(command: CommandLine) -> None:
     driver = start(command, EMBEDDED + WAIT)
     [record] = command.records()
-    tagged = processes_with("MINIRAY_SESSION", record["session"]["id"])
-    assert command.pids() - {driver.pid} == tagged
+    tag = ("MINIRAY_SESSION", record["session"]["id"])
+    wait_until(lambda: command.pids() - {driver.pid} == processes_with(*tag))
     driver.kill()
     driver.communicate(timeout=10)
-    wait_until(lambda: not processes_with("MINIRAY_SESSION", record["session"]["id"]))
+    wait_until(lambda: not processes_with(*tag))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from launch_helpers import PATIENCE, SHOW_RANKS
+from ports import free_ports
 
 if TYPE_CHECKING:
     import subprocess
@@ -54,11 +54,6 @@ def test_the_printed_script_runs_the_program_on_all_nodes(
     command.leaves_nothing()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     ("order", "kind"),
     [((0, 1), "job"), ((1, 0), "job"), ((1, 0), "jobset"), ((1, 0), "lws")],
@@ -87,7 +82,7 @@ def test_the_pods_of_a_manifest_become_one_cluster(
     ]
     variables = {each["name"]: each["value"] for each in container.get("env", [])}
     first = {"job": "train-0", "jobset": "train-run-0-0"}
-    head = f"localhost:{free_port()}"
+    head = f"localhost:{free_ports(1)[0]}"
     if kind != "lws":
         assert variables["MINIRAY_HEAD"] == f"{first[kind]}.train:6379"
         variables["MINIRAY_HEAD"] = head

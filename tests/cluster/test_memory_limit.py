@@ -145,7 +145,7 @@ def test_nine_times_the_store_goes_through_a_limited_container(
     else:
         if not is_in_memory(IN_MEMORY) or is_in_memory(Path("/var/tmp")):
             pytest.skip(f"needs {IN_MEMORY} in memory, and /var/tmp on a disk")
-        with tempfile.TemporaryDirectory(prefix="mr-", dir=IN_MEMORY) as folder:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
             found = json.loads(run_in(group, PROGRAM, MINIRAY_TMPDIR=folder))
     assert abs(found["capacity"] - 0.3 * LIMIT) < MIB
     assert found["bytes"] > 2.5 * LIMIT

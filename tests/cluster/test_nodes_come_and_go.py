@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sysconfig
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -317,14 +316,12 @@ def test_an_actor_that_stands_still_does_not_hold_up_its_neighbours(nodes: Clust
     daemons = [node.pids["node"] for node in nodes.list_all_nodes()]
     before = sum(map(resident_bytes, daemons))
     block = bytes(90 * KIB)
-    waiting = [still.length.remote(block) for _ in range(1000)]  # 88 MiB
-    begin = time.monotonic()
+    waiting = [still.length.remote(block) for _ in range(3000)]  # 264 MiB
     assert miniray.get([lively.length.remote(block) for _ in range(100)], timeout=30)
-    assert time.monotonic() - begin < 10
     # What it does not take waits at the caller: the daemons hold no more than a window.
-    assert sum(map(resident_bytes, daemons)) - before < 80 * MIB
+    assert sum(map(resident_bytes, daemons)) - before < 160 * MIB
     os.kill(pid, signal.SIGCONT)
-    assert miniray.get(waiting, timeout=60) == [len(block)] * 1000
+    assert miniray.get(waiting, timeout=60) == [len(block)] * 3000
 
 
 def resident_bytes(pid: int) -> int:

@@ -153,11 +153,11 @@ def test_a_process_that_dies_in_the_middle_is_said_to_have_ended(
     [pid] = [each["pid"] for each in cluster.listing("actors") if each["actor_id"] == of]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         began = time.monotonic()
-        asked = pool.submit(profile, cluster, kind, of, 10.0)
+        asked = pool.submit(profile, cluster, kind, of, 60.0)
         wait_until(lambda: is_profiled(pid, kind))
         os.kill(pid, signal.SIGKILL)
         found = asked.result()
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 55
     if kind == "memory":
         assert "It ended meanwhile." in found["notes"][0]
 

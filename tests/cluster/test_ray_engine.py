@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 from cluster_helpers import wait_until
-from slurm_cluster import free_ports
+from ports import free_ports
 
 import miniray
 from miniray.cli.main import main

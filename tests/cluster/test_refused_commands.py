@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cluster_helpers import is_alive, wait_until
 from command_helpers import CommandLine, Started, command_line, one_line
+from ports import refused_address
 
 from miniray.security.certificates import make_credentials, server_context
 from miniray.security.token import JoinToken, parse_token
@@ -67,9 +68,7 @@ def test_a_port_with_a_head_of_ones_own_names_it(shared: CommandLine, head: Star
 
 
 def test_joining_where_nothing_listens_fails_at_once(command: CommandLine) -> None:
-    with socket.socket() as free:  # bound but not listening: nobody else takes it meanwhile
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with refused_address() as address:
         token = str(JoinToken(bytes(32), bytes(32)))
         line = one_line(command.run("start", "--address", address, "--token", token))
     assert line.startswith(f"Error: Nothing listens at {address}.")

@@ -27,7 +27,7 @@ def test_a_silent_node_is_shown_as_such_before_it_is_given_up(
     command: CommandLine, head: Started
 ) -> None:
     del head
-    assert "silent" not in command.run("status").stdout
+    wait_until(lambda: "silent" not in command.run("status").stdout)
     joined = daemons(command)[1]
     joined.suspend()
     try:
@@ -54,7 +54,7 @@ def test_a_head_that_came_back_says_so_and_whom_it_waits_for(
     finally:
         joined.resume()
     wait_until(lambda: "2 nodes" in command.run("status").stdout)
-    assert "AWAITED" not in command.run("status").stdout
+    wait_until(lambda: "AWAITED" not in command.run("status").stdout)
 
 
 def test_a_node_without_its_head_says_so_and_for_how_long(command: CommandLine) -> None:

@@ -333,8 +333,7 @@ async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> No
     assert await node.line(read) == "sleeping"
     os.kill(other.pid, signal.SIGKILL)
     await until(lambda: gone)
-    await asyncio.wait_for(node.client.settled(other.pid), 15)
-    assert not alive(pid)
+    await until(lambda: not alive(pid))
     assert await node.run("print('fine')") == (0, "fine\n")
 
 
@@ -363,8 +362,6 @@ class Kernel:
         self.told: list[int] = []
         #: What was told of ended workers that have left something: those pids.
         self.left: dict[int, list[int]] = {}
-        #: Answered questions on templates that died.
-        self.settled: list[int] = []
         #: Pids that may not be killed.
         self.forbidden: set[int] = set()
         self.killed: list[int] = []
@@ -385,8 +382,6 @@ class Kernel:
     def _hear(self, message: tuple[Any, ...]) -> None:
         if message[0] == "exited":
             self.told.append(message[1])
-        elif message[0] == "settled":
-            self.settled.append(message[1])
         else:
             self.left[message[1]] = message[2]
 
@@ -464,24 +459,15 @@ def test_a_child_that_may_not_be_killed_is_waited_for(kernel: Kernel) -> None:
     assert kernel.reap(7) == [1]
 
 
-def test_the_end_of_a_templates_workers_is_told_when_their_children_are_gone(
-    kernel: Kernel,
-) -> None:
+def test_what_a_template_that_ends_has_started_is_killed_and_what_that_has(kernel: Kernel) -> None:
     kernel.template._helpers[4] = 1
     kernel.children[4] = (4, "")
-    kernel.template._fences[1] = 4
-    kernel.template._tell_settled()
-    assert kernel.settled == []
     kernel.children |= {5: (5, "five"), 7: (77, "")}  # they fall to this one when it ends
     kernel.reap(4)
     assert set(kernel.killed) == {5, 7}
     kernel.children[8] = (88, "")
     kernel.reap(5)
     assert 8 in kernel.killed
-    kernel.reap(7)
-    assert kernel.settled == []
-    kernel.reap(8)
-    assert kernel.settled == [1]
 
 
 def test_children_of_living_workers_are_left_alone(kernel: Kernel) -> None:

@@ -41,7 +41,6 @@ class Pool:
             self._living,
             self.exits.__setitem__,
             lambda _pid, _left: None,
-            lambda _worker: None,
         )
         (node.cleanup / "slow_to_load.py").write_text(module)
         os.mkfifo(node.cleanup / "gate")
@@ -119,7 +118,7 @@ async def test_workers_of_a_larger_template_that_is_killed_are_ended_and_no_othe
     os.kill(pool.larger.pid, signal.SIGKILL)
     await until(lambda: pool.exits)
     assert pool.exits == {with_it.pid: signal.SIGKILL}
-    assert not alive(with_it.pid)
+    await until(lambda: not alive(with_it.pid))
     assert alive(without.pid)
     assert (await pool.fork(LOADED))[1] == "True False"
     await pool.load()  # another one takes its place
@@ -136,8 +135,7 @@ async def test_a_template_takes_the_larger_one_with_it_and_all_workers_of_both(n
     os.kill(pool.smaller.pid, signal.SIGKILL)
     await until(lambda: len(pool.exits) == 2)
     assert pool.exits == dict.fromkeys((without.pid, with_it.pid), signal.SIGKILL)
-    assert not alive(without.pid)
-    assert not alive(with_it.pid)
+    await until(lambda: not alive(without.pid) and not alive(with_it.pid))
     assert await node.run("print('fine')") == (0, "fine\n")
     pool.templates.close()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import stat
 from typing import TYPE_CHECKING
 
 import psutil
 from cluster_helpers import wait_until
 from command_helpers import CommandLine, one_line
+from ports import free_ports, refused_address
 
 if TYPE_CHECKING:
     import subprocess
@@ -81,15 +81,10 @@ def test_a_blocking_node_whose_cluster_is_stopped_has_not_failed(command: Comman
     wait_until(lambda: not command.pids())
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def test_a_node_that_is_started_first_waits_for_its_head(
     command: CommandLine, tmp_path: Path
 ) -> None:
-    folder, port = tmp_path / "authority", free_port()
+    folder, (port,) = tmp_path / "authority", free_ports(1)
     assert command.run("token", "new", str(folder)).returncode == 0
     join = command.popen(
         *("miniray", "start", "--address", f"127.0.0.1:{port}", "--wait", "60"),
@@ -104,10 +99,10 @@ def test_a_node_that_is_started_first_waits_for_its_head(
 
 def test_the_wait_for_a_head_ends_with_the_reason(command: CommandLine, tmp_path: Path) -> None:
     assert command.run("token", "new", str(tmp_path / "a")).returncode == 0
-    nobody = f"127.0.0.1:{free_port()}"
     token = str(tmp_path / "a/token")
-    line = one_line(
-        command.run("start", "--address", nobody, "--wait", "0.5", "--token-file", token)
-    )
+    with refused_address() as nobody:
+        line = one_line(
+            command.run("start", "--address", nobody, "--wait", "0.5", "--token-file", token)
+        )
     assert f"The head was not found within 0.5 s: Nothing listens at {nobody}." in line
     command.leaves_nothing()

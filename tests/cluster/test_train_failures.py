@@ -29,6 +29,7 @@ from miniray.train import (
     WorkerGroupError,
     WorkerHungError,
 )
+from miniray.train.controller.outcome import STOPPING
 from miniray.util.state import list_actors, list_placement_groups
 
 if TYPE_CHECKING:
@@ -158,18 +159,26 @@ def test_ctrl_c_lets_an_upload_end_and_the_checkpoint_is_complete(fit: Any, tmp_
     wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), timeout=10)
 
 
-def test_ctrl_c_twice_waits_for_no_upload(fit: Any, tmp_path: Path) -> None:
+def test_ctrl_c_twice_waits_for_no_upload(
+    fit: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def loop(config: dict[str, str]) -> None:
-        def interrupt_twice() -> None:
-            os.kill(int(config["driver"]), signal.SIGINT)
-            time.sleep(1)  # signals that come too close are one
+        def interrupt_and_stay() -> None:
             os.kill(int(config["driver"]), signal.SIGINT)
             signal.pause()
 
-        report_while(config["folder"], interrupt_twice)
+        report_while(config["folder"], interrupt_and_stay)
 
+    def interrupt_again() -> None:
+        wait_until(lambda: STOPPING in caplog.messages, timeout=60)
+        time.sleep(0.2)  # until the driver waits again
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_again)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         fit(loop)
+    thread.join()
     (pid,) = pids(tmp_path)
     wait_until(lambda: not is_alive(pid), timeout=10)
     result = Result.from_path(tmp_path / "results" / "run")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import wait_until
+from cluster_helpers import takes_less_than, wait_until
 
 from miniray import train
 from miniray.train import FailureConfig, WorkerGroupError
@@ -116,7 +116,7 @@ def test_a_rank_that_returns_while_another_waits_for_it_ends_the_run(fit: Any) -
     start = time.monotonic()
     with pytest.raises(WorkerGroupError, match="already returned on: rank 1"):
         fit(loop)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60  # PyTorch's own limit is half an hour
 
 
 def new_group(rank: int) -> None:
@@ -185,10 +185,13 @@ def test_a_second_run_starts_fast(fit: Any) -> None:
     def loop() -> None:
         pass
 
+    def run_again() -> float:
+        start = time.monotonic()
+        fit(loop)
+        return time.monotonic() - start
+
     fit(loop)
-    start = time.monotonic()
-    fit(loop)
-    assert time.monotonic() - start < 5
+    takes_less_than(5, run_again)
 
 
 def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(

@@ -1,8 +1,6 @@
-"""What the head does for requests that wait: leases are asked back, idle holders are evicted.
+"""What the head does for requests that wait: clients are asked for leases of theirs.
 
-``Revocations`` asks clients for leases that others wait for, and keeps the queueing fair; which
-leases make room is found by ``scheduling/reservations.py``. ``Departures`` ends workers that have
-done their work and keep what others wait for.
+Which leases make room is found by ``scheduling/reservations.py``.
 """
 
 from __future__ import annotations
@@ -12,18 +10,14 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from miniray._proto import head_pb2
-from miniray.exceptions import describe_eviction
 from miniray.head.directories.leases import TaskLeaseGroup
 from miniray.head.scheduling.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.common.amounts import Needs
     from miniray.head.directories.grants import GrantTable, Request
     from miniray.head.directories.leases import TaskLease, TaskLeases
-    from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.scheduling.resources import ResourcePool
 
     #: A group, the number of an actor's request, or a node on which room is set aside for a
@@ -83,20 +77,6 @@ class Revocations:
         """Look again: a lease is over, or a client has one that it can be asked for."""
         if self._asked or self._grants.waiting:
             self.arm()
-
-    def swap(self, client_id: bytes, kept: int, instead: int) -> None:
-        """Take back an equal lease, which its client does not use, in place of one asked for."""
-        lease, other = self._leases.leases.get(kept), self._leases.leases.get(instead)
-        if lease is None or other is None or lease.group is not other.group:
-            return
-        if lease.group.client_id != client_id or not lease.revoked or lease.returned:
-            return
-        lease.revoked, other.revoked = False, True
-        for asked in self._asked.values():
-            for numbers in asked:
-                if kept in numbers:
-                    numbers.remove(kept)
-                    numbers.add(instead)
 
     def _look(self) -> None:
         self._armed = False
@@ -270,71 +250,3 @@ def _group_of(request: Request) -> TaskLeaseGroup | None:
 
 def _is_held(lease: TaskLease) -> bool:
     return bool(lease.process_id) and lease.may_be_asked_for
-
-
-@dataclasses.dataclass(eq=False)
-class Departures:
-    """Ends, by one timer, workers that are leaving and keep what others wait for."""
-
-    grants: GrantTable
-    leases: TaskLeases
-    nodes: NodeDirectory
-    _: dataclasses.KW_ONLY
-    patience: float
-
-    def __post_init__(self) -> None:
-        self._timers = self.grants.timers
-        #: Leases whose workers were leaving when this looked last.
-        self._leaving: set[int] = set()
-        self._armed = False
-        self.grants.on_contention.append(self._arm)
-
-    def _arm(self) -> None:
-        if not self._armed and (self.grants.waiting or self.grants.waiting_groups):
-            self._armed = True
-            self._timers.call_later(self.patience, self._look)
-
-    def _look(self) -> None:
-        self._armed = False
-        leaving = {each.number: each for each in self.grants.requests() if each.leaving}
-        wanted = self._wanted()
-        for number in sorted(self._leaving & leaving.keys()):
-            self._end_if_in_the_way(leaving[number], wanted)
-        self._leaving = set(leaving)
-        self._arm()
-
-    def _wanted(self) -> set[str]:
-        """Return the resources that were waited for long, without CPU: a wait frees it."""
-        long_ago = self._timers.time() - self.patience
-        scheduler = self.grants.scheduler
-        groups = [id for id, since in self.grants.waiting_groups.items() if since <= long_ago]
-        states = [state for id in groups if (state := scheduler.group(id)) is not None]
-        needs = [spec.needs for state in states for spec in state.missing.values()]
-        first = itertools.islice(self.grants.waiting.values(), _MAX_SCANNED)
-        needs += [request.demand.placing for request in first if request.since <= long_ago]
-        return {name for each in needs for name in _names(each)}
-
-    def _end_if_in_the_way(self, request: Request, wanted: set[str]) -> None:
-        lease = self.grants.scheduler.lease(request.number)
-        if lease is None:
-            return
-        kept = lease.allocation.names() & wanted
-        node = self.nodes.get(bytes.fromhex(lease.allocation.node_id))
-        if not kept or node is None or self._gets_on(request.leaving, kept):
-            return
-        why = describe_eviction(self.patience, " and ".join(sorted(kept)))
-        node.send(end_lease=head_pb2.EndLease(lease=request.number, kill=True, why=why))
-
-    def _gets_on(self, process_id: bytes, kept: set[str]) -> bool:
-        """Return whether a process has a task that runs, or one that waits for other resources."""
-        for group in self.leases.of_client(process_id):
-            requests = [self.grants.request(number) for number in group.leases]
-            if any(request is not None and not request.blocked for request in requests):
-                return True
-            if group.total > len(group.leases) and not kept & _names(group.demand.placing):
-                return True
-        return False
-
-
-def _names(needs: Needs) -> set[str]:
-    return {name for name, _ in needs} - {"CPU"}

@@ -17,7 +17,7 @@ from miniray.common.series import COUNTED, SECONDS, took
 from miniray.head.scheduling.demands import LeaseRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import GroupPlacement
@@ -96,10 +96,6 @@ class Request:
     since: float
     #: The same in seconds since the epoch.
     since_epoch: float
-    #: What runs on the lease waits for others.
-    blocked: bool = False
-    #: The process of the lease, if it does so before a planned exit.
-    leaving: bytes = b""
 
 
 @dataclasses.dataclass(eq=False)
@@ -186,24 +182,17 @@ class GrantTable:
         for hook in self.on_released:
             hook()
 
-    def set_blocked(self, number: int, blocked: bool, leaving: bytes = b"") -> None:
+    def set_blocked(self, number: int, blocked: bool, leaving: bool = False) -> None:
         """Note that a lease's task waits for others, or continues.
 
-        ``leaving`` is the process if it has done its work and waits before it exits.
+        ``leaving``: its worker has done its work, and needs nothing more until it exits.
         """
-        request = self._requests.get(number)
-        if request is not None:
-            request.blocked, request.leaving = blocked, leaving
-        if blocked:
+        if leaving:
+            self.apply(self.scheduler.empty_lease(number, self.timers.time()))
+        elif blocked:
             self.apply(self.scheduler.release_cpu(number, self.timers.time()))
         else:
             self.scheduler.take_cpu(number)
-
-    def requests(self) -> Iterable[Request]:
-        return self._requests.values()
-
-    def request(self, number: int) -> Request | None:
-        return self._requests.get(number)
 
     # --- nodes and groups ----------------------------------------------------------
     def decide(self, change: Callable[..., Decisions], *what: Any, **how: Any) -> None:

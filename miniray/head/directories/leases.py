@@ -22,7 +22,7 @@ from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from miniray.common.specs import Allocation
     from miniray.head.directories.clients import (
@@ -446,6 +446,3 @@ class TaskLeases:
             for lease in list(group.leases.values()):
                 self._drop(lease, kill=True)
             self._balance(group)
-
-    def of_client(self, client_id: bytes) -> Iterable[TaskLeaseGroup]:
-        return self._groups.get(client_id, {}).values()

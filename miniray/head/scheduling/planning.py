@@ -10,8 +10,8 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from miniray.common.labels import shared_label
-from miniray.head.scheduling.assignment import assign
+from miniray.common.amounts import UNIT
+from miniray.common.labels import matches, shared_label
 from miniray.head.scheduling.bundles import candidates, match, total_needs
 from miniray.head.scheduling.devices import Patience
 from miniray.head.scheduling.policies import avoid_accelerators, least_used, pack_then_spread
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     #: Of each bundle its pool, and what was allocated there.
     Placed = dict[int, tuple[ResourcePool, Allocation]]
 
-#: Steps that a search for a way in which all bundles fit may take, and what it may take at least
-#: where bundles are to be on one value of a label and each value is tried.
+#: Steps that a search for a way in which shares fit on a node's devices may take, and what it may
+#: take at least where bundles are to be on one value of a label and each value is tried.
 _STEPS = 20_000
 _FEWEST_STEPS = 500
 
@@ -100,16 +100,47 @@ class _Planner:
     def place(self, strategy: str) -> Placed | None:
         match strategy:
             case "PACK":
-                return self._on_one() or self._search(self._roomiest())
+                return self._on_one() or self._one_by_one(self._roomiest())
             case "SPREAD":
-                return self._search(self._by_use(), spread=True)
+                return self._one_by_one(self._by_use(), spread=True)
             case "STRICT_PACK":
                 return self._on_one()
         return self._one_a_node()
 
-    def _search(self, nodes: list[ResourcePool], *, spread: bool = False) -> Placed | None:
-        patience = Patience(self.steps)
-        return assign(self.specs, nodes, self.owner, patience, taken=self.taken, spread=spread)
+    def _one_by_one(self, nodes: list[ResourcePool], *, spread: bool = False) -> Placed | None:
+        """Place one bundle after the other, those with few places first, then the large ones."""
+        places = {
+            spec: [node for node in nodes if spec.copies(node, self.owner)]
+            for spec in dict.fromkeys(self.specs.values())
+        }
+        kinds = {spec: number for number, spec in enumerate(places)}
+        order = sorted(
+            self.specs.items(),
+            key=lambda item: (
+                len(places[item[1]]),
+                -sum(min(units, 1000 * UNIT) for _, units in item[1].needs),
+                kinds[item[1]],
+                item[0],
+            ),
+        )
+        counts = collections.Counter(self.taken)
+        made: Placed = {}
+        for index, spec in order:
+            while places[spec]:
+                node = min(
+                    places[spec],
+                    key=lambda node: counts[node.node_id] if spread else not counts[node.node_id],
+                )
+                if spec.fits(node, self.owner):
+                    break
+                places[spec].remove(node)  # what is full stays full here
+            else:
+                for node, allocation in made.values():
+                    node.release(allocation)
+                return None
+            made[index] = (node, node.allocate(spec.needs, self.owner))
+            counts[node.node_id] += 1
+        return made
 
     def _on_one(self) -> Placed | None:
         """Place all on one node: the one that holds the group's other bundles, if there are any."""
@@ -117,13 +148,17 @@ class _Planner:
         totals = total_needs(self.specs.values())
         rank = pack_then_spread(self._names, self.threshold)
         patience = Patience(self.steps)
+        needs = [spec.needs for spec in self.specs.values()]
         roomy = [
-            node for node in allowed if all(_free(node, name) >= units for name, units in totals)
+            node
+            for node in allowed
+            if all(_free(node, name) >= units for name, units in totals)
+            and all(matches(spec.selector, node.labels) for spec in self.specs.values())
         ]
         for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
-            made = assign(self.specs, [node], self.owner, patience)
+            made = node.allocate_together(needs, self.owner, patience)
             if made is not None:
-                return made
+                return {index: (node, each) for index, each in zip(self.specs, made, strict=True)}
         return None
 
     def _one_a_node(self) -> Placed | None:

@@ -109,7 +109,7 @@ class Reason:
             ReasonKind.QUEUED: "is next in line",
             ReasonKind.GROUP_PENDING: f"placement group {self.detail}",
             ReasonKind.TOGETHER: f"each bundle fits alone, but not all at once for {self.detail}",
-            ReasonKind.NEVER_TOGETHER: f"{self.detail} do not fit on the "
+            ReasonKind.NEVER_TOGETHER: f"{self.detail} find no place on the "
             f"{_count(self.total, 'node')} of the cluster, even if all were idle",
             ReasonKind.NOT_ENOUGH: f"{self.detail} need {wanted} in all; the nodes of the cluster "
             f"have {self._total()}",

@@ -208,6 +208,18 @@ class ClusterScheduler:
         table.grow(lease.pool)
         return table.settle(Decisions(), now)
 
+    def empty_lease(self, lease_id: int, now: float) -> Decisions:
+        """Give back what a lease holds, devices included; it stays until ``release``."""
+        table = self._table
+        lease = table.leases.get(lease_id)
+        if lease is None:
+            return Decisions()
+        self.take_cpu(lease_id)
+        lease.pool.release(lease.allocation)
+        lease.allocation = lease.allocation.emptied()
+        table.grow(lease.pool)
+        return table.settle(Decisions(), now)
+
     def take_cpu(self, lease_id: int) -> None:
         """Give a lease's CPU back to its resumed task, even if its pool is in debt then."""
         lease = self._table.leases.get(lease_id)

@@ -70,18 +70,13 @@ class TemplateClient:
         """
         if self._gone:
             close_all((stdout, stderr, file))
-        number, future = self._ask()
+            raise TemplateGoneError("the template process is gone")
+        number = self._numbers()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._open[number] = future
         refuse = functools.partial(self._refuse, number)
         self._socket.send(("fork", number), [stdout, stderr, file], refuse)
         return await future
-
-    def _ask(self) -> tuple[int, asyncio.Future[int]]:
-        """Number a request; return what its answer goes to."""
-        if self._gone:
-            raise TemplateGoneError("the template process is gone")
-        number = self._numbers()
-        future = self._open[number] = self._loop.create_future()
-        return number, future
 
     def fork_template(self, preload: list[str], *, beside: bool = False) -> socket.socket:
         """Start a template with more modules, imported at a lower priority if ``beside``.
@@ -115,18 +110,6 @@ class TemplateClient:
         """Send SIGTERM to a worker and its process group; what it leaves is killed by ``kill``."""
         self._tell("ask", pid, int(signal.SIGTERM))
 
-    async def settled(self, template: int) -> None:
-        """Wait until no process is left of a dead template that was forked from this one.
-
-        Its workers fall to this one, which kills them with all their children. Raises
-        TemplateGoneError if this template is gone too.
-        """
-        number, future = self._ask()
-        gone = TemplateGoneError("the template process is gone")
-        question = ("fence", number, template)
-        self._socket.send(question, (), lambda _error: self._refuse(number, gone))
-        await future
-
     def _received(self, message: Any) -> None:
         match message:
             case ("exited", pid, status):
@@ -134,18 +117,13 @@ class TemplateClient:
             case ("lingers", pid, left):
                 self.on_lingers(pid, left)
             case ("forked", number, pid):
-                self._answer(number, pid)  # its caller has the pid before the next message names it
-            case ("settled", number):
-                self._answer(number, 0)
+                future = self._open.pop(number)
+                if not future.done():
+                    future.set_result(pid)  # its caller has it before the next message names it
             case ("ready", pid):
                 self.pid, self.ready = pid, True
             case ("refused", number, reason):
                 self._refuse(number, OSError(f"cannot start a process: {reason}"))
-
-    def _answer(self, number: int, result: int) -> None:
-        future = self._open.pop(number)
-        if not future.done():
-            future.set_result(result)
 
     def _refuse(self, number: int, error: Exception) -> None:
         future = self._open.pop(number, None)

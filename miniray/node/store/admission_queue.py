@@ -63,9 +63,6 @@ class Claim:
     _: dataclasses.KW_ONLY
     #: Whether it waits for memory that processes hold; else it has an alternative on disk.
     waits: bool = True
-    #: Called with the error when the claim could only wait for other processes, before it takes its
-    #: alternative: processes that do not want that one leave.
-    on_full: Callable[[ObjectStoreFullError], object] | None = None
     #: How many requests of each process need it.
     askers: collections.Counter[bytes] = dataclasses.field(default_factory=collections.Counter)
     #: The memory, once it is granted.

@@ -10,6 +10,7 @@ there by their readers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -184,18 +185,13 @@ class Spilling:
         """Wait for memory, or a place on disk if only what processes have mapped is in the way.
 
         Raises:
-            ObjectStoreFullError: The disk is full too, or no process wants a place there.
+            ObjectStoreFullError: The disk is full too.
             OSError: There is no descriptor, and none will come free.
             ConnectionError: All processes that asked have ended.
         """
         claim.waits = False
-        try:
+        with contextlib.suppress(ObjectStoreFullError):
             return await self.queue.get(claim)
-        except ObjectStoreFullError as error:
-            if claim.on_full is not None:
-                claim.on_full(error)
-                if not claim.askers:
-                    raise
         place = await self._place_for(claim.size)
         if place is not None:
             return place

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
@@ -17,7 +16,6 @@ from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import home_of, segment_of
 
 if TYPE_CHECKING:
-    from miniray.exceptions import ObjectStoreFullError
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.transfer.transfers import Transfers
 
@@ -39,9 +37,6 @@ class Waiter:
     segment: asyncio.Future[Segment]
     #: Whether the copy is mapped for the process when it is here.
     maps: bool
-    #: Whether to take it on disk if only what processes look at is in the way of having it in
-    #: memory.
-    or_disk: bool
     #: Where it waits for its turn, and counts; None if the process reads it now.
     lane: _Lane | None = None
     #: Its transfer, while that is on.
@@ -134,7 +129,7 @@ class Pulls:
             process_id: Who waits.
             request: A number of its own, for ``withdraw``.
         """
-        waiter = self._add(key, size, (process_id, request), maps=True, or_disk=True)
+        waiter = self._add(key, size, (process_id, request), maps=True)
         self._begin(waiter)
         return waiter.segment
 
@@ -143,7 +138,7 @@ class Pulls:
 
         It counts until ``withdraw``: when the call has it, or does not want it any more.
         """
-        waiter = self._add(key, size, (process_id, request), maps=False, or_disk=False)
+        waiter = self._add(key, size, (process_id, request), maps=False)
         self._queue(waiter, self._arguments)
 
     async def fetch(self, process_id: bytes, request: int, key: Key, size: int) -> None:
@@ -153,14 +148,14 @@ class Pulls:
             ObjectLostError: It, or its node, is gone, or the process has withdrawn.
             ObjectStoreFullError: There is no room for a copy.
         """
-        waiter = self._add(key, size, (process_id, request), maps=False, or_disk=True)
+        waiter = self._add(key, size, (process_id, request), maps=False)
         self._queue(waiter, self._awaited)
         await waiter.segment
 
-    def _add(self, key: Key, size: int, name: _Name, *, maps: bool, or_disk: bool) -> Waiter:
+    def _add(self, key: Key, size: int, name: _Name, *, maps: bool) -> Waiter:
         came: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
         came.add_done_callback(_retrieve)
-        waiter = self._waiters[name] = Waiter(name, key, size, came, maps, or_disk)
+        waiter = self._waiters[name] = Waiter(name, key, size, came, maps)
         self._by_process.setdefault(name[0], set()).add(waiter)
         return waiter
 
@@ -188,18 +183,11 @@ class Pulls:
         assert self.copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            claim = Claim(waiter.size, on_full=functools.partial(self._refuse, key))
-            pull = self._pulls[key] = _Pull(key, claim)
+            pull = self._pulls[key] = _Pull(key, Claim(waiter.size))
             pull.task = run_in(self._tasks, self._run(pull))
         waiter.pull = pull
         pull.waiters.add(waiter)
         pull.claim.join(waiter.name[0])
-
-    def _refuse(self, key: Key, error: ObjectStoreFullError) -> None:
-        """Fail the requests for a value in memory: only a place on disk is left for it."""
-        for waiter in list(self._pulls[key].waiters):
-            if not waiter.or_disk:
-                self._fail(waiter, error)
 
     # --- who does not, any more ----------------------------------------------------------
     def withdraw(self, process_id: bytes, request: int) -> None:

@@ -113,8 +113,6 @@ class Template:
         #: Strays that may be a living worker's children, as their environment cannot be read now:
         #: they are not killed yet.
         self._unknown: set[int] = set()
-        #: Templates that have ended: the daemon's question → the pid, until their workers are gone.
-        self._fences: dict[int, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> Callable[[], NoReturn]:
@@ -177,11 +175,6 @@ class Template:
                 for pid, each in self._helpers.items():
                     if each == number:
                         _kill(pid, signal.SIGKILL)
-            case ("fence", token, template):
-                self._fences[token] = template
-                if template in self._helpers:
-                    _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
-                self._look_for_strays()
             case ("end",):  # the daemon hangs up next, and goes on itself
                 self.clean_up = None
         return None
@@ -270,6 +263,7 @@ class Template:
 
     # --- ends ----------------------------------------------------------------------
     def _reap(self) -> None:
+        left = False  # by a template or a stray: what was its is a stray now
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -277,21 +271,21 @@ class Template:
                 break
             if pid == 0:
                 break
-            self._strays.pop(pid, None)
+            was_stray = self._strays.pop(pid, None) is not None
+            left = left or was_stray or self._helpers.pop(pid, None) is not None
             self._unknown.discard(pid)
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended[pid] = _Ended(status, worker)
-            elif self._helpers.pop(pid, None) is not None:
-                self._kill_strays()  # its workers
+        if left:
+            self._kill_strays()
         self._look_for_strays()
 
     def _look_for_strays(self) -> None:
-        """Kill strays, and report the workers and templates of which none is left."""
-        if self._ended or self._fences or self._unknown:
+        """Kill strays, and report the workers of which none is left."""
+        if self._ended or self._unknown:
             self._kill_strays()
             self._tell_ends()
-            self._tell_settled()
 
     def _tell_ends(self) -> None:
         """Report which ended workers have no strays any more, and the strays of the others."""
@@ -307,13 +301,6 @@ class Template:
             elif left[pid] != ended.told and pid not in self._asked:
                 ended.told = left[pid]
                 self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
-
-    def _tell_settled(self) -> None:
-        """Answer the questions about templates of which no process is left."""
-        for token, template in list(self._fences.items()):
-            if template not in self._helpers and not self._strays:
-                del self._fences[token]
-                self._send(("settled", token))
 
     def _kill_strays(self) -> None:
         """Kill children that are no living worker's."""

@@ -7,7 +7,6 @@ for deciding when there are too many. The protocol of templates is in ``template
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import signal
@@ -15,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.node.base.template_client import TemplateClient, TemplateGoneError
+from miniray.node.base.template_client import TemplateClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -113,13 +112,10 @@ class Templates:
     workers: Callable[[], Iterable[Worker]]
     on_exited: Callable[[int, int], None]
     on_lingers: Callable[[int, list[int]], None]
-    on_killed: Callable[[Worker], object]
 
     def __post_init__(self) -> None:
         #: Templates that were forked from another one: by that one, and the modules added to it.
         self._larger: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
-        #: Templates that died, until all their workers are gone.
-        self._dead: dict[TemplateClient, asyncio.Task[None]] = {}
 
     def get(self, modules: tuple[str, ...], later: tuple[str, ...] = ()) -> TemplateClient:
         """Return a template that has imported these modules too; make it on first use.
@@ -158,41 +154,21 @@ class Templates:
     def _lost(self, parent: TemplateClient, modules: tuple[str, ...], *, beside: bool) -> None:
         """Handle the death of a template that another has forked.
 
-        Its workers, and templates that were forked from it, fall to that one, which kills them. If
-        it could not load modules that workers can do without, there is no second try.
+        Its workers, and templates that were forked from it, fall to that one, which kills them at
+        the same moment. If it could not load modules that workers can do without, there is no
+        second try.
         """
         logger.warning("the template with %s ended", ", ".join(modules))
         gone = self._larger[parent, modules]
         if gone.pid or not beside:
             del self._larger[parent, modules]
-            self._end_workers(gone, parent)
-
-    def _end_workers(self, gone: TemplateClient, parent: TemplateClient) -> None:
-        task = asyncio.get_running_loop().create_task(self._await_ends(gone, parent))
-        self._dead[gone] = task
-        task.add_done_callback(lambda _: self._dead.pop(gone))
-
-    async def _await_ends(self, gone: TemplateClient, parent: TemplateClient) -> None:
-        mine = [worker for worker in self.workers() if worker.template is gone]
-        for worker in mine:
-            self.on_killed(worker)
-        with contextlib.suppress(TemplateGoneError):  # the node stops then
-            try:
-                await parent.settled(gone.pid)
-            except TemplateGoneError:
-                await self.first.settled(parent.pid)  # what was the parent's falls to that one
-            for worker in mine:
-                self.on_exited(worker.pid, signal.SIGKILL)
+            for worker in list(self.workers()):
+                if worker.template is gone:
+                    self.on_exited(worker.pid, signal.SIGKILL)
 
     def is_first(self, template: TemplateClient | None) -> bool:
         """Return whether the node ends with this template; None: another could not be made."""
         return template is None or template is self.first
-
-    async def settled(self, template: TemplateClient | None) -> None:
-        """Wait until nothing is left of a template that died; return at once if it lives."""
-        task = None if template is None else self._dead.get(template)
-        if task is not None:
-            await asyncio.wait((task,))
 
     def close(self) -> None:
         for template in (self.first, *self._larger.values()):

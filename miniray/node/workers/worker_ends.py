@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.common.process_state import is_dying
-from miniray.exceptions import describe_eviction
 from miniray.node.base.tasks import first_of
 
 if TYPE_CHECKING:
@@ -76,24 +75,12 @@ class WorkerEnds:
             self.kill_later(worker)
 
     async def vacate(self, worker: Worker) -> None:
-        """Wait until a worker that was asked to end is gone, as its devices are granted to another.
+        """Wait until a worker that was asked to end needs its devices no more.
 
-        It may wait for calls that need these devices: it is killed after ``reserve_after`` seconds.
         Raises DeviceKeptError if it could not be killed.
         """
-        ends = first_of(worker.gone.wait(), worker.given_up.wait())
-        waiting = asyncio.ensure_future(ends)
-        patience = config().reserve_after
-        try:
-            done, _ = await asyncio.wait({waiting}, timeout=patience)
-            if not done:
-                kept = " and ".join(sorted({name for name, _ in worker.devices}))
-                worker.why_killed = describe_eviction(patience, kept)
-                self.kill(worker)
-            await waiting
-        finally:
-            waiting.cancel()
-        if not worker.gone.is_set():
+        await first_of(worker.gone.wait(), worker.let_go.wait(), worker.given_up.wait())
+        if worker.given_up.is_set() and not worker.gone.is_set():
             raise DeviceKeptError(
                 f"the process {worker.pid}, which had worked on a device of this lease, could "
                 f"not be killed"

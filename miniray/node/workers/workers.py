@@ -130,9 +130,7 @@ class WorkerPool:
             control, template_pid, self._exited, self._template_gone, self._lingers
         )
         self.fork_helper = first.fork_helper
-        self._templates = Templates(
-            first, self._by_pid.values, self._exited, self._lingers, self.ends.killed
-        )
+        self._templates = Templates(first, self._by_pid.values, self._exited, self._lingers)
         soft_limit = max(1, int(node.scalars.get("CPU", 1)))
         self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self.ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,15 +156,12 @@ class WorkerPool:
             return
         run_in(self._tasks, self._start_process(lease, _worker_for(lease)))
 
-    def end(
-        self, number: int, *, kill: bool, calls_left: int = 0, why: str = "", grace: float = 0.0
-    ) -> None:
+    def end(self, number: int, *, kill: bool, calls_left: int = 0, grace: float = 0.0) -> None:
         """End a lease for the head.
 
         Its worker is reused for leases of the same kind, unless it is an actor, or has run all of
-        its ``max_calls``: ``calls_left`` are left, as the client has counted. ``why`` it is killed
-        is for the errors of those who lose its objects. The command of a job has ``grace`` seconds
-        to end before it is killed.
+        its ``max_calls``: ``calls_left`` are left, as the client has counted. The command of a job
+        has ``grace`` seconds to end before it is killed.
         """
         lease = self.leases.get(number)
         if lease is None:
@@ -184,7 +179,6 @@ class WorkerPool:
                 worker.template.ask(worker.pid)
                 self.ends.kill_later(worker, grace)
         elif kill:
-            worker.why_killed = why
             self.ends.kill(worker)
         elif (
             lease.actor_id is None
@@ -236,7 +230,6 @@ class WorkerPool:
             self._start_failed(lease, worker, error, _TRIES_KILLED)
             return
         except TemplateGoneError:
-            await self._templates.settled(worker.template)  # it may have forked the worker
             # The node ends with its first template, and another node may start the worker.
             tries = _TRIES_KILLED if self._templates.is_first(worker.template) else 1
             self._start_failed(lease, worker, WorkerCrashedError(starting=True), tries)

@@ -103,17 +103,6 @@ def test_an_idle_lease_that_is_revoked_goes_back_at_once(world: TaskWorld) -> No
     assert world.returned == [1]
 
 
-def test_an_idle_lease_goes_back_in_place_of_a_revoked_one_that_is_in_use(world: TaskWorld) -> None:
-    first, second = world.call(), world.call()
-    busy, idle = world.grant(), world.grant()
-    world.reply(idle, second)
-    world.client.on_revoked(1, world.group().id)
-    assert world.returned == [2]
-    assert busy.of_kind(p.PEER_LEASE_END) == []
-    world.reply(busy, first)
-    assert world.returned == [2]  # the first one is kept
-
-
 def test_a_grant_for_an_unknown_group_goes_back(world: TaskWorld) -> None:
     world.client.on_granted(999, 7, NODE, b"worker99", 0)
     assert world.returned == [7]

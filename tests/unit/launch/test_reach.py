@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import refused_address
 
 from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer, reach_head
 from miniray.security.certificates import Identity, make_head_identity
@@ -54,26 +55,25 @@ def servers(tmp_path: Path) -> Iterator[tuple[JoinToken, str, str]]:
         server.close()
 
 
-def unused() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nothing listens."""
+    with refused_address() as address:
+        yield address
 
 
 def test_of_all_addresses_the_one_with_the_pinned_certificate_is_taken(
-    servers: tuple[JoinToken, str, str],
+    servers: tuple[JoinToken, str, str], nobody: str
 ) -> None:
     token, head, stranger = servers
-    assert (
-        first_to_answer(HeadOffer((unused(), stranger, "no-such-host.invalid", head), token))
-        == head
-    )
+    offer = HeadOffer((nobody, stranger, "no-such-host.invalid", head), token)
+    assert first_to_answer(offer) == head
 
 
 def test_another_head_is_not_taken_and_each_address_says_why(
-    servers: tuple[JoinToken, str, str],
+    servers: tuple[JoinToken, str, str], nobody: str
 ) -> None:
     token, _, stranger = servers
-    nobody = unused()
     with pytest.raises(NotReachedError) as missed:
         first_to_answer(HeadOffer((stranger, nobody), token))
     assert f"The server at {stranger} is not the head that this join token is for" in str(
@@ -82,18 +82,19 @@ def test_another_head_is_not_taken_and_each_address_says_why(
     assert f"Nothing listens at {nobody}." in str(missed.value)
 
 
-def test_a_head_that_comes_late_is_waited_for(servers: tuple[JoinToken, str, str]) -> None:
+def test_a_head_that_comes_late_is_waited_for(
+    servers: tuple[JoinToken, str, str], nobody: str
+) -> None:
     token, head, _ = servers
-    doors = iter([None, HeadOffer((unused(),), token), HeadOffer((head,), token)])
+    doors = iter([None, HeadOffer((nobody,), token), HeadOffer((head,), token)])
     pauses: list[float] = []
     assert reach_head(lambda: next(doors), 60.0, pauses.append) == (head, token)
     assert len(pauses) == 2
 
 
-def test_the_wait_for_a_head_has_an_end_and_a_reason() -> None:
+def test_the_wait_for_a_head_has_an_end_and_a_reason(nobody: str) -> None:
     token = JoinToken(bytes(32), make_secret())
     with pytest.raises(NotReachedError, match="first host has not told where its head is"):
         reach_head(lambda: None, 0.0, lambda _: None)
-    nobody = unused()
     with pytest.raises(NotReachedError, match=f"within 0 s: Nothing listens at {nobody}"):
         reach_head(lambda: HeadOffer((nobody,), token), 0.0, lambda _: None)

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import refused_address
 
 from miniray.exceptions import AuthenticationError
 from miniray.security import channels
@@ -139,7 +140,7 @@ def test_a_plain_text_server_is_no_head(head: Identity) -> None:
 
 
 def test_a_port_where_nothing_listens_is_named(head: Identity) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError, match=f"Nothing listens at 127.0.0.1:{port}"):
-        meet_head("127.0.0.1", port, head.fingerprint, MEMBER, 5)
+    with refused_address() as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(ConnectionRefusedError, match=f"Nothing listens at {address}"):
+            meet_head("127.0.0.1", port, head.fingerprint, MEMBER, 5)

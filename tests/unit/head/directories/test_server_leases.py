@@ -78,7 +78,7 @@ def test_shapes_of_which_nothing_is_wanted_are_forgotten(
         daemon.notice(client, "return_lease", number)
         daemon.notice(client, "want_leases", group, task_spec(), 0)
         daemon.lease_ended(number)
-    assert not list(cluster.head.cluster.leases.of_client(client))
+    assert not cluster.head.cluster.leases._groups[client]
 
 
 def test_tasks_that_take_nothing_start_few_workers_at_a_time(daemon: FakeDaemon) -> None:

@@ -422,7 +422,7 @@ def test_devices_out_of_service_are_out_of_service_in_bundles_too() -> None:
     assert [grant.lease_id for grant in back.grants] == [waiting]
 
 
-NEVER = "the 3 bundles of {} do not fit on the 2 nodes of the cluster, even if all were idle"
+NEVER = "the 3 bundles of {} find no place on the 2 nodes of the cluster, even if all were idle"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_what_waits_says_whether_it_could_ever_be_placed() -> None:
     reason = scheduler.explain_group(b"g")
     assert reason is not None
     assert reason.kind is ReasonKind.NEVER_TOGETHER
-    assert "PACK (each set on nodes with one value of rack) do not fit" in reason.sentence()
+    assert "PACK (each set on nodes with one value of rack) find no place" in reason.sentence()
     scheduler.add_node(node(3, "y"), 1.0)
     assert scheduler.explain_group(b"g") is None
 

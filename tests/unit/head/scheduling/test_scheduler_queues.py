@@ -92,6 +92,21 @@ def test_a_lease_that_ends_while_blocked_returns_its_cpu_once() -> None:
     assert scheduler.available_resources() == {"CPU": 2.0}
 
 
+def test_a_lease_that_is_emptied_gives_its_device_to_who_waits_and_ends_later() -> None:
+    scheduler = cluster({"CPU": 2}, gpus=1)
+    lease, _ = ask(scheduler, Demand.of({"CPU": 1, "GPU": 1}))
+    following, out = ask(scheduler, Demand.of({"CPU": 1, "GPU": 1}))
+    assert not out.grants
+    scheduler.release_cpu(lease, 1.0)
+    assert granted(scheduler.empty_lease(lease, 2.0)) == [following]
+    assert not granted(scheduler.empty_lease(lease, 3.0))
+    assert scheduler.available_resources() == {"CPU": 1.0, "GPU": 0.0}
+    assert scheduler.leases_on(next(iter(scheduler.nodes))) == {lease, following}
+    for each in (lease, following):
+        scheduler.release(each, 4.0)
+    assert scheduler.available_resources() == {"CPU": 2.0, "GPU": 1.0}
+
+
 # --- nodes -----------------------------------------------------------------------------
 def test_what_no_node_can_serve_is_told_at_once_and_placed_when_one_joins() -> None:
     scheduler = cluster({"CPU": 4})

@@ -69,7 +69,7 @@ class World:
         self.now += 1.0
         eager = len(self.scheduler.waiting()) < 25
         actions = [self.submit] * (20 if eager else 4) + [self.release] * 6 + [self.block] * 3
-        actions += [self.cancel, self.advance, self.join, self.leave, self.quarantine]
+        actions += [self.cancel, self.advance, self.join, self.leave, self.quarantine, self.empty]
         actions += [self.create_group, self.remove_group]
         self.random.choice(actions)()
 
@@ -124,6 +124,13 @@ class World:
             lease_id = self.random.choice(sorted(self.held))
             self.blocked.add(lease_id)
             self.note(self.scheduler.release_cpu(lease_id, self.now))
+
+    def empty(self) -> None:
+        if self.held:
+            lease_id = self.random.choice(sorted(self.held))
+            self.blocked.discard(lease_id)
+            self.held[lease_id] = self.held[lease_id].emptied()
+            self.note(self.scheduler.empty_lease(lease_id, self.now))
 
     def cancel(self) -> None:
         waiting = self.scheduler.waiting()

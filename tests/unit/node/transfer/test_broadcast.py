@@ -223,7 +223,7 @@ def test_a_holder_that_sends_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(SIZE)
-    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "1")
     config.cache_clear()
 
     async def test(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,13 +74,8 @@ class Transfers:
     async def _memory(self, claim: Claim) -> Memory:
         """As of a node whose disk is full."""
         claim.waits = False
-        try:
+        with contextlib.suppress(ObjectStoreFullError):
             return await self._queue.get(claim)
-        except ObjectStoreFullError as error:
-            assert claim.on_full is not None
-            claim.on_full(error)
-            if not claim.askers:
-                raise
         claim.waits = True
         return await self._queue.get(claim)
 
@@ -250,35 +246,6 @@ def test_who_stopped_waiting_does_not_keep_the_others_from_their_copy() -> None:
         assert segments[0].mappers == {A: 2}
 
     run(test)
-
-
-def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
-    async def test(node: Node) -> None:
-        others = node.pulls.wait(KEY, SIZE, A, 1)
-        node.pulls.prefetch(B, 1, KEY, SIZE)
-        held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        await settled()
-        assert not node.pulls.ahead
-        assert not others.done()
-        node.store.seal(held.number)
-        node.store.free(held.number)
-        await settled()
-        node.transfers.finish(KEY)
-        assert (await others).mappers == {A: 1}
-
-    run(test, capacity=2 * SIZE + 4096)
-
-
-def test_a_pull_that_is_wanted_in_memory_only_ends_at_once_if_there_is_none() -> None:
-    async def test(node: Node) -> None:
-        node.pulls.prefetch(B, 1, KEY, SIZE)
-        node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        await settled()
-        assert not node.pulls.ahead
-        assert not len(node.pulls)
-        assert not len(node.queue)
-
-    run(test, capacity=2 * SIZE + 4096)
 
 
 def test_a_value_that_its_only_reader_leaves_no_room_for_fails_at_once() -> None:

@@ -53,7 +53,7 @@ def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
 def test_progress_of_one_rank_is_progress(start):
     async def loop(rank):
         if rank.rank == 0:
-            for _ in range(10):
+            for _ in range(20):
                 await asyncio.sleep(0.1)
                 await rank.report({})
             over.set()
@@ -62,7 +62,7 @@ def test_progress_of_one_rank_is_progress(start):
     async def scenario():
         nonlocal over
         over = asyncio.Event()
-        controller = start(hang_timeout=0.5)
+        controller = start(hang_timeout=1.5)
         return await controller.run(controller, [loop])
 
     over = None
@@ -112,11 +112,11 @@ def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):
 
 
 def test_a_checkpoint_that_becomes_complete_in_time_is_not_told_of(start, monkeypatch):
-    monkeypatch.setattr("miniray.train.controller.attempt.NOTE_AFTER", 0.05)
+    monkeypatch.setattr("miniray.train.controller.attempt.NOTE_AFTER", 1.0)
 
     async def loop(rank):
         await rank.report({}, {"model": "weights"})
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
 
     controller = start()
     run(controller, loop)
