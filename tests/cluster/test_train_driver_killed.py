@@ -249,6 +249,8 @@ def test_a_job_whose_program_is_killed_takes_its_run_up(run: Run) -> None:
     job = run.command.popen("miniray", "job", "submit", "--retries", "1", *program)
     run.let(0)
     run.until_saved(1)
+    ranks = run.ranks()
     os.kill(int((run.folder / "driver").read_text()), signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, ranks)), PATIENCE, told=run.describe)
     run.let(1)
     assert result_of(job)["value"] == "began with step 1"
