@@ -46,7 +46,7 @@ _STATIC = Path(__file__).parent / "static"
 _MOST_CONNECTIONS, _MOST_STREAMS = 256, 100
 _FULL = f"{_MOST_STREAMS} views of this page are open, and no more may be: close some."
 #: Of the connections, those whose clients were not let in; a new one takes the oldest one's place.
-_MOST_STRANGERS = 100
+_MOST_STRANGERS = 128
 #: Topics of a stream, and rows of a window.
 _MOST_TOPICS, _MOST_ROWS = 12, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.

@@ -163,7 +163,7 @@ def test_names_are_text_and_never_run(page: Page) -> None:
     show(page, "Actors", "Actors")
     expect(row(page, "<script>")).to_contain_text(name)
     row(page, "<script>").get_by_role("link").first.click()
-    expect(page.get_by_text(name)).to_be_visible()
+    expect(page.locator(".facts").get_by_text(name)).to_be_visible()
     assert page.title() == "Actors · miniray"
     assert page.locator("img").count() == 0
 
