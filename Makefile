@@ -78,8 +78,8 @@ test-all: $(BIN)/.slow $(BIN)/.collected
 
 # The tests of the public API with Ray as the engine.
 RAY_VENV ?= .venv-engine
-RAY_FILES = actors async_actors tasks get_wait_put generators named_actors nesting errors errors_of_values cancel \
-	placement_groups actor_pool queue mp_pool train_reports train_runs
+RAY_FILES = actors async_actors tasks get_wait_put waiting generators named_actors nesting refs_in_results errors \
+	errors_of_values cancel placement_groups actor_pool queue mp_pool train_reports train_runs
 $(RAY_VENV)/bin/.installed: $(WHAT)
 	$(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-compile \
