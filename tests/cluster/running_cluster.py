@@ -59,14 +59,16 @@ def running_ray_cluster(folder: Path, head: Any, *others: Any) -> Iterator[Any]:
     """
     from ray.cluster_utils import Cluster as RayCluster
 
-    options = {"include_dashboard": False, "temp_dir": str(folder)}
-    cluster = RayCluster(initialize_head=True, head_node_args={**options, **head})
-    try:
-        for node in others:
-            cluster.add_node(**node)
-        miniray.init(cluster.address, engine="ray")
-        cluster.wait_for_nodes()
-        yield cluster
-    finally:
-        miniray.shutdown()
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
+        options = {"include_dashboard": False, **head}
+        cluster = RayCluster(initialize_head=True, head_node_args=options)
+        try:
+            for node in others:
+                cluster.add_node(**node)
+            miniray.init(cluster.address, engine="ray")
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            miniray.shutdown()
+            cluster.shutdown()
