@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import contextlib
 import os
 import re
 import signal
@@ -313,11 +314,11 @@ def test_what_is_asked_again_and_again_is_asked_once_at_a_time(page: Page) -> No
 def test_the_page_goes_on_when_its_process_was_killed(page: Page) -> None:
     page.expected.extend(["ERR_", "Failed to load resource"])
     port = int(re.search(r":(\d+)/", page.url)[1])
-    holders = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if any(each.laddr.port == port for each in process.net_connections("inet"))
-    ]
+    holders = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # others end meanwhile
+            if any(each.laddr.port == port for each in process.net_connections("inet")):
+                holders.append(process)
     web = max(holders, key=psutil.Process.create_time)  # the daemon holds the socket, too
     web.send_signal(signal.SIGKILL)
     expect(page.get_by_role("alert")).to_contain_text("connection")

@@ -12,7 +12,7 @@ const reason = (row) => row.death_cause ?? row.why_waits ?? "";
 const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED)$/;
 
 export const actorColumns = [
-  { name: "class_name", title: "Class", width: "minmax(110px, 1.3fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}" title="${row.class_name} ${row.name ?? ""}"><b>${row.class_name}</b> <span class="dim narrow">${row.name}</span></a>` },
+  { name: "class_name", title: "Class", width: "minmax(110px, 1.3fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}" title="${row.class_name} ${row.name ?? ""}"><b class=${row.name ? "broad" : ""}>${row.class_name}</b>${row.name && html`<b class="narrow">${row.name}</b>`}</a>` },
   text("name", "Name", "minmax(70px, 0.9fr)", { wide: true }),
   { name: "state", title: "State", width: "minmax(104px, 140px)", cell: (row) => html`<${State} of=${row.state} bad=${row.state === "DEAD" && !PLANNED.test(row.death_kind ?? "")} />` },
   { name: "reason", title: "Why it waits or died", width: "minmax(130px, 2.4fr)", sort: false, cell: (row) => html`<span title=${reason(row)}>${reason(row) || "–"}</span>` },
