@@ -248,7 +248,7 @@ def test_it_is_used_from_the_keyboard(page: Page) -> None:
     expect(page.get_by_role("dialog")).to_contain_text("open the row")
     page.keyboard.press("Escape")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("keyboard 1")).to_be_visible()
+    expect(page.locator(".facts").get_by_text("keyboard 1")).to_be_visible()
     assert "#/actor/" in page.url
 
 
