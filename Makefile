@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BENCH_VENV ?= .venv-ray
 BIN = $(VENV)/bin
-# How many test processes run at once: three for two cores, as tests wait a third of their time.
+# How many test processes run at once: two for each core, as tests wait half of their time.
 # `nproc` would count what OMP_NUM_THREADS says, which is about threads of one process.
 CORES = $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-JOBS ?= $(shell expr $(CORES) + $(CORES) / 2)
+JOBS ?= $(shell expr $(CORES) \* 2)
 
 PROTO = $(wildcard proto/miniray/v1/*.proto)
 
@@ -78,8 +78,8 @@ test-all: $(BIN)/.slow $(BIN)/.collected
 
 # The tests of the public API with Ray as the engine.
 RAY_VENV ?= .venv-engine
-RAY_FILES = actors async_actors tasks get_wait_put generators named_actors nesting errors errors_of_values cancel \
-	placement_groups actor_pool queue mp_pool train_reports train_runs
+RAY_FILES = actors async_actors tasks get_wait_put waiting generators named_actors nesting refs_in_results errors \
+	errors_of_values cancel placement_groups actor_pool queue mp_pool train_reports train_runs
 $(RAY_VENV)/bin/.installed: $(WHAT)
 	$(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-compile \

@@ -401,6 +401,28 @@ class GetTimeoutError(MinirayError, TimeoutError):
     def __init__(self, message: str = "The values were not ready within the timeout.") -> None:
         super().__init__(message)
 
+    @classmethod
+    def of(
+        cls, id: str, call: str, missing: int, total: int, timeout: float, why: str = ""
+    ) -> GetTimeoutError:
+        """Name the first of the values that were missing.
+
+        Args:
+            id: Hex id of its ref.
+            call: The name of what makes it; empty if that is not known.
+            missing: How many were missing,
+            total: of so many.
+            timeout: In seconds.
+            why: Begins with a space, and says what the value waits for.
+        """
+        name = f"ObjectRef({id})" + f", the result of {call}" * bool(call)
+        if total == 1:
+            told = f"The value of {name}{',' * bool(call)} was not ready within {timeout:g} s"
+        else:
+            told = f"{missing} of {total} values were not ready within {timeout:g} s; "
+            told += f"the first is {name}"
+        return cls(printable(f"{told}.{why}"))
+
 
 class ObjectLostError(MinirayError):
     """A value is gone and can't be made again."""

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.client.cluster_choice import cluster_of_page
 from miniray.client.command_connection import JobConnection
+from miniray.common.ids import new_id
+from miniray.common.specs import CommandSpec
 from miniray.system import option_checks as check
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class JobSubmissionClient:
             one of this user that runs on this machine. One that has no node of this user here
             needs its token in ``MINIRAY_TOKEN``.
         create_cluster_if_needed: Refused: start one with ``miniray start --head``.
-        cookies: Without effect, as there is no HTTP.
+        cookies: Without effect, as this client does not use HTTP.
         metadata: Added to the metadata of all jobs.
         headers: Without effect.
         verify: Without effect: the token pins the cluster's certificate.
@@ -223,21 +225,23 @@ class JobSubmissionClient:
             >>> JobSubmissionClient().submit_job(entrypoint="python train.py")  # doctest: +SKIP
             'job-6f1c04d2a9b83e57'
         """
-        return self._jobs.submit(
-            _command(entrypoint),
-            submission_id=_wanted_id(submission_id, job_id),
-            runtime_env=runtime_env,
+        selector = check.label_selector(
+            "entrypoint_label_selector", entrypoint_label_selector or {}
+        )
+        spec = CommandSpec(
+            name=_wanted_id(submission_id, job_id),
+            command=_command(entrypoint),
             metadata={**self._metadata, **_strings("metadata", metadata)},
             resources=_resources(
                 entrypoint_resources, entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory
             ),
-            label_selector=check.label_selector(
-                "entrypoint_label_selector", entrypoint_label_selector or {}
-            ),
+            label_selector=selector or None,
             max_retries=check.whole(0)("max_retries", max_retries),
             max_time=float(check.amount("max_time", max_time)),
             secrets=[check.text("secrets", name) for name in secrets],
         )
+        self._jobs.submit(spec, runtime_env)
+        return spec.name
 
     def stop_job(self, job_id: str, grace: float = STOP_GRACE) -> bool:
         """Begin to end a job: SIGTERM to its command, and later SIGKILL to all of it.
@@ -316,24 +320,34 @@ class JobSubmissionClient:
                 yield text
 
 
+def new_submission_id() -> str:
+    """Return an id that no other job has."""
+    return f"job-{new_id().hex()}"
+
+
+def shell_command(text: str) -> list[str]:
+    """Return the command that runs a text by a shell."""
+    return ["/bin/sh", "-c", text]
+
+
 def _command(entrypoint: str | Sequence[str]) -> list[str]:
     """Return the program and its arguments."""
     if isinstance(entrypoint, str):
         if not entrypoint.strip():
             raise ValueError("entrypoint is empty; give the command, as 'python train.py'.")
-        return ["/bin/sh", "-c", entrypoint]
+        return shell_command(entrypoint)
     words = list(entrypoint) if isinstance(entrypoint, list | tuple) else []
     if not words or not all(isinstance(word, str) for word in words):
         raise check.wrong_type("entrypoint", entrypoint, "a command, as text or as list of texts")
     return words
 
 
-def _wanted_id(submission_id: str | None, job_id: str | None) -> str | None:
-    """Return the id that the user has chosen, under either name."""
+def _wanted_id(submission_id: str | None, job_id: str | None) -> str:
+    """Return the id that the user has chosen, under either name, else a new one."""
     if job_id is not None and submission_id is not None:
         raise ValueError("Give submission_id alone; job_id is its earlier name.")
     wanted = submission_id if submission_id is not None else job_id
-    return None if wanted is None else check.text("submission_id", wanted)
+    return new_submission_id() if wanted is None else check.text("submission_id", wanted)
 
 
 def _resources(

@@ -24,8 +24,10 @@ for _name in [name for name in os.environ if name.startswith("MINIRAY_")]:
 # runs user code imports gRPC, so its fork handlers, which end such a child, are out of place.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# On a machine that does other things too, any example may take longer than any time.
-hypothesis.settings.register_profile("miniray", deadline=None)
+# On a machine that does other things too, any example may take longer than any time. Whether a
+# change is good is not to depend on luck: others than these examples are for the slow tests.
+hypothesis.settings.register_profile("miniray", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.register_profile("slow", deadline=None)
 hypothesis.settings.load_profile("miniray")
 
 
@@ -35,6 +37,12 @@ RAY_DIFFERS = Path(__file__).parent / "engines" / "ray.txt"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine", default="miniray", choices=["miniray", "ray"])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any property is loaded, look for new examples if slow tests are wanted."""
+    if config.option.markexpr != "not slow":
+        hypothesis.settings.load_profile("slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

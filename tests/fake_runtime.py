@@ -230,24 +230,6 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 3.0}
 
-    def head_call(self, method: str, *args: Any) -> Any:
-        raise NotImplementedError(method)
-
-    def tell(self, method: str, *args: Any) -> None:
-        raise NotImplementedError(method)
-
-    def tell_node(self, method: str, *args: Any) -> None:
-        raise NotImplementedError(method)
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
-        raise NotImplementedError
-
-    def ask_nodes(self, *_: Any) -> Any:
-        raise NotImplementedError
-
-    async def flush_output(self) -> None:
-        raise NotImplementedError
-
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
         raise NotImplementedError
 
@@ -256,9 +238,6 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
 
     def exit_actor(self) -> None:
         raise SystemExit(0)
-
-    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
-        raise NotImplementedError(question)
 
     def owns_actors(self) -> bool:
         return False

@@ -29,8 +29,9 @@ def main() -> None:
     error = library.aclrtGetDeviceCount(ctypes.byref(count))
     if error:
         sys.exit(f"aclrtGetDeviceCount failed with error {error}")
-    soc_name = ctypes.CFUNCTYPE(ctypes.c_char_p)(("aclrtGetSocName", library))
-    sys.stdout.write((soc_name() or b"").decode())
+    name = library.aclrtGetSocName
+    name.restype = ctypes.c_char_p
+    sys.stdout.write((name() or b"").decode())
 
 
 def _library() -> ctypes.CDLL | None:

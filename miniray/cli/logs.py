@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import cluster_options
+from miniray.cli.parsing import duration
+from miniray.cli.services import finds_cluster
 from miniray.common.names import printable
 from miniray.logs.log_files import MOST_LINES, LogQuery
 from miniray.util.logs import Logs, follow, logs, of_folder, whose
@@ -21,14 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from miniray.cli.services import Services
+    from miniray.client.command_connection import CommandConnection
     from miniray.logs.log_files import LogLineRead
 
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.3
 _AWAITS_HEAD = "The head of the cluster does not answer; what is printed meanwhile comes later."
-_SINCE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhd])\Z")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def since_of(text: str, now: float) -> float:
@@ -37,10 +36,9 @@ def since_of(text: str, now: float) -> float:
     Raises:
         click.BadParameter: It means none.
     """
+    with contextlib.suppress(ValueError):
+        return now - duration(text)
     given = text.strip()
-    match = _SINCE.match(given)
-    if match is not None:
-        return now - float(match["number"]) * _SECONDS[match["unit"]]
     today = datetime.datetime.fromtimestamp(now).date()
     for date in ("", f"{today} "):
         with contextlib.suppress(ValueError):
@@ -53,7 +51,6 @@ def since_of(text: str, now: float) -> float:
 
 @click.command("logs")
 @click.argument("of", metavar="[NAME|ACTOR|PID|RUN]", required=False)
-@cluster_options
 @click.option("-f", "--follow", "goes_on", is_flag=True, help="Go on with what is printed next.")
 @click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only.")
 @click.option(
@@ -67,10 +64,8 @@ def since_of(text: str, now: float) -> float:
 @click.option("--grep", default="", metavar="REGEX", help="Only lines that match; nodes search.")
 @click.option("--since", metavar="TIME", help="Only lines since then: 10m, 14:30, a date.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
-@click.pass_obj
-def logs_(
-    services: Services, /, of: str | None, address: str | None, token_file: str | None, **how: Any
-) -> None:
+@finds_cluster
+def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: Any) -> None:
     """Show what workers have printed: all, or those of a name.
 
     A name is that of an actor (name, id or class), a task, a training run, a pid (or NODE:PID), or
@@ -88,9 +83,10 @@ def logs_(
     except re.error as error:
         raise click.ClickException(f"{query.grep!r} is no regular expression: {error}.") from None
     try:
-        connection = services.connect(address, token_file)
+        connection = connect()
     except ConnectionError:
-        folder = _last_session() if address is None and not find_clusters() else None
+        named = click.get_current_context().params["address"] is not None
+        folder = None if named or find_clusters() else _last_session()
         if folder is None:
             raise
         click.echo(f"No cluster is running; these are the logs in {folder}.", err=True)

@@ -64,47 +64,32 @@ class _UsageFailure(click.ClickException):
     exit_code = 2
 
 
-class _Commands(dict[str, Any]):
-    """Commands by name; before one is asked for, the module and the function that it is."""
-
-    def __getitem__(self, name: str) -> click.Command:
-        where = super().__getitem__(name)
-        if isinstance(where, str):
-            module, _, function = where.partition(".")
-            self[name] = getattr(importlib.import_module(f"miniray.cli.{module}"), function)
-        found: click.Command = super().__getitem__(name)
-        return found
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401 - it is that method
-
-
-#: Only the module of the command that is called is imported.
-_COMMANDS = _Commands(
-    {
-        "dashboard": "look.dashboard",
-        "debug": "debug.debug",
-        "drain": "stop.drain",
-        "get": "state.get",
-        "job": "job.job",
-        "k8s": "run.k8s",
-        "list": "state.list_",
-        "logs": "logs.logs_",
-        "memory": "memory.memory",
-        "metrics": "look.metrics",
-        "profile": "look.profile",
-        "run": "run.run",
-        "slurm": "run.slurm",
-        "ssh": "run.ssh",
-        "stack": "look.stack",
-        "start": "start.start",
-        "status": "status.status",
-        "stop": "stop.stop",
-        "summary": "state.summary_",
-        "timeline": "look.timeline",
-        "why": "look.why",
-    }
-)
+#: The module and the function of each command; only those of the one that is called are imported.
+_COMMANDS = {
+    "dashboard": "look.dashboard",
+    "debug": "debug.debug",
+    "drain": "stop.drain",
+    "engines": "main.engines",
+    "get": "state.get",
+    "job": "job.job",
+    "k8s": "run.k8s",
+    "list": "state.list_",
+    "logs": "logs.logs_",
+    "memory": "memory.memory",
+    "metrics": "look.metrics",
+    "profile": "look.profile",
+    "run": "run.run",
+    "slurm": "run.slurm",
+    "ssh": "run.ssh",
+    "stack": "look.stack",
+    "start": "start.start",
+    "status": "status.status",
+    "stop": "stop.stop",
+    "summary": "state.summary_",
+    "timeline": "look.timeline",
+    "token": "main.token",
+    "why": "look.why",
+}
 
 
 class _OneLineGroup(click.Group):
@@ -116,12 +101,18 @@ class _OneLineGroup(click.Group):
         except click.UsageError as error:
             raise _UsageFailure(describe_usage(error)) from None
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, function = _COMMANDS[cmd_name].partition(".")
+        found: click.Command = getattr(importlib.import_module(f"miniray.cli.{module}"), function)
+        return found
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Do as click does, but with whole sentences."""
-        del ctx
-        rows = [
-            (name, self.commands[name].get_short_help_str(1000)) for name in sorted(self.commands)
-        ]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, each.get_short_help_str(1000)) for name, each in commands if each]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -150,7 +141,7 @@ def describe_usage(error: click.UsageError) -> str:
 
 @click.group(
     cls=_OneLineGroup,
-    commands=_COMMANDS,
+    commands=dict.fromkeys(_COMMANDS),  # `get_command` finds them
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -167,7 +158,3 @@ def main(ctx: click.Context) -> None:
         raise click.ClickException(f"{error}. Correct the variable, or unset it.") from None
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-main.add_command(engines)
-main.add_command(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from miniray.common.process_state import hide_argument
 from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from miniray.util.state_records import Filter
 
@@ -28,6 +29,16 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]i?B?|B)?\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+@contextlib.contextmanager
+def wrong_use(*further: type[Exception]) -> Iterator[None]:
+    """Show a ValueError, or another kind of error, as what the user has written wrong."""
+    kinds: tuple[type[Exception], ...] = (ValueError, *further)
+    try:
+        yield
+    except kinds as error:
+        raise click.UsageError(str(error)) from None
 
 
 def cluster_options(command: _Command) -> _Command:
@@ -60,83 +71,88 @@ def print_notes(notes: Iterable[str]) -> None:
         click.echo(printable(note), err=True)
 
 
-class JsonObject(ParamType):
-    """A JSON object, such as ``{"FPGA": 2}``."""
+class Parsed(ParamType):
+    """The type of an option whose text a function makes a value of.
 
-    name = "JSON"
+    Args:
+        name: What help shows in the place of a value.
+        parse: Raises ValueError with what is wrong, and how to write it.
+    """
 
-    def __init__(self, example: str = '{"FPGA": 2}') -> None:
-        """Take ``example`` to show in errors how to write one."""
-        self._example = example
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, Any]:
-        """Parse the text; what its values may be is checked with the other options."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a text; a default may be a value already."""
         try:
-            parsed = json.loads(value)
-        except json.JSONDecodeError as error:
-            self.fail(f"{value!r} is not JSON: {error}. Write it as '{self._example}'.", param, ctx)
-        if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object. Write it as '{self._example}'.", param, ctx)
-        return parsed
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-class Labels(ParamType):
-    """Labels as ``key=value,key=value`` or as a JSON object."""
-
-    name = "LABELS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Mapping[str, str]:
-        """Parse the text; the keys and values are checked with the other options."""
-        if value.lstrip().startswith("{"):
-            return JsonObject('{"zone": "a"}').convert(value, param, ctx)
-        labels: dict[str, str] = {}
-        for pair in value.split(","):
-            key, equals, text = pair.strip().partition("=")
-            if not equals:
-                self.fail(
-                    f"{pair.strip()!r} is no label. Write labels as key=value,key=value.",
-                    param,
-                    ctx,
-                )
-            if key in labels:
-                self.fail(f"the label {key!r} is given twice.", param, ctx)
-            labels[key] = text
-        return labels
+def json_object(text: str, example: str = '{"FPGA": 2}') -> dict[str, Any]:
+    """Parse a JSON object; what its values may be is checked with the other options."""
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r} is not JSON: {error}. Write it as '{example}'.") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{text!r} is not a JSON object. Write it as '{example}'.")
+    return parsed
 
 
-class Condition(ParamType):
-    """``KEY=VALUE`` or ``KEY!=VALUE``."""
-
-    name = "KEY=VALUE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Filter:
-        """Parse the text; whether there is such a field is checked for the kind of record."""
-        if isinstance(value, tuple):
-            return value
-        key, equals, wanted = str(value).partition("=")
-        if not equals or not key.strip("! "):
-            self.fail(f"{value!r} is no condition. Write KEY=VALUE or KEY!=VALUE.", param, ctx)
-        return (key.removesuffix("!").strip(), "!=" if key.endswith("!") else "=", wanted)
+def labels(text: str) -> Mapping[str, str]:
+    """Parse ``key=value,key=value`` or a JSON object, whose keys and values are checked later."""
+    if text.lstrip().startswith("{"):
+        return json_object(text, '{"zone": "a"}')
+    found: dict[str, str] = {}
+    for each in text.split(","):
+        key, equals, value = each.strip().partition("=")
+        if not equals:
+            raise ValueError(f"{each.strip()!r} is no label. Write labels as key=value,key=value.")
+        if key in found:
+            raise ValueError(f"the label {key!r} is given twice.")
+        found[key] = value
+    return found
 
 
-class Size(ParamType):
-    """A number of bytes: ``1000000``, ``512MiB``, ``2G``. Units count in powers of 1024."""
+def pair(text: str) -> tuple[str, str]:
+    """Take ``NAME=VALUE`` apart."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ValueError(f"{text!r} is no NAME=VALUE.")
+    return name.strip(), value
 
-    name = "BYTES"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the text."""
-        match = _SIZE.match(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is no size. Write bytes, or 512MiB or 2GiB.", param, ctx)
-        unit = (match["unit"] or "").upper().removesuffix("B").removesuffix("I")
-        return int(float(match["number"]) * _FACTORS[unit])
+def condition(text: str) -> Filter:
+    """Parse ``KEY=VALUE`` or ``KEY!=VALUE``; which keys there are depends on the kind of record."""
+    key, equals, wanted = text.partition("=")
+    if not equals or not key.strip("! "):
+        raise ValueError(f"{text!r} is no condition. Write KEY=VALUE or KEY!=VALUE.")
+    return (key.removesuffix("!").strip(), "!=" if key.endswith("!") else "=", wanted)
+
+
+def size(text: str) -> int:
+    """Return the bytes of ``1000000``, ``512MiB`` or ``2G``; units are powers of 1024."""
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size. Write bytes, or 512MiB or 2GiB.")
+    unit = (match["unit"] or "").upper().removesuffix("B").removesuffix("I")
+    return int(float(match["number"]) * _FACTORS[unit])
+
+
+def duration(text: str) -> float:
+    """Return the seconds of ``90``, ``90s``, ``30m``, ``8h`` or ``2d``."""
+    match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[smhd]?)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no time. Write seconds, or 90s, 30m, 8h or 2d.")
+    return float(match["number"]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match["unit"]]
+
+
+JSON, LABELS, SIZE = Parsed("JSON", json_object), Parsed("LABELS", labels), Parsed("BYTES", size)
+PAIR, DURATION = Parsed("NAME=VALUE", pair), Parsed("TIME", duration)
+CONDITION = Parsed("KEY=VALUE", condition)
 
 
 def join_token(option: str | None, file: str | None) -> str | None:
@@ -166,29 +182,27 @@ _OPTIONS = (
     click.option("--gpu-family", help="Whose the GPUs are: nvidia, amd or intel."),
     click.option(
         "--resources",
-        type=JsonObject(),
+        type=JSON,
         default="{}",
         help="""Further resources: '{"FPGA": 2}'.""",
     ),
     click.option(
         "--devices",
-        type=JsonObject(_DEVICES),
+        type=Parsed("JSON", lambda text: json_object(text, _DEVICES)),
         default="{}",
         help="Custom devices, of which work gets some by their ids in a variable: "
         f"""'{_DEVICES}'; "fractional": false if one can't be shared.""",
     ),
     click.option(
         "--labels",
-        type=Labels(),
+        type=LABELS,
         default="{}",
         help="Labels of this node: zone=a,disk=ssd, or JSON.",
     ),
-    click.option(
-        "--memory", type=Size(), help="Memory that tasks may ask for.  [default: detected]"
-    ),
+    click.option("--memory", type=SIZE, help="Memory that tasks may ask for.  [default: detected]"),
     click.option(
         "--object-store-memory",
-        type=Size(),
+        type=SIZE,
         help="Memory for large values.  [default: a share of this machine's]",
     ),
     click.option("--temp-dir", metavar="FOLDER", help="Where logs go instead of /tmp."),

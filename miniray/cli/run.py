@@ -9,18 +9,38 @@ from typing import Any
 
 import click
 
-from miniray.cli.parsing import boot_arguments, node_options
+from miniray.cli.parsing import boot_arguments, node_options, wrong_use
 
-
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--wait", type=float, default=300.0, help="Seconds to wait for all hosts.")
-@click.option(
-    "--grace",
-    type=float,
-    default=30.0,
-    help="Seconds that the program may take to end after SIGTERM; the nodes hold for as long.",
+_REST: dict[str, Any] = {"nargs": -1, "required": True, "type": click.UNPROCESSED}
+_SETTINGS = {"allow_interspersed_args": False}
+_LIMITS = (
+    click.option("--strict", is_flag=True, help="End the run when a host is lost."),
+    click.option(
+        "--grace",
+        type=float,
+        default=30.0,
+        show_default=True,
+        help="Seconds that the program may take to end after SIGTERM; the nodes hold for as long.",
+    ),
+    click.option(
+        "--wait",
+        type=float,
+        default=300.0,
+        show_default=True,
+        help="Seconds to wait for all hosts.",
+    ),
 )
-@click.option("--strict", is_flag=True, help="End the run when a host is lost.")
+
+
+def _limits(command: Any) -> Any:
+    """Give a command the options that a run has wherever it is started."""
+    for option in _LIMITS:
+        command = option(command)
+    return command
+
+
+@click.command(context_settings=_SETTINGS)
+@_limits
 @click.option(
     "--rendezvous",
     metavar="FOLDER",
@@ -37,7 +57,7 @@ from miniray.cli.parsing import boot_arguments, node_options
 @click.option("--head", metavar="HOST:PORT", help="Where the first host is; with --authority.")
 @click.option("--host", help="Address to listen on.  [default: all of this host's]")
 @node_options
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", **_REST)
 def run(
     *,
     command: tuple[str, ...],
@@ -59,7 +79,7 @@ def run(
     is which; otherwise --index and --nodes do, or MINIRAY_INDEX and MINIRAY_NODES.
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch import allocation
-    from miniray.launch.init_process import run_below_init
+    from miniray.launch.events import run_below_init
     from miniray.launch.program import ProgramError
     from miniray.launch.run import RunOptions
     from miniray.launch.run import run as run_part
@@ -68,15 +88,14 @@ def run(
     by_hand = zip(names, (index, nodes, head), strict=True)
     environ = {**os.environ, **{name: value for name, value in by_hand if value is not None}}
     own = {name: given.pop(name) for name in ("wait", "grace", "strict", "rendezvous", "authority")}
-    try:
+    with wrong_use():
         options = RunOptions(command, node=boot_arguments(given), **own)
         place = allocation.find_allocation(environ)
-        code = run_below_init(lambda: run_part(options, place, _tell))
-    except ProgramError as error:
-        click.echo(f"Error: {error}", err=True)
-        code = error.code
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        try:
+            code = run_below_init(lambda: run_part(options, place, _tell))
+        except ProgramError as error:
+            click.echo(f"Error: {error}", err=True)
+            code = error.code
     raise SystemExit(code)
 
 
@@ -101,9 +120,18 @@ class _UntilDashes(click.Command):
 @click.option(
     "--python", default=sys.executable, help="Python on the hosts.  [default: the path of this one]"
 )
-@click.option("--wait", type=float, default=300.0, help="Seconds to wait for all hosts.")
-@click.option("--grace", type=float, default=30.0, help="Seconds that the program may take to end.")
-@click.option("--strict", is_flag=True, help="End the run when a host is lost.")
+@_limits
+@click.option(
+    "--working-dir",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False),
+    help="Run COMMAND and its workers in a copy of this folder, which is gone afterwards.",
+)
+@click.option(
+    "--here",
+    is_flag=True,
+    help="Run COMMAND on this machine, from which the hosts have to be reached by network too.",
+)
 @click.argument("names", nargs=-1, metavar="HOST... -- COMMAND...")
 @click.pass_context
 def ssh(
@@ -115,15 +143,17 @@ def ssh(
     grace: float,
     *,
     strict: bool,
+    working_dir: str | None,
+    here: bool,
 ) -> None:
     """Run COMMAND on a cluster of hosts, by your own ssh; the first one has the program.
 
     \b
     miniray ssh host1 user@host2 host3 -- python train.py
 
-    The hosts need miniray and the program at the same paths as here. Nothing is installed, nothing
-    is left there, and all ends when the connection does. The program's output and exit code are
-    those of this command; it has no input.
+    The hosts need miniray at the same path as here, and the program, unless --working-dir brings
+    it. Nothing is installed, nothing is left there, and all ends when the connection does. The
+    program's output and exit code are those of this command; only with --here it has an input.
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch.ssh import SshRun, run_over_ssh
 
@@ -134,15 +164,9 @@ def ssh(
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         names = (*names, *(line.strip() for line in lines if line.strip()))
     options = ("--wait", f"{wait:g}", "--grace", f"{grace:g}", *(["--strict"] if strict else []))
-    try:
-        run = SshRun(names, program, python, options)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    with wrong_use():
+        run = SshRun(names, program, python, options, working_dir, here)
     raise SystemExit(run_over_ssh(run, lambda line: click.echo(line, err=True)))
-
-
-_REST: dict[str, Any] = {"nargs": -1, "required": True, "type": click.UNPROCESSED}
-_SETTINGS = {"allow_interspersed_args": False}
 
 
 @click.group()
@@ -161,24 +185,19 @@ def slurm() -> None:
     default=110,
     help="Seconds that the program gets to save its state before the time limit.",
 )
-@click.option(
-    "--sbatch", "options", multiple=True, help="A further option: --sbatch=--partition=long."
-)
 @click.argument("command", **_REST)
 def script(**given: Any) -> None:
     """Print a batch script that runs COMMAND with `miniray run` on all nodes of a job.
 
     \b
     miniray slurm script -N 4 --gpus-per-node 8 --time 8:00:00 -- python train.py > job.sbatch
-    sbatch job.sbatch
+    sbatch --partition=long job.sbatch
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch.slurm import SlurmJob
     from miniray.launch.slurm import script as text_of
 
-    try:
+    with wrong_use():
         click.echo(text_of(SlurmJob(**given)), nl=False)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 @click.group()
@@ -223,7 +242,5 @@ def manifest(**given: Any) -> None:
     from miniray.launch.kubernetes import KubernetesJob
     from miniray.launch.kubernetes import manifest as text_of
 
-    try:
+    with wrong_use():
         click.echo(text_of(KubernetesJob(**given)), nl=False)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None

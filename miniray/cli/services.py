@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import cluster_options, join_token
+from miniray.cli.parsing import cluster_options, join_token, wrong_use
 from miniray.common.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.client.command_connection import CommandConnection, JobConnection
+    from miniray.client.command_connection import CommandConnection
     from miniray.system.boot_options import BootOptions, BootResult
 
 
@@ -28,24 +28,11 @@ def _start_node(options: BootOptions) -> BootResult:
     return start_node(options)
 
 
-def _connect(address: str | None, token_file: str | None) -> CommandConnection:
+def _connect(address: str | None, token: str | None) -> CommandConnection:
     from miniray.client.command_connection import connect_for_cli
 
-    try:
-        token = join_token(None, token_file) if token_file is not None else None
+    with wrong_use():  # of the address or the token
         return connect_for_cli(address, "--address", token)
-    except ValueError as error:  # the address or the token
-        raise click.UsageError(str(error)) from None
-
-
-def _jobs(address: str | None, token_file: str | None) -> JobConnection:
-    from miniray.client.command_connection import JobConnection, connect_for_cli
-
-    try:
-        token = join_token(None, token_file) if token_file is not None else None
-        return JobConnection(lambda: connect_for_cli(address, "--address", token))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,25 +40,34 @@ class Services:
     """The doors of the command line to nodes and clusters."""
 
     start_node: Callable[[BootOptions], BootResult] = _start_node
-    #: Takes the options of ``cluster_options``.
+    #: Takes an address and a token, where the user gives them.
     connect: Callable[[str | None, str | None], CommandConnection] = _connect
-    #: Takes the options of ``cluster_options`` too; its connection is for submitted jobs.
-    jobs: Callable[[str | None, str | None], JobConnection] = _jobs
 
 
-def asks_cluster(function: Callable[..., Any]) -> Any:
-    """Give a command the options of ``cluster_options``, and its function the connection first.
-
-    A ValueError of the function says what the user has named wrongly.
-    """
+def finds_cluster(function: Callable[..., Any]) -> Any:
+    """Give a command the options of ``cluster_options``, and its function what connects, first."""
 
     def run(
         services: Services, /, address: str | None, token_file: str | None, **options: Any
     ) -> None:
-        with contextlib.closing(services.connect(address, token_file)) as connection:
+        with wrong_use():
+            token = join_token(None, token_file) if token_file is not None else None
+        function(lambda: services.connect(address, token), **options)
+
+    return cluster_options(click.pass_obj(functools.update_wrapper(run, function)))
+
+
+def asks_cluster(function: Callable[..., Any]) -> Any:
+    """Do as ``finds_cluster``, and give the function a connection.
+
+    A ValueError of the function says what the user has named wrongly.
+    """
+
+    def run(connect: Callable[[], CommandConnection], /, **options: Any) -> None:
+        with contextlib.closing(connect()) as connection:
             try:
                 function(connection, **options)
             except ValueError as error:
                 raise click.ClickException(printable(str(error))) from None
 
-    return cluster_options(click.pass_obj(functools.update_wrapper(run, function)))
+    return finds_cluster(functools.update_wrapper(run, function))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.cli import stop
-from miniray.cli.parsing import boot_arguments, join_token, node_options
+from miniray.cli.parsing import boot_arguments, join_token, node_options, wrong_use
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.launch.events import ENDING, StoppedError, events
@@ -115,26 +115,25 @@ def start(
         port = DEFAULT_PORT if head else 0
     if head:
         _require_free(port)
-    try:
+    with wrong_use(TypeError):
         token = None if head else join_token(token, token_file)
         if wait and not head and token is not None:
             _await_head(given["address"], token, wait)
         if block:
             given["parent_pid"] = os.getpid()
         options = BootOptions(port=port, token=token, **boot_arguments(given))
-        with events() as requests:
-            result = services.start_node(options)
-            requests.collect()
-            authority = given["authority"]
-            click.echo(_head_message(result, authority) if head else _join_message(result))
-            if result.warning:
-                click.echo(f"Warning: {result.warning}", err=True)
-            if block:
-                _stay(result, requests)
-    except StoppedError:
-        raise click.Abort from None
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(str(error)) from None
+        try:
+            with events() as requests:
+                result = services.start_node(options)
+                requests.collect()
+                authority = given["authority"]
+                click.echo(_head_message(result, authority) if head else _join_message(result))
+                if result.warning:
+                    click.echo(f"Warning: {result.warning}", err=True)
+                if block:
+                    _stay(result, requests)
+        except StoppedError:
+            raise click.Abort from None
 
 
 def _require_free(port: int) -> None:
@@ -153,7 +152,7 @@ def _require_free(port: int) -> None:
 def _await_head(address: str, token: str, seconds: float) -> None:
     from miniray.launch.reach import HeadOffer, reach_head
 
-    door = HeadOffer((address,), parse_token(token))
+    door = HeadOffer((address,), parse_token(token), listens=False)
     reach_head(lambda: door, seconds)
 
 

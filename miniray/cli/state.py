@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import Condition, json_option, print_json
+from miniray.cli.parsing import CONDITION, json_option, print_json, wrong_use
 from miniray.cli.services import asks_cluster
 from miniray.cli.status import describe_bundles, format_duration, starting_for
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
@@ -156,7 +156,7 @@ _timeout = click.option(
 @click.option(
     "--filter",
     "filters",
-    type=Condition(),
+    type=CONDITION,
     multiple=True,
     help="KEY=VALUE or KEY!=VALUE; several must all hold. Keys are those that --json shows.",
 )
@@ -188,10 +188,8 @@ def list_(
     if follow and what != "events":
         raise click.UsageError(f"--follow is for events, not for {what}.")
     most = sys.maxsize if what == "events" else limit + 1
-    try:
+    with wrong_use():
         found = listed(cluster, what, filters, most, timeout)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
     shown = found[-limit:] if what == "events" else found[:limit]
     if as_json:
         print_json([record.asdict() for record in shown])

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import cluster_options
+from miniray.cli.parsing import wrong_use
+from miniray.cli.services import asks_cluster
 from miniray.cli.tables import ID_LENGTH
 from miniray.client.cluster_choice import at_address, program_of, running_here
 from miniray.common.config import config
@@ -26,7 +27,7 @@ from miniray.system.session import ProcessId, find_clusters, remove_session, ses
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from miniray.cli.services import Services
+    from miniray.client.command_connection import CommandConnection
     from miniray.system.session import ClusterRecord
 
 #: How often processes that appear while others are killed are looked for again.
@@ -205,10 +206,8 @@ def _meant(address: str | None) -> list[ClusterRecord]:
     records = find_clusters()
     if address is None:
         return records
-    try:
+    with wrong_use():
         wanted = address if address.startswith("unix:") else full_address(address)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
     found = at_address(records, wanted)
     if not found:
         raise click.ClickException(
@@ -248,7 +247,6 @@ def _count(number: int, noun: str) -> str:
 
 @click.command()
 @click.argument("node")
-@cluster_options
 @click.option("--undo", is_flag=True, help="Use the node again.")
 @click.option("--wait", is_flag=True, help="Return when nothing runs there any more.")
 @click.option(
@@ -256,16 +254,9 @@ def _count(number: int, noun: str) -> str:
     type=click.FloatRange(0, min_open=True),
     help="Seconds that --wait may take.  [default: no limit]",
 )
-@click.pass_obj
+@asks_cluster
 def drain(
-    services: Services,
-    node: str,
-    address: str | None,
-    token_file: str | None,
-    *,
-    undo: bool,
-    wait: bool,
-    timeout: float | None,
+    cluster: CommandConnection, node: str, *, undo: bool, wait: bool, timeout: float | None
 ) -> None:
     """Place nothing new on NODE: an id as `miniray status` shows it, or its first digits.
 
@@ -276,24 +267,21 @@ def drain(
         raise click.UsageError("--undo has nothing to wait for; leave --wait out.")
     if timeout is not None and not wait:
         raise click.UsageError("--timeout is for --wait; give both.")
-    connection = services.connect(address, token_file)
+    node_id = cluster.drain(node, undo=undo)
+    short = node_id[:ID_LENGTH]
+    if undo:
+        click.echo(f"Node {short} is in service again.")
+        return
+    click.echo(f"Nothing new is placed on node {short}.")
+    if not wait:
+        return
     try:
-        node_id = connection.drain(node, undo=undo)
-        short = node_id[:ID_LENGTH]
-        if undo:
-            click.echo(f"Node {short} is in service again.")
-            return
-        click.echo(f"Nothing new is placed on node {short}.")
-        if wait and not connection.wait_drained(node_id, timeout):
-            raise click.ClickException(f"Node {short} was put back into service meanwhile.")
-        if wait:
-            click.echo("Nothing runs there any more.")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        drained = cluster.wait_drained(node_id, timeout)
     except TimeoutError:
         raise click.ClickException(
             f"Something still runs on node {short} after {timeout:g} s; "
             "`miniray status` shows the actors."
         ) from None
-    finally:
-        connection.close()
+    if not drained:
+        raise click.ClickException(f"Node {short} was put back into service meanwhile.")
+    click.echo("Nothing runs there any more.")

@@ -22,7 +22,7 @@ from miniray.system.session import await_start, find_clusters
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from miniray.system.boot_options import BootOptions
     from miniray.system.launch import StartedNode
@@ -121,7 +121,8 @@ def cluster_of_page(url: str) -> str:
     known = ", ".join(f"http://{page}" for page in pages if page) or "none"
     raise ValueError(
         f"address={url!r}: no cluster of yours on this machine has its page there (pages here: "
-        f"{known}). Give HOST:PORT of the cluster's head, as `miniray status` tells it."
+        f"{known}). Give HOST:PORT of the cluster's head, as `miniray status` tells it; on another "
+        "machine, with the cluster's token in MINIRAY_TOKEN. Over HTTP, Ray's own client submits."
     )
 
 
@@ -199,8 +200,12 @@ def node_of_cluster(record: ClusterRecord) -> LocalNode:
     )
 
 
-def start_node(options: BootOptions) -> LocalNode:
+def start_node(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> LocalNode:
     """Start a node for this process.
+
+    Args:
+        options: What the node is to be.
+        env_vars: Variables of the node and its workers, beside those of this process.
 
     Raises:
         BootError: It could not be started.
@@ -209,7 +214,7 @@ def start_node(options: BootOptions) -> LocalNode:
     """
     from miniray.system.launch import launch
 
-    return node_of(launch(options))
+    return node_of(launch(options, env_vars))
 
 
 def node_of(started: StartedNode) -> LocalNode:

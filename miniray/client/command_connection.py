@@ -7,6 +7,7 @@ is started for the time, as ``init()`` of a driver outside of the cluster does i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -24,13 +25,13 @@ from miniray.client.cluster_choice import (
 )
 from miniray.common.config import config
 from miniray.common.ids import new_id
-from miniray.common.specs import CommandSpec
 from miniray.exceptions import NodeDiedError
 from miniray.security.token import TOKEN_VARIABLE, take_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
+    from miniray.common.specs import CommandSpec
     from miniray.common.state_types import NodeMemory
 
 #: Seconds for an answer of the head: what it is asked is in its memory.
@@ -225,36 +226,15 @@ class JobConnection:
         self._connect = connect
         self._connection: CommandConnection | None = connect()
 
-    def submit(
-        self,
-        command: Sequence[str],
-        *,
-        submission_id: str | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        resources: Mapping[str, float] | None = None,
-        label_selector: Mapping[str, str] | None = None,
-        max_retries: int = 0,
-        max_time: float = 0.0,
-        secrets: Sequence[str] = (),
-    ) -> str:
-        """Upload the files of an environment and submit a job; return the job's id.
+    def submit(self, spec: CommandSpec, runtime_env: Mapping[str, Any] | None) -> None:
+        """Upload the files of an environment and submit a job.
 
         Args:
-            command: The program and its arguments.
-            submission_id: None: one is made. A job with this id that asks for the same is the same.
+            spec: Of the job. One that has its name and asks for the same is the same job.
             runtime_env: Of the command, and of the drivers in it.
-            metadata: Strings by name.
-            resources: What the command holds while it runs, in units; none: it runs on the head's
-                node.
-            label_selector: Conditions on the labels of its node.
-            max_retries: How often it runs again after an exit code that is not 0, and as often
-                after its node was lost.
-            max_time: Seconds that the command may run; 0: no limit.
-            secrets: Names of variables in the environment whose values nobody is told.
 
         Raises:
-            JobAlreadyExistsError: Another job has the id.
+            JobAlreadyExistsError: Another job has the name.
             TypeError, ValueError: Something cannot be used.
             RuntimeEnvSetupError: Files are too large or cannot be read.
         """
@@ -264,25 +244,15 @@ class JobConnection:
             if runtime_env:
                 uploaded = attachment.runtime.uploads.upload(runtime_env)
                 environment = json.dumps(uploaded, sort_keys=True)
-            for secret in secrets:  # else the one that is meant would be shown
+            for secret in spec.secrets:  # else the one that is meant would be shown
                 if secret not in (runtime_env or {}).get("env_vars", {}):
                     raise ValueError(
                         f"secrets has {secret!r}, and env_vars of runtime_env has no variable of "
                         "that name."
                     )
-            spec = CommandSpec(
-                name=submission_id if submission_id is not None else f"job-{new_id().hex()}",
-                command=[*command],
-                metadata=dict(metadata or {}),
-                runtime_env=environment,
-                max_retries=max_retries,
-                max_time=max_time,
-                secrets=[*secrets],
-                resources={name: units for name, units in (resources or {}).items() if units},
-                label_selector=dict(label_selector) if label_selector else None,
-            )
-            name: str = attachment.link.head_request("submit_job", job_id, spec.to_wire())
-            return name
+            held = {name: units for name, units in spec.resources.items() if units}
+            spec = dataclasses.replace(spec, runtime_env=environment, resources=held)
+            attachment.link.head_request("submit_job", job_id, spec.to_wire())
 
     @property
     def address(self) -> str:

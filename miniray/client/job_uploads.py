@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config
 from miniray.common.runtime import Exported
 from miniray.messages.protocol import split
-from miniray.values.serialization import dumps_code
+from miniray.values.closures import dumps_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,15 +36,10 @@ class JobUploads:
     # --- code --------------------------------------------------------------------
     def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
         """Pickle a function or class; a warning names what drags in much data."""
-        blob, refs = dumps_code(target)
+        blob, refs = dumps_checked(target, name)
         for ref in refs:
             self._table.pin(ref.binary())  # the code lives as long as the job
-        key = hashlib.sha256(blob).digest()[:16]
-        if len(blob) > config().large_closure_warning:
-            from miniray.values.closures import check_large
-
-            check_large(target, name, len(blob), config().largest_closure)
-        return Exported(key, name, blob)
+        return Exported(hashlib.sha256(blob).digest()[:16], name, blob)
 
     def publish(self, code: Exported) -> None:
         """Make code available to every worker."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls.calls import NOT_ATTACHED
 from miniray.common.config import config
-from miniray.common.names import call_site, describe, printable
+from miniray.common.names import call_site, describe
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.common.runtime import RuntimeObjects
 from miniray.exceptions import (
@@ -139,14 +139,9 @@ class ObjectAccess(RuntimeObjects):
             missing = [entry for entry in pending if entry.value is None]
             first = (missing or pending)[0].id
             call, why = self._why_missing(first, timeout)
-            maker = f", the result of {call}" if call else ""
-            name = f"ObjectRef({first.hex()}){maker}"
-            if len(entries) == 1:
-                told = f"The value of {name}{',' * bool(maker)} was not ready within {timeout:g} s"
-            else:
-                told = f"{len(missing)} of {len(entries)} values were not ready within "
-                told += f"{timeout:g} s; the first is {name}"
-            raise GetTimeoutError(printable(f"{told}.{why}"))
+            assert timeout is not None
+            count = len(missing), len(entries)
+            raise GetTimeoutError.of(first.hex(), call, *count, timeout, why)
         if failed:
             self._load(failed[0], deadline)
 

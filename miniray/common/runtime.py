@@ -13,7 +13,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.common import first_use
 from miniray.common.names import user_stacklevel
@@ -21,7 +21,7 @@ from miniray.common.object_ref import hooks
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from miniray.common.object_ref import ObjectRef
     from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
@@ -110,17 +110,19 @@ class RuntimeObjects(abc.ABC):
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
         """Return a future that gets the value or the error of a ref."""
 
-    @abc.abstractmethod
     def when_done(self, ref: ObjectRef[Any], callback: Callable[[], None]) -> None:
         """Call back once a ref has its value or error.
 
         That may be in the thread that handles messages: the callback must not wait, nor run user
         code.
         """
+        self.future(ref).add_done_callback(lambda _: callback())
 
-    @abc.abstractmethod
-    def value_of(self, ref: ObjectRef[Any]) -> Coroutine[Any, Any, Any]:
-        """Return a coroutine that gets the value or raises the error of a ref."""
+    async def value_of(self, ref: ObjectRef[Any]) -> Any:
+        """Return the value or raise the error of a ref."""
+        import asyncio
+
+        return await asyncio.wrap_future(self.future(ref))
 
 
 class RuntimeCalls(abc.ABC):
@@ -236,16 +238,15 @@ class RuntimeHead(abc.ABC):
         found: dict[str, float] = self.head_call("available_resources")
         return found
 
-    @abc.abstractmethod
+    # --- what only miniray's own head and nodes know: other engines leave it as it is here ---
     def head_call(self, method: str, *args: Any) -> Any:
         """Ask the head (key-values, jobs, and more); plain data both ways."""
+        _only_of_miniray()
 
-    @abc.abstractmethod
-    def tell(self, method: str, *args: Any) -> None:
+    def tell(self, method: str, *args: Any) -> None:  # noqa: B027 - others have no head
         """Send the head a request whose answer does not matter; returns at once."""
 
-    @abc.abstractmethod
-    def tell_node(self, method: str, *args: Any) -> None:
+    def tell_node(self, method: str, *args: Any) -> None:  # noqa: B027
         """Send the daemon of this node a message that needs no answer."""
 
     def listing(self, what: str) -> list[dict[str, Any]]:
@@ -253,19 +254,24 @@ class RuntimeHead(abc.ABC):
         found: list[dict[str, Any]] = self.head_call("state", what)
         return found
 
-    @abc.abstractmethod
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """Return what every node and process holds; each process has so many seconds to answer."""
+        _only_of_miniray()
 
-    @abc.abstractmethod
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
     ) -> list[tuple[bytes, Any, str]]:
         """Ask nodes and their processes; returns of each its id, the answer, and why none."""
+        _only_of_miniray()
 
-    @abc.abstractmethod
-    def flush_output(self) -> Coroutine[Any, Any, None]:
+    async def flush_output(self) -> None:  # noqa: B027
         """Have nodes write to files what processes of the job have printed."""
+
+
+def _only_of_miniray() -> NoReturn:
+    from miniray.exceptions import EngineError
+
+    raise EngineError("This asks miniray's own head and nodes, which other engines do not have.")
 
 
 class Runtime(abc.ABC):
@@ -297,8 +303,9 @@ class Runtime(abc.ABC):
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
         """Return the job's environment with what a task or actor adds, as canonical JSON."""
 
-    @abc.abstractmethod
-    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
+    def answer(  # noqa: B027 - an engine that asks processes nothing needs no answers
+        self, question: str, handler: Callable[..., Any] | None
+    ) -> None:
         """Have a function answer what is asked of this process, as ``Answers``; None: no more."""
 
     def tell_counts(self) -> None:  # noqa: B027 - an engine without metrics has nothing to tell

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.launch.reach import HeadOffer
@@ -89,6 +90,16 @@ class Pipe(MeetingPlace):
             signal.alarm(SILENCE)
         else:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def unpack_input(size: int) -> None:
+    """Unpack an archive of so many bytes, with which standard input begins, in this folder."""
+    from miniray.runtime_env.packages import unpack
+
+    archive = bytearray()
+    while len(archive) < size and (data := os.read(0, size - len(archive))):  # and no byte more
+        archive += data
+    unpack(bytes(archive), Path.cwd(), "The working folder")
 
 
 def _write(line: str) -> None:

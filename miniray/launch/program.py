@@ -12,10 +12,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Reads whom it guards, a process or a group, then until this process ends, and kills that. As a
-#: program of its own, since nothing else outlives this process when it is killed. Slurm may send it
-#: the signals of a step too.
-_GUARD = "trap '' HUP INT TERM; read -r guarded && { read -r _; kill -s KILL -- \"$guarded\"; }"
+#: Reads whom it guards, then until this process ends, and kills that: a group, which has a negative
+#: number, or a process with all that descends from it. As a program of its own, since nothing else
+#: outlives this process when it is killed. Slurm may send it the signals of a step too.
+_GUARD = """
+end() {
+    kill -s STOP "$1"  # until it is killed it starts no other
+    for children in /proc/"$1"/task/*/children; do
+        read -r list < "$children"
+        for each in $list; do end "$each"; done
+    done
+    kill -s KILL "$1"
+}
+trap '' HUP INT TERM
+read -r guarded || exit
+read -r _
+case $guarded in
+    -*) kill -s KILL -- "$guarded" ;;
+    *) end "$guarded" ;;
+esac
+"""
 #: What shells answer for a program that is not there.
 _NOT_FOUND = 127
 
@@ -31,16 +47,22 @@ class Program:
 
     It has a process group of its own, so that a signal reaches its children too, unless it has
     a terminal: that would take it for a program in the background, and let it read nothing.
-    If this process is killed, a guard kills the group; at a terminal the program's first process.
+    If this process is killed, a guard kills the group; at a terminal the program's descendants.
 
     Args:
         command: The program and its arguments.
         variables: Of its environment, beside those of this process.
         stdin: Whether it gets the standard input of this process.
+        files: Descriptors that it has too.
     """
 
     def __init__(
-        self, command: Sequence[str], variables: Mapping[str, str], *, stdin: bool = True
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        stdin: bool = True,
+        files: Sequence[int] = (),
     ) -> None:
         self._has_group = not (stdin and sys.stdin is not None and sys.stdin.isatty())
         self._guard = _start_guard()
@@ -49,6 +71,7 @@ class Program:
                 command,
                 env={**os.environ, **variables},
                 stdin=None if stdin else subprocess.DEVNULL,
+                pass_fds=files,
                 start_new_session=self._has_group,
                 # It names itself before it is the program, which so never runs without a guard.
                 preexec_fn=self._name_guarded,  # noqa: PLW1509

@@ -28,6 +28,10 @@ class NotReachedError(ConnectionError):
     """No head of the run answered in time; the text says what each address did."""
 
 
+class UnreachableError(NotReachedError):
+    """A head that listens cannot be reached from here: each address refuses, or has no route."""
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadOffer:
     """Where the head of a run may be, and what is needed to join it."""
@@ -35,6 +39,8 @@ class HeadOffer:
     #: ``HOST:PORT`` or ``HOST``.
     addresses: tuple[str, ...]
     token: JoinToken
+    #: Whether the head is known to listen; else an address that refuses may be tried too early.
+    listens: bool = True
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> HeadOffer:
@@ -50,6 +56,7 @@ def reach_head(
     find: Callable[[], HeadOffer | None],
     seconds: float,
     sleep: Callable[[float], object] = time.sleep,
+    note: Callable[[str], object] = lambda _: None,
 ) -> tuple[str, JoinToken]:
     """Return the address at which the head answers, and the token to join with.
 
@@ -57,6 +64,7 @@ def reach_head(
         find: Says where it may be, before each round; None: that is not known yet.
         seconds: For which this goes on.
         sleep: Waits between two rounds.
+        note: Takes what a round has failed at, where that is something new.
 
     Raises:
         NotReachedError: It did not answer.
@@ -68,8 +76,12 @@ def reach_head(
         try:
             if door is not None:
                 return first_to_answer(door), door.token
+        except UnreachableError:
+            raise
         except NotReachedError as error:
-            reason = str(error)
+            if str(error) != reason:
+                reason = str(error)
+                note(reason)
         if time.monotonic() > deadline:
             raise NotReachedError(f"The head was not found within {seconds:g} s: {reason}")
         sleep(_PAUSE)
@@ -82,6 +94,7 @@ def first_to_answer(door: HeadOffer) -> str:
     answers at one of them has another certificate, and does not get to know the secret.
 
     Raises:
+        UnreachableError: None can, if the head listens.
         NotReachedError: None did.
     """
     from miniray.security.certificates import make_credentials, meet_head
@@ -100,8 +113,10 @@ def first_to_answer(door: HeadOffer) -> str:
         for attempt in futures.as_completed(attempts):
             if attempt.exception() is None:
                 return attempt.result()
-        reasons = [str(attempt.exception()) for attempt in attempts]
-        raise NotReachedError(" ".join(reasons))
+        errors = [attempt.exception() for attempt in attempts]
+        undecided = any(isinstance(error, TimeoutError) for error in errors)
+        kind = UnreachableError if door.listens and not undecided else NotReachedError
+        raise kind(" ".join(map(str, errors)))
     finally:
         pool.shutdown(wait=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from miniray.security.certificates import token_in
 from miniray.security.token import read_token_file, write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from miniray.launch.allocation import HostAllocation
 
@@ -46,11 +47,18 @@ class HostState:
     failure: str = ""
     #: Of its interfaces.
     addresses: tuple[str, ...] = ()
+    #: Why it has not joined yet, as far as it knows.
+    trouble: str = ""
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> HostState:
         """Read what travelled as JSON."""
-        return cls(data["host"], data["failure"], tuple(data.get("addresses", ())))
+        return cls(
+            data["host"],
+            data["failure"],
+            tuple(data.get("addresses", ())),
+            data.get("trouble", ""),
+        )
 
 
 def describe_missing(
@@ -65,7 +73,8 @@ def describe_missing(
         elif state.failure:
             reasons.append(f"host {rank} ({state.host}) cannot join: {state.failure.rstrip('.')}")
         else:
-            reasons.append(f"host {rank} ({state.host}) has started and not joined yet")
+            why = f": {state.trouble.rstrip('.')}" if state.trouble else ""
+            reasons.append(f"host {rank} ({state.host}) has started and not joined yet{why}")
     count = f"{size - len(missing)} of {size} hosts joined within {waited:.0f} s"
     return f"{count}: {'; '.join(reasons)}."
 
@@ -105,6 +114,10 @@ class MeetingPlace:
 class SharedFolder(MeetingPlace):
     """Files in a folder that all hosts see; each is written whole."""
 
+    #: What is done to the text with the secret, when it is written and when it is read.
+    _closed: Callable[[str], str] = staticmethod(str)
+    _open: Callable[[str], str] = staticmethod(str)
+
     def __init__(self, base: Path, run_id: str, rank: int) -> None:
         folder = self._folder = base / (run_id or "run")
         self._join, self._end = folder / "join", folder / "end"
@@ -132,12 +145,6 @@ class SharedFolder(MeetingPlace):
         text = _text_of(self._join)
         return None if text is None else HeadOffer.parse(json.loads(self._open(text)))
 
-    def _closed(self, text: str) -> str:
-        return text
-
-    def _open(self, text: str) -> str:
-        return text
-
     def report(self, rank: int, state: HostState) -> None:
         """Write the file of this host."""
         self._write(f"n{rank}", json.dumps(dataclasses.asdict(state)))
@@ -148,7 +155,8 @@ class SharedFolder(MeetingPlace):
         for path in self._folder.glob("n[0-9]*"):
             text = _text_of(path)
             state = HostState.parse(json.loads(text)) if text else None
-            if state is not None and not (state.failure and self._is_old(path)):
+            has_tried = state is not None and (state.failure or state.trouble)
+            if state is not None and not (has_tried and self._is_old(path)):
                 found[int(path.name[1:])] = state
         return found
 
@@ -184,20 +192,8 @@ class SealedFolder(SharedFolder):
 
     #: What names it where others name a folder.
     NAME = "munge"
-
-    def __init__(self, base: Path, run_id: str, rank: int) -> None:
-        super().__init__(base, run_id, rank)
-        #: A host can unseal a text once.
-        self._sealed = self._opened = ""
-
-    def _closed(self, text: str) -> str:
-        return munge.seal(text)
-
-    def _open(self, text: str) -> str:
-        if text != self._sealed:
-            self._opened = munge.unseal(text)
-            self._sealed = text
-        return self._opened
+    _closed = staticmethod(munge.seal)
+    _open = staticmethod(functools.cache(munge.unseal))  # a host can unseal a text once
 
 
 class Mounted(MeetingPlace):
@@ -213,7 +209,7 @@ class Mounted(MeetingPlace):
             )
         self.authority = str(authority)
         _, self.port = parse_address(head[0])
-        self._door = HeadOffer(head, read_token_file(token_in(authority)))
+        self._door = HeadOffer(head, read_token_file(token_in(authority)), listens=False)
 
     def find(self) -> HeadOffer:
         """Return what was given."""

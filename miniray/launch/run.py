@@ -44,6 +44,8 @@ RANK_LABEL = "rank"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts have to reach it
 #: After which a program has the grace to end; after Ctrl-C, as long as it likes.
 _DEADLY = (signal.SIGTERM, signal.SIGHUP)
+#: Seconds for which the other hosts wait for a head that is lost: it comes back at once, or not.
+_GRACE_VARIABLE, _HEAD_GRACE = "MINIRAY_HEAD_GRACE", "10"
 #: Seconds between two looks at which hosts have joined, and at whether all still live.
 _BETWEEN_LOOKS, _BETWEEN_CHECKS = 0.1, 1.0
 
@@ -261,8 +263,14 @@ class FirstHost(_Host):
 
     def _await_hosts(self, node: LocalNode, place: MeetingPlace) -> None:
         began = time.monotonic()
+        told: set[int] = set()
         while missing := set(range(self._size)) - _living_ranks(node):
             reports = place.reports()
+            for rank in missing & reports.keys() - told:
+                if reports[rank].trouble:
+                    told.add(rank)
+                    host = f"host {rank} ({reports[rank].host})"
+                    self._tell(f"Still waiting for {host}: {reports[rank].trouble}")
             late = time.monotonic() - began > self._options.wait
             if late or any(reports[rank].failure for rank in missing & reports.keys()):
                 waited = min(self._options.wait, time.monotonic() - began)
@@ -324,16 +332,15 @@ class OtherHost(_Host):
     def run(self) -> int:
         """Return 0 if the run has ended as it should."""
         place = self._meeting_place()
-        name = socket.gethostname()
         keep = False
         try:
-            place.report(self._rank, HostState(name, addresses=tuple(own_addresses_v4())))
+            self._report(place, addresses=tuple(own_addresses_v4()))
             try:
                 node = self._join(place)
             except RunEndedError:
                 raise
             except (BootError, MinirayError, OSError, ValueError) as error:
-                place.report(self._rank, HostState(name, " ".join(str(error).split())))
+                self._report(place, failure=" ".join(str(error).split()))
                 keep = True  # the first host has to read it
                 raise
             return self._stay(node)
@@ -341,17 +348,22 @@ class OtherHost(_Host):
             if not keep:
                 place.leave(self._rank)
 
+    def _report(self, place: MeetingPlace, **facts: Any) -> None:
+        place.report(self._rank, HostState(socket.gethostname(), **facts))
+
     def _join(self, place: MeetingPlace) -> LocalNode:
-        address, token = reach_head(
-            place.find,
-            self._options.wait,
-            lambda seconds: self._events.wait(time.monotonic() + seconds),
-        )
-        # The program may run from the moment when the head knows this node.
-        self._events.collect()
         try:
+            address, token = reach_head(
+                place.find,
+                self._options.wait,
+                lambda seconds: self._events.wait(time.monotonic() + seconds),
+                lambda reason: self._report(place, trouble=reason),
+            )
+            # The program may run from the moment when the head knows this node.
+            self._events.collect()
             return start_node(
-                BootOptions(**self._of_node(head=False, address=address, token=str(token)))
+                BootOptions(**self._of_node(head=False, address=address, token=str(token))),
+                {_GRACE_VARIABLE: os.environ.get(_GRACE_VARIABLE, _HEAD_GRACE)},
             )
         except (BootError, MinirayError, OSError):
             place.find()  # which raises if the first host has ended the run meanwhile

@@ -22,15 +22,10 @@ class SlurmJob:
     #: As Slurm takes it: ``8:00:00``.
     time: str | None = None
     grace: int = 110
-    #: Further options of sbatch, such as ``--partition=long``.
-    options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise ValueError(f"nodes must be at least 1, not {self.nodes}.")
-        for option in self.options:
-            if not re.fullmatch(r"--?[A-Za-z][^\s#]*", option):
-                raise ValueError(f"sbatch takes words like --partition=long, not {option!r}.")
         if self.time is not None and not re.fullmatch(r"[0-9:-]+", self.time):
             raise ValueError(f"time must be as Slurm takes it, such as 8:00:00, not {self.time!r}.")
 
@@ -46,7 +41,6 @@ def script(job: SlurmJob) -> str:
         f"--signal=TERM@{job.grace + _RESERVE}",  # not B: that would reach this script alone
         "--requeue",
         "--open-mode=append",
-        *job.options,
     ]
     # srun does not take the number of CPUs from sbatch: without it a step has one.
     cpus = "$SLURM_CPUS_PER_TASK" if job.cpus is not None else "$SLURM_CPUS_ON_NODE"

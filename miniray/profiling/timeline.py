@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.runtime import current_runtime
+from miniray.engines import refuse_on_ray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ def timeline(filename: str | None = None) -> list[Event] | None:
     Args:
         filename: Where to write the events, as JSON, instead.
     """
+    refuse_on_ray("timeline")
     events, _ = record(current_runtime().head, 0.0)
     if filename is None:
         return events

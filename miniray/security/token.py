@@ -11,13 +11,12 @@ import binascii
 import dataclasses
 import hmac
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 #: Environment variable that a token can be given in: command lines are seen by other users.
 TOKEN_VARIABLE = "MINIRAY_TOKEN"  # noqa: S105 - a name, not a token
+#: One that names the file which has it.
+TOKEN_FILE_VARIABLE = "MINIRAY_TOKEN_FILE"  # noqa: S105
 SECRET_SIZE = 32
 FINGERPRINT_SIZE = 32
 _PREFIX = "mr1"
@@ -79,9 +78,14 @@ def take_token() -> str | None:
     """Return the token of the environment, and take it out of there: children would inherit it.
 
     Later calls return it again, so that a program can attach anew.
+
+    Raises:
+        TokenError: The file that has it cannot be read.
     """
     global _given
-    _given = os.environ.pop(TOKEN_VARIABLE, None) or _given
+    file = os.environ.pop(TOKEN_FILE_VARIABLE, None)
+    told = str(read_token_file(Path(file))) if file else None
+    _given = os.environ.pop(TOKEN_VARIABLE, None) or told or _given
     return _given
 
 

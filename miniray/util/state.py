@@ -16,6 +16,7 @@ from miniray.common.absent import absent, tell_imports
 from miniray.common.host_port import same_address
 from miniray.common.runtime import runtime_or_none
 from miniray.common.state_types import MAX_OBJECTS
+from miniray.engines import refuse_on_ray
 from miniray.util.memory_records import cluster_memory
 from miniray.util.state_records import (
     ActorState,
@@ -308,7 +309,7 @@ def get_cluster_memory(
         ConnectionError: there is no such cluster.
     """
     check_all(ObjectState, None, limit)
-    with _source(address) as source:
+    with _source(address, "util.memory") as source:
         reports = source.memory_report(operator.index(limit), bool(detail), float(timeout))
         nodes = source.listing("node_states")
     return cluster_memory(reports, nodes, limit, detail=detail)
@@ -338,11 +339,14 @@ def _summary_of(objects: list[ObjectState]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _source(address: str | None) -> Iterator[RuntimeHead | CommandConnection]:
+def _source(
+    address: str | None, capability: str = "util.state"
+) -> Iterator[RuntimeHead | CommandConnection]:
     """Yield the cluster of this process, or attach to another one for the time."""
     runtime = runtime_or_none()
     own = runtime.context().address if runtime is not None else ""
     if runtime is not None and (address in (None, "auto") or same_address(address, own)):
+        refuse_on_ray(capability)
         yield runtime.head
         return
     from miniray.client.command_connection import connect_for_cli

@@ -259,7 +259,8 @@ class _View:
     def _queued(self, link: Callable[..., Link], process: ProcessCalls, id: bytes) -> Link:
         told = process.told or {}
         before = [each for each, _ in told.get("queued", ())].index(id)
-        text = f"waits for its turn in {self._process(process)}, with {before} calls before it"
+        calls = "1 call" if before == 1 else f"{before} calls"
+        text = f"waits for its turn in {self._process(process)}, with {calls} before it"
         several = len(told.get("running", ())) > 1
         return link(text, lambda: self._running_in(process), needs_one=several)
 

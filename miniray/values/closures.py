@@ -13,17 +13,34 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config
 from miniray.common.names import user_frame, user_stacklevel
 from miniray.values.picklers import parts_of
-from miniray.values.serialization import pickled
+from miniray.values.serialization import dumps_code, pickled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType
 
+    from miniray.common.object_ref import ObjectRef
     from miniray.values.picklers import Part
 
 #: More than any call carries.
 _TOLD = sys.maxsize
 #: Places in user code whose calls were looked at, by code and line: bytes of the largest of them.
 _looked_at: weakref.WeakKeyDictionary[CodeType, dict[int, int]] = weakref.WeakKeyDictionary()
+
+
+def dumps_checked(
+    target: Callable[..., Any] | type, name: str
+) -> tuple[bytes, list[ObjectRef[Any]]]:
+    """Pickle code as ``dumps_code`` does, and look at what is large.
+
+    Raises:
+        TypeError: It cannot be pickled and has no module to be imported from.
+        ValueError: It drags in more data than code may.
+    """
+    blob, refs = dumps_code(target)
+    if len(blob) > config().large_closure_warning:
+        check_large(target, name, len(blob), config().largest_closure)
+    return blob, refs
 
 
 def check_large(target: Any, name: str, size: int, largest: int) -> None:

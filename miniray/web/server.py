@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -46,7 +46,7 @@ _STATIC = Path(__file__).parent / "static"
 _MOST_CONNECTIONS, _MOST_STREAMS = 256, 100
 _FULL = f"{_MOST_STREAMS} views of this page are open, and no more may be: close some."
 #: Of the connections, those whose clients were not let in; a new one takes the oldest one's place.
-_MOST_STRANGERS = 100
+_MOST_STRANGERS = 128
 #: Topics of a stream, and rows of a window.
 _MOST_TOPICS, _MOST_ROWS = 12, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.
@@ -234,23 +234,44 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
 
-class _Stream(StreamingResponse):
-    """An answer that goes on until its client leaves, or does not read any more."""
+class _Stream(Response):
+    """An answer that goes on until its client leaves, or does not read any more.
+
+    Starlette's own takes twenty milliseconds more for the first one: what it imports.
+    """
+
+    media_type = "text/event-stream"
 
     def __init__(self, changes: AsyncGenerator[bytes, None]) -> None:
-        headers = {"cache-control": "no-store"}
-        super().__init__(changes, headers=headers, media_type="text/event-stream")
+        super().__init__(headers={"cache-control": "no-store"})
         self._changes = changes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send what there is."""
+        """Send what there is, and listen for the client's end beside."""
+        del scope
+        both = [asyncio.ensure_future(each) for each in (self._send(send), _gone(receive))]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in both:
+                each.cancel()
+            sent, _ = await asyncio.gather(*both, return_exceptions=True)
+        if isinstance(sent, Exception) and not isinstance(sent, asyncio.TimeoutError):
+            raise sent
 
-        async def send_in_time(message: Any) -> None:
-            await asyncio.wait_for(send(message), _SLOW)
-
+    async def _send(self, send: Any) -> None:
+        headers = [each for each in self.raw_headers if each[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with contextlib.aclosing(self._changes):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await super().__call__(scope, receive, send_in_time)
+            async for piece in self._changes:
+                message = {"type": "http.response.body", "body": piece, "more_body": True}
+                await asyncio.wait_for(send(message), _SLOW)
+
+
+async def _gone(receive: Any) -> None:
+    """Wait until the client of a request has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _tls(facts: WebFacts) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from miniray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -40,6 +41,32 @@ def running_cluster(
                 cluster.add_node(**node)
             if connect:
                 miniray.init(address=cluster.address, namespace=namespace)
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            miniray.shutdown()
+            cluster.shutdown()
+
+
+@contextlib.contextmanager
+def running_ray_cluster(folder: Path, head: Any, *others: Any) -> Iterator[Any]:
+    """One of Ray with miniray on it, whose session files are in a folder.
+
+    Args:
+        folder: It exists.
+        head: Arguments of Ray's ``add_node`` for the head's node.
+        others: Those of the other nodes.
+    """
+    from ray.cluster_utils import Cluster as RayCluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
+        options = {"include_dashboard": False, **head}
+        cluster = RayCluster(initialize_head=True, head_node_args=options)
+        try:
+            for node in others:
+                cluster.add_node(**node)
+            miniray.init(cluster.address, engine="ray")
             cluster.wait_for_nodes()
             yield cluster
         finally:

@@ -180,7 +180,9 @@ print(json.dumps([*told, child.stdout]))
 """
 
 
-def test_the_token_is_in_no_environment_but_the_one_it_was_given_in(command: CommandLine) -> None:
+def test_the_token_is_in_no_environment_but_the_one_it_was_given_in(
+    command: CommandLine, tmp_path: Path
+) -> None:
     head = command.start_head("--num-cpus", "0")
     joined = command.run("start", "--address", head.address, "--num-cpus", "1",
                          MINIRAY_TOKEN=head.token)  # fmt: skip
@@ -188,9 +190,19 @@ def test_the_token_is_in_no_environment_but_the_one_it_was_given_in(command: Com
     home = command.root / "outside"
     home.mkdir()
     outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
-    for address, where in ((head.address, outside), ("auto", {})):
-        told = command.python(TOKENS, address, MINIRAY_TOKEN=head.token, **where)
+    (tmp_path / "token").write_text(head.token)
+    by_file = {"MINIRAY_TOKEN_FILE": str(tmp_path / "token"), **outside}
+    for address, where in (
+        (head.address, {"MINIRAY_TOKEN": head.token, **outside}),
+        (head.address, by_file),
+        ("auto", {"MINIRAY_TOKEN": head.token}),
+    ):
+        told = command.python(TOKENS, address, **where)
         assert told == [False] * 4 + ["False\n"]
+    by_file["MINIRAY_TOKEN_FILE"] = "/no/token"
+    attach = f"import miniray; miniray.init({head.address!r})"
+    error = command.failing_python(attach, **by_file)
+    assert "TokenError: The token file /no/token cannot be read" in error
     shutil.rmtree(home)
 
 
@@ -245,6 +257,8 @@ def test_commands_look_at_a_cluster_elsewhere_with_its_token(
     shown = command.run("drain", *where, "--token-file", str(file), "--wait", node[:4], **outside)
     assert shown.returncode == 0, shown.stderr
     assert "Nothing runs there any more." in shown.stdout
+    by_file = command.run("status", *where, **outside, MINIRAY_TOKEN_FILE=str(file))
+    assert f"Cluster at {head.address}: 1 node, " in by_file.stdout
     assert command.python(LOOK_OUTSIDE, where[1], **known) == [node]
 
     line = one_line(command.run("status", *where, **outside))

@@ -182,7 +182,7 @@ def test_arguments_are_checked_at_the_call(client: JobSubmissionClient) -> None:
         client.submit_job(entrypoint="true", entrypoint_num_gpus=1.5)
     with pytest.raises(TypeError, match="metadata"):
         client.submit_job(entrypoint="true", metadata={"a": 1})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="HOST:PORT"):
+    with pytest.raises(ValueError, match=r"HOST:PORT .* with the cluster's token in MINIRAY_TOKEN"):
         JobSubmissionClient("http://127.0.0.1:1")
 
 

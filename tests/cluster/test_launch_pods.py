@@ -99,6 +99,10 @@ class Pods:
         for index in range(len(self._running)):
             psutil.Process(self._first_process(index)).send_signal(number)
 
+    def kill_first(self) -> None:
+        """Do as the kubelet of the first pod when the grace is over."""
+        psutil.Process(self._first_process(0)).kill()
+
     def ends(self) -> list[tuple[int, str]]:
         """Wait for the end of all; return exit codes and output."""
         outputs = [pod.communicate(timeout=PATIENCE)[0] for pod in self._running]
@@ -138,6 +142,18 @@ def test_pods_that_are_deleted_hold_until_the_program_has_saved(pods: Pods, tmp_
     pods.signal(signal.SIGTERM)
     assert [code for code, _ in pods.ends()] == [5, 0]
     assert (tmp_path / "checkpoint").read_text() == "saved on the other host"
+
+
+def test_when_the_first_pod_is_killed_the_others_end_and_the_job_has_failed(
+    pods: Pods, tmp_path: Path
+) -> None:
+    pods.start("sh", "-c", f"echo > {tmp_path / 'running'}; exec sleep 600")
+    wait_for_file(tmp_path / "running")
+    killed = clock()
+    pods.kill_first()
+    (first, _), (other, text) = pods.ends()
+    assert (first != 0, other) == (True, 1), text
+    assert clock() - killed < pods.seconds_to_end
 
 
 def test_a_program_that_does_not_end_is_killed_by_its_run_before_kubernetes_does_it(

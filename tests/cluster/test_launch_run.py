@@ -82,18 +82,19 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(command: CommandLine) -> 
     command.leaves_nothing()
 
 
-def test_a_program_at_a_terminal_ends_when_its_run_is_killed(
+def test_a_program_at_a_terminal_ends_with_its_children_when_its_run_is_killed(
     command: CommandLine, tmp_path: Path
 ) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
-        script = f"trap '' HUP; echo $$ > {tmp_path / 'pid'}; exec sleep 600"
+        child = f"sleep 600 & echo $$ $! > {tmp_path / 'pids'}; wait"
+        script = f"trap '' HUP; sh -c '{child}' & wait"
         os.execvpe("miniray", ("miniray", "run", "--", "sh", "-c", script), command.environment)
     try:
-        program = int(wait_for_text(tmp_path / "pid"))
+        pids = [int(each) for each in wait_for_text(tmp_path / "pids").split()]
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        wait_until(lambda: not psutil.pid_exists(program))
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)))
     finally:
         os.close(terminal)
     command.leaves_nothing()

@@ -52,6 +52,28 @@ def test_the_hosts_become_one_cluster_and_leave_nothing(
     leaves_nothing(hosts, command)
 
 
+def test_a_program_here_is_attached_to_the_hosts_from_outside(
+    hosts: Network, command: CommandLine
+) -> None:
+    here = ("miniray", "ssh", "--here", "hosta", "hostb", "--")
+    assert end_of(hosts.popen(*here, PYTHON, "-c", SHOW_RANKS, "9")) == (9, "['0', '1']\n")
+    assert end_of(hosts.popen(*here, PYTHON, "-c", LOOKS_FOR_SECRETS)) == (0, "0 0\n")
+    leaves_nothing(hosts, command)
+
+
+def test_a_folder_is_brought_along(hosts: Network, command: CommandLine, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "data.bin").write_bytes(bytes(5_000_000))
+    program = "import os, pathlib; print(os.uname().nodename, os.path.getsize('data.bin'))"
+    run = hosts.popen(
+        *("miniray", "ssh", "--working-dir", str(folder), "hosta", "hostb", "--"),
+        *(PYTHON, "-c", program),
+    )
+    assert end_of(run) == (0, "hosta 5000000\n")
+    leaves_nothing(hosts, command)
+
+
 def test_when_the_clients_are_killed_nothing_is_left(hosts: Network, command: CommandLine) -> None:
     run = hosts.popen(*SSH, "sh", "-c", f"echo $$ > {hosts.folder / 'pid'}; sleep 600")
     program = int(wait_for_text(hosts.folder / "pid"))

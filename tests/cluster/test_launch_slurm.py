@@ -14,6 +14,7 @@ import psutil
 import pytest
 from cluster_helpers import wait_for_file, wait_for_text, wait_until
 from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SAVES_AT_SIGTERM, SHOW_RANKS
+from needed_tools import missing
 from slurm_cluster import Slurm, slurm_cluster
 
 if TYPE_CHECKING:
@@ -149,16 +150,43 @@ def test_a_host_that_never_comes_is_named(steps: Steps) -> None:
     steps.leave_nothing("end", "n1")
 
 
-def test_a_host_that_cannot_join_says_why(steps: Steps) -> None:
-    (steps.home / "full").touch()
-    script = '[ $SLURM_NODEID != 1 ] || export MINIRAY_TMPDIR="$PWD/full"'
+FULL_DISK = """set -- unshare --mount sh -c '
+    mount -t tmpfs -o size=4k none full && MINIRAY_TMPDIR="$PWD/full" exec "$@"' sh "$@\""""
+#: What prepares a host so that it cannot join, and what it says then.
+CANNOT_JOIN = {
+    "no folder": ('export MINIRAY_TMPDIR="$PWD/folder/job"', "Not a directory"),
+    "a full disk": (FULL_DISK, "No space left on device"),
+    "another version": ('export PYTHONPATH="$PWD/other"', "miniray 0.0.1"),
+    "another Python": ('export PYTHONPATH="$PWD/python"', "Python 3.99.0"),
+    "no route": ('set -- unshare --net "$@"', "cannot be reached: Network is unreachable"),
+}
+#: What an interpreter begins with that is told to be of another version.
+BEGINS = {
+    "other": "import miniray.version; miniray.version.VERSION = '0.0.1'",
+    "python": "import platform; platform.python_version = lambda: '3.99.0'",
+}
+
+
+@pytest.mark.parametrize("name", CANNOT_JOIN)
+def test_a_host_that_cannot_join_says_why(steps: Steps, name: str) -> None:
+    prepare, expected = CANNOT_JOIN[name]
+    if "unshare" in prepare and os.geteuid() != 0:
+        missing("namespaces are not available to this user")
+    (steps.home / "folder").touch()
+    (steps.home / "full").mkdir()
+    for folder, statement in BEGINS.items():
+        (steps.home / folder).mkdir()
+        (steps.home / folder / "sitecustomize.py").write_text(statement)
+    script = f"if [ $SLURM_NODEID = 1 ]; then {prepare}; fi"
     step = steps.on_each(script, *RUN, "--wait", "300", "--", "true")
     (told,) = wait_for_match(steps.home, ".miniray/run/*/n1")
     wait_until(lambda: json.loads(told.read_text())["failure"])  # it has tried, and failed
     with decided_in_time():
         code, output = end_of(step)
     assert code == 1
-    assert f"host 1 ({os.uname().nodename}) cannot join: " in output
+    line = next(each for each in output.splitlines() if "of 3 hosts joined within" in each)
+    assert f"host 1 ({os.uname().nodename}) cannot join: " in line
+    assert expected in line
     steps.leave_nothing("end", "n1", "n2")
 
 

@@ -70,6 +70,78 @@ def test_hosts_come_from_a_file_too(hosts: CommandLine, tmp_path: Path) -> None:
     assert end_of(run) == (0, "['0', '1', '2']\n")
 
 
+#: Prints what a task of the other host reads of the program's folder, and where that is.
+USES_FILES = """
+import os, sys, miniray
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+import helper
+miniray.init()
+other = next(n["NodeID"] for n in miniray.nodes() if n["Labels"].get("rank") == "1")
+read = miniray.remote(helper.read).options(scheduling_strategy=On(other, soft=False))
+print(miniray.get(read.remote()), os.getcwd())
+sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--here",)], ids=["on the first host", "here"])
+def test_a_folder_is_brought_along_and_gone_afterwards(
+    hosts: CommandLine, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    folder, place = tmp_path / "mine", tmp_path / "tmp"
+    folder.mkdir()
+    place.mkdir()
+    (folder / "train.py").write_text(USES_FILES)
+    (folder / "helper.py").write_text("def read():\n    return open('data.txt').read()\n")
+    (folder / "data.txt").write_text("brought along")
+    run = hosts.popen(
+        *("miniray", "ssh", *options, "--working-dir", str(folder), "a", "b", "--"),
+        *("python", "train.py" if not options else str(folder / "train.py")),
+        variables={"TMPDIR": str(place)},
+    )
+    code, output = end_of(run)
+    assert (code, output.startswith("brought along /")) == (4, True), output
+    if not options:
+        assert output.startswith(f"brought along {place}/")
+    assert list(place.iterdir()) == []
+    hosts.leaves_nothing()
+
+
+def test_a_program_here_is_attached_from_outside(hosts: CommandLine) -> None:
+    run = hosts.popen(
+        "miniray", "ssh", "--here", "a", "b", "--", sys.executable, "-c", SHOW_RANKS, "9"
+    )
+    assert end_of(run) == (9, "['0', '1']\n")
+    hosts.leaves_nothing()
+
+
+def test_ctrl_c_reaches_a_program_here(hosts: CommandLine, tmp_path: Path) -> None:
+    script = f"trap 'echo caught; exit 6' INT; echo > {tmp_path / 'on'}; while :; do sleep .1; done"
+    run = hosts.popen("miniray", "ssh", "--here", "a", "b", "--", "bash", "-c", script)
+    wait_for_file(tmp_path / "on")
+    run.send_signal(signal.SIGINT)
+    assert end_of(run) == (6, "caught\n")
+    hosts.leaves_nothing()
+
+
+def test_a_program_here_that_does_not_exist_is_named(hosts: CommandLine) -> None:
+    code, output = end_of(hosts.popen("miniray", "ssh", "--here", "a", "--", "no-such-program"))
+    assert code == 127
+    assert "no-such-program cannot be started" in output
+    hosts.leaves_nothing()
+
+
+def test_when_the_cluster_ends_a_program_here_is_ended(hosts: CommandLine, tmp_path: Path) -> None:
+    script = f"trap 'echo told; exit 3' TERM; echo > {tmp_path / 'on'}; while :; do sleep .1; done"
+    run = hosts.popen("miniray", "ssh", "--here", "a", "--", "bash", "-c", script)
+    wait_for_file(tmp_path / "on")
+    for client in psutil.Process(run.pid).children():
+        if "miniray" in " ".join(client.cmdline()):  # the host; not the program or its guard
+            client.kill()
+    code, output = end_of(run)
+    assert (code, "told" in output) == (3, True), output
+    hosts.leaves_nothing()
+
+
 def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(hosts: CommandLine) -> None:
     code, output = end_of(hosts.popen("miniray", "ssh", "a", "unknown1", "--", "true"))
     assert code == 1
@@ -162,6 +234,10 @@ def test_hosts_hear_of_this_end_while_nobody_reads_what_it_prints(
         run.communicate(timeout=PATIENCE)
 
 
-def test_the_secret_is_in_no_command_line_and_no_environment(hosts: CommandLine) -> None:
-    run = hosts.popen("miniray", "ssh", "a", "b", "--", sys.executable, "-c", LOOKS_FOR_SECRETS)
+@pytest.mark.parametrize("options", [(), ("--here",)], ids=["on the first host", "here"])
+def test_the_secret_is_in_no_command_line_and_no_environment(
+    hosts: CommandLine, options: tuple[str, ...]
+) -> None:
+    program = (sys.executable, "-c", LOOKS_FOR_SECRETS)
+    run = hosts.popen("miniray", "ssh", *options, "a", "b", "--", *program)
     assert end_of(run) == (0, "0 0\n")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,56 @@ def test_an_exception_that_ray_cannot_send_arrives_with_its_class() -> None:
     with pytest.raises(TaskError, match="1 and 2") as caught:
         miniray.get(fails.remote())
     assert "Untold" in str(caught.value)
+
+
+def test_an_error_has_the_name_that_its_call_was_given() -> None:
+    @miniray.remote
+    def share(of: int) -> float:
+        return 1 / of
+
+    @miniray.remote
+    class Shares:
+        def share(self, of: int) -> float:
+            return 1 / of
+
+    method = Shares.remote().share
+    for usual, call in (("share", share), ("Shares.share", method)):
+        for name, named in ((usual, call), ("a third", call.options(name="a third"))):
+            with pytest.raises(ZeroDivisionError) as caught:
+                miniray.get(named.remote(0))
+            assert f"{name}() failed" in str(caught.value)
+
+
+class Unreadable:
+    """Can be pickled; reading it raises an error."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_value_that_cannot_be_read_raises_what_its_class_does() -> None:
+    @miniray.remote
+    def read(refs: list[Any]) -> None:
+        miniray.get(refs)
+
+    with pytest.raises(ValueError, match="no number"):
+        miniray.get(miniray.put(Unreadable()))
+    with pytest.raises(ValueError, match="no number"):
+        miniray.get(read.remote([miniray.put(Unreadable())]))
+
+
+def test_a_put_that_fails_in_a_task_is_its_own_error() -> None:
+    @miniray.remote
+    def puts() -> str:
+        try:
+            miniray.put([threading.Lock()])
+        except TypeError as error:
+            return str(error)
+        return "none"
+
+    told = miniray.get(puts.remote())
+    assert "lock" in told
+    assert "returned" not in told
 
 
 def test_refs_pass_through_other_picklers() -> None:

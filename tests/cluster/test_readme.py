@@ -103,7 +103,7 @@ def test_commands_can_be_given_as_they_are_written(document: str) -> None:
         if command == "make":
             assert {word for word in words if re.fullmatch(r"[\w-]+", word)} <= targets, line
         elif command == "miniray":
-            found, given = main.commands[words[0]], words
+            found, given = main.get_command(click.Context(main), words[0]), words
             while isinstance(found, click.Group):  # `miniray slurm script`
                 found, given = found.commands[given[1]], given[1:]
             own = given[: given.index("--")] if "--" in given else given

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 from object_helpers import inventory
-from running_cluster import running_cluster
+from running_cluster import running_cluster, running_ray_cluster
 
 import miniray
 from miniray.common.runtime import current_runtime
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.cluster_utils import Cluster
-
-#: They look at the stores of nodes.
-pytestmark = pytest.mark.engine("miniray")
+#: What looks at the stores of nodes, or at processes.
+looks_inside = pytest.mark.engine("miniray")
 MIB = 1024 * 1024
 STOP_GRACE = 1.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_nodes(session_root: Path) -> Iterator[Cluster]:
+def two_nodes(session_root: Path, pytestconfig: pytest.Config) -> Iterator[Any]:
     """A head node, and a second node with the resource ``far``."""
-    with running_cluster(
-        {"num_cpus": 4},
-        {"num_cpus": 2, "resources": {"far": 4}},
-        variables={"MINIRAY_STOP_GRACE": str(STOP_GRACE)},
-    ) as cluster:
+    nodes = {"num_cpus": 4}, {"num_cpus": 2, "resources": {"far": 4}}
+    if pytestconfig.getoption("engine") == "ray":
+        with running_ray_cluster(session_root, *nodes) as cluster:
+            yield cluster
+        return
+    with running_cluster(*nodes, variables={"MINIRAY_STOP_GRACE": str(STOP_GRACE)}) as cluster:
         yield cluster
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(pytestconfig: pytest.Config) -> Iterator[None]:
     """Whatever a test does, this node has no value in shared memory after it."""
     yield
+    if pytestconfig.getoption("engine") == "ray":
+        return  # it does not tell
     wait_until(lambda: not inventory()["segments"], told=lambda: str(inventory()["segments"]))
 
 
@@ -112,6 +113,7 @@ def test_refs_inside_items_that_are_read_one_by_one_stay_good(far: bool) -> None
         assert numbers_in([item]) == [number]
 
 
+@looks_inside
 def test_refs_inside_the_items_of_an_actors_stream_stay_good() -> None:
     actor = Streamer.remote()
     before = miniray.get(actor.objects.remote())
@@ -132,6 +134,7 @@ def test_items_taken_before_a_cancel_stay_good_and_the_rest_is_freed() -> None:
         assert firsts == list(range(10))
 
 
+@looks_inside
 def test_a_stream_whose_caller_is_killed_leaves_nothing_in_its_actor() -> None:
     @miniray.remote(num_cpus=0)
     class Reader:
@@ -149,6 +152,7 @@ def test_a_stream_whose_caller_is_killed_leaves_nothing_in_its_actor() -> None:
     wait_until(lambda: miniray.get(actor.objects.remote()) == before)
 
 
+@looks_inside
 def test_a_call_whose_last_result_cannot_be_pickled_leaves_nothing() -> None:
     @miniray.remote(num_returns=3)
     def make() -> Any:
@@ -162,6 +166,7 @@ def test_a_call_whose_last_result_cannot_be_pickled_leaves_nothing() -> None:
     wait_until(lambda: not inventory()["segments"])
 
 
+@looks_inside
 def test_refs_that_a_stopped_caller_has_not_counted_outlive_their_worker(tmp_path: Path) -> None:
     running, go = tmp_path / "running", tmp_path / "go"
 

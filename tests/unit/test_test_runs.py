@@ -16,6 +16,12 @@ def test_a_busy_machine_fails_no_property() -> None:
     assert hypothesis.settings().deadline is None
 
 
+def test_a_run_has_the_same_examples_each_time_but_for_the_slow_tests(
+    pytestconfig: pytest.Config,
+) -> None:
+    assert hypothesis.settings().derandomize == (pytestconfig.option.markexpr == "not slow")
+
+
 def test_what_a_shell_says_about_miniray_is_not_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = {"MINIRAY_ADDRESS": "10.0.0.1:6379", "MINIRAY_LEASE_IDLE": "9", "PATH": "/bin"}
     monkeypatch.setattr(os, "environ", shell)

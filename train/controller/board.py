@@ -8,6 +8,7 @@ process when somebody asks, with what is in memory already. Who asks, and how, i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.runtime import runtime_or_none
 from miniray.common.state_types import TRAIN_RUNS
+from miniray.exceptions import EngineError
 from miniray.train.progress.feed import Seen
 from miniray.train.storage.metrics_log import shown_row
 
@@ -128,9 +130,10 @@ class RunBoard:
     def forget_old(self) -> None:
         """Take the oldest runs out of the cluster's list if they are too many; blocks."""
         if self._runtime is not None and self._place.get("actor_id"):
-            known = self._runtime.head.head_call("kv_keys", TRAIN_RUNS, "")
-            for key in known[:-MAX_RUNS]:
-                self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
+            with contextlib.suppress(EngineError):  # another engine has no such list
+                known = self._runtime.head.head_call("kv_keys", TRAIN_RUNS, "")
+                for key in known[:-MAX_RUNS]:
+                    self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
 
     async def _told(self, seen: Seen, newest: int) -> str:
         """Tell all that may have changed for a reader whose newest report has this number."""

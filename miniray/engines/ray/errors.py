@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from miniray import exceptions as ours
+from miniray.common.config import config
 from miniray.exceptions import DeathCause, MinirayError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 #: Part of Ray's sentence on a dead actor, by cause; the first that is found.
 _CAUSES = {
@@ -64,8 +68,13 @@ def retried(given: bool | tuple[type[BaseException], ...]) -> Any:
     return [_Retried("Retried", (Exception,), {"types": given})]
 
 
-def in_our_words(function: Callable[..., Any]) -> Any:
-    """Have a function raise Ray's errors as miniray's."""
+def in_our_words(function: Callable[..., Any], pickled: Callable[..., object] | None = None) -> Any:
+    """Have a function raise Ray's errors as miniray's.
+
+    Args:
+        function: Of Ray's, or one that calls them.
+        pickled: Pickles what is passed to it once more, to name what can't be.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -73,34 +82,51 @@ def in_our_words(function: Callable[..., Any]) -> Any:
             return function(*args, **kwargs)
         except RayError as error:
             raise translated(error) from None
+        except Exception:
+            if pickled is not None:
+                pickled(*args)
+            raise
 
     return call
 
 
-def translated(error: Any) -> Any:
-    """Return miniray's error for one of Ray; others as they are."""
+def translated(error: Any, call: str = "") -> Any:
+    """Return miniray's error for one of Ray, which does not name its call; others as they are."""
     if isinstance(error, RayTaskError):
         return _failure(error).as_instanceof_cause()
     if not isinstance(error, RayError):
         return error
-    text = str(error)
+    read = getattr(error, "client_exc", None)
+    if isinstance(read, BaseException):  # what a value has raised when it was read here
+        return read.raised or read if type(read) is Carried else read
+    text = f"{call} failed: {error}" if call else str(error)
     cls: Any = next(filter(None, (vars(ours).get(c.__name__) for c in type(error).__mro__)))
     if isinstance(error, ActorDiedError):
-        return _death(error, text)
+        return _death(error, str(error))
     made: MinirayError = cls.__new__(cls, text)  # its class has the attributes, Ray the text
     Exception.__init__(made, text)
     return made
 
 
+def tell_unhandled(error: Any) -> None:
+    """Log an error that nobody has asked for."""
+    if not config().ignore_unhandled_errors:
+        logger.error(
+            "Unhandled error: nobody asked for the result of a call that failed. "
+            "(MINIRAY_IGNORE_UNHANDLED_ERRORS=1 hides such messages.)\n%s",
+            translated(error),
+        )
+
+
 def _failure(error: RayTaskError) -> TaskError:
     """Return what the worker has carried out, or Ray's own error of a task."""
-    cause = translated(error.cause)
-    if isinstance(cause, Carried):
+    cause = getattr(error.cause, "client_exc", error.cause)  # Ray's error of reading a value has it
+    if type(cause) is Carried:
         carried: TaskError = pickle.loads(cause.args[0])
         return carried
     text = str(error)
     name = re.search(r"ray::(?P<name>[\w.<>]+)\(", text)
-    return TaskError(name["name"] if name else "", text, cause)
+    return TaskError(name["name"] if name else "", text, translated(error.cause))
 
 
 def _death(error: ActorDiedError, text: str) -> ours.ActorDiedError:

@@ -9,6 +9,7 @@ from ray.util import client
 from ray.util import scheduling_strategies as strategies
 from ray.util.placement_group import PlacementGroup
 
+from miniray.common.names import printable, short_name
 from miniray.common.specs import Anywhere, BundleAffinity, NodeAffinity, Spread
 from miniray.engines.capabilities import refuse
 from miniray.engines.ray.errors import retried
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 def group_of(id: bytes) -> PlacementGroup:
     """Return Ray's handle of a placement group."""
     return PlacementGroup(PlacementGroupID(id))
+
+
+def called(function: str, options: TaskOptions | MethodOptions) -> str:
+    """Return how errors name a call, and where it was to run, which Ray's do not tell."""
+    name, placement = options.name or short_name(function), getattr(options, "placement", None)
+    if isinstance(placement, NodeAffinity):
+        name += f" on node {placement.node_id}"
+    elif isinstance(placement, BundleAffinity):
+        name += f" in placement group {placement.placement_group_id.hex()}"
+    return printable(name)
 
 
 def _strategy(placement: Placement) -> Any:

@@ -13,27 +13,42 @@ import ray.cloudpickle
 
 from miniray.common.object_ref import ObjectRef
 from miniray.engines.ray.errors import in_our_words
-from miniray.objects.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
+from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 
 class RayRef(ObjectRef[Any]):
-    """A ref that holds Ray's, or an actor's handle, in ``held``."""
+    """A ref that holds Ray's; in its caller it names the call, too."""
 
-    __slots__ = ("held",)
+    __slots__ = ("call", "held")
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, held: Any, call: str = "") -> None:
         self._owner_node = b""  # miniray does not count it
-        self.held = held
+        self.held, self.call = held, call
 
     @property
     def _id(self) -> bytes:  # type: ignore[override]
         # Not before somebody asks: over Ray Client that waits for the server.
-        held = self.held
-        id: bytes = getattr(held, "_actor_id", held).binary()
+        id: bytes = self.held.binary()
         return id
 
     def __reduce__(self) -> Any:
-        return RayRef, (self.held,)
+        return type(self), (self.held,)
+
+
+class RayActorRef(RayRef):
+    """Holds Ray's handle of an actor, and how its methods are called."""
+
+    __slots__ = ("methods",)
+
+    def __init__(self, held: Any) -> None:
+        super().__init__(held)
+        #: By name: the options that a method was called with last, and what calls it with those.
+        self.methods: dict[str, tuple[Any, Any]] = {}
+
+    @property
+    def _id(self) -> bytes:  # type: ignore[override]
+        id: bytes = self.held._actor_id.binary()
+        return id
 
 
 class RayGenerator(ObjectRefGenerator[Any]):
@@ -75,31 +90,19 @@ class RayGenerator(ObjectRefGenerator[Any]):
         return f"ObjectRefGenerator({self.held!r})"
 
 
-def wrapped(found: Any) -> Any:
+def wrapped(found: Any, call: str) -> Any:
     """Return what a call gives to the user, for what Ray has returned."""
     if isinstance(found, ray.ObjectRefGenerator):
         return RayGenerator(found)
     if isinstance(found, list):
-        return [RayRef(each) for each in found] or None
-    return None if found is None else RayRef(found)
+        return [RayRef(each, call) for each in found] or None
+    return None if found is None else RayRef(found, call)
 
 
 def unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return arguments with Ray's refs, which it replaces by their values."""
     held = [each.held if isinstance(each, RayRef) else each for each in args]
     return held, {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
-
-
-def loaded(value: Any) -> Any:
-    """Return a value that Ray has loaded, with our class in place of its own."""
-    if isinstance(value, ray.DynamicObjectRefGenerator):
-        return DynamicObjectRefGenerator(map(RayRef, value))
-    return value
-
-
-def by_name(values: dict[str, Any]) -> dict[str, Any]:
-    """Return named values that Ray has loaded, as ``loaded`` does each."""
-    return {name: loaded(value) for name, value in values.items()}
 
 
 def _reduce(held: Any) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import functools
 import json
 import os
 import warnings
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +14,19 @@ import cloudpickle
 import ray
 from ray import util
 from ray.exceptions import ActorAlreadyExistsError as RayNameTaken
+from ray.exceptions import GetTimeoutError as RayTimeout
 from ray.exceptions import RayError, RaySystemError
 
 from miniray.common import runtime as seam
-from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, ActorLocation, RuntimeContextData
 from miniray.common.specs import MethodOptions
-from miniray.engines.capabilities import refuse
-from miniray.engines.ray.errors import in_our_words, translated
-from miniray.engines.ray.options import as_ray, group_of
-from miniray.engines.ray.refs import RayRef, loaded, unwrapped, wrapped
-from miniray.engines.ray.worker import INFO, Code
-from miniray.exceptions import ActorAlreadyExistsError
-from miniray.values.serialization import dumps_code, serialize_arguments
+from miniray.engines.ray.errors import in_our_words, tell_unhandled, translated
+from miniray.engines.ray.options import as_ray, called, group_of
+from miniray.engines.ray.refs import RayActorRef, RayRef, unwrapped, wrapped
+from miniray.engines.ray.worker import INFO, Code, is_cancelled
+from miniray.exceptions import ActorAlreadyExistsError, GetTimeoutError
+from miniray.values.closures import dumps_checked
+from miniray.values.serialization import serialize, serialize_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,20 +38,27 @@ _BUILT_IN = {"__miniray_ready__": "__ray_ready__", "__miniray_terminate__": "__r
 #: Arguments of ``init()`` that Ray calls otherwise.
 _THEIRS = {"memory": "_memory", "temp_dir": "_temp_dir"}
 
-_method_options = functools.lru_cache(maxsize=1024)(as_ray)
 _second = ray.remote(num_cpus=0)(lambda _first, second: second)
 
 
 class RayObjects(seam.RuntimeObjects):
     """The values of refs."""
 
-    @in_our_words
+    @functools.partial(in_our_words, pickled=lambda _self, value: serialize(value))
     def put(self, value: Any) -> RayRef:
         return RayRef(ray.put(value))
 
-    @in_our_words
     def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
-        return [*map(loaded, ray.get([ref.held for ref in refs], timeout=timeout))]
+        try:
+            found: list[Any] = ray.get([ref.held for ref in refs], timeout=timeout)
+            return found
+        except RayTimeout:
+            assert timeout is not None
+            late = self.wait(refs, len(set(refs)), 0, False)[1] or refs
+            counts = len(late), len(refs)
+            raise GetTimeoutError.of(late[0].hex(), late[0].call, *counts, timeout) from None
+        except RayError as error:
+            raise translated(error, refs[0].call if len(refs) == 1 else "") from None
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
@@ -74,57 +79,36 @@ class RayObjects(seam.RuntimeObjects):
             if not made.set_running_or_notify_cancel():
                 return
             if isinstance(value, failed):
-                made.set_exception(translated(value))
+                made.set_exception(translated(value, ref.call))
             else:
-                made.set_result(loaded(value))
+                made.set_result(value)
 
         ref.held._on_completed(settle)  # Ray ends the process if the ref goes before that
         return made
 
-    def when_done(self, ref: Any, callback: Callable[[], None]) -> None:
-        ref.held._on_completed(lambda _value, _kept=ref: callback())
 
-    async def value_of(self, ref: Any) -> Any:
-        return await asyncio.wrap_future(self.future(ref))
-
-
-def _calling(submit: Callable[..., Any]) -> Any:
-    """Have what makes a call, with arguments and options at its end, raise miniray's errors."""
-
-    @functools.wraps(submit)
-    def call(*given: Any) -> Any:
-        try:
-            return submit(*given)
-        except RayError as error:
-            raise translated(error) from None
-        except Exception:
-            serialize_arguments(*given[-3:-1])  # raises if one cannot be pickled, and names it
-            raise
-
-    return call
+#: For what makes a call, with arguments and options at its end.
+_calling: functools.partial[Any] = functools.partial(
+    in_our_words, pickled=lambda *given: serialize_arguments(*given[-3:-1])
+)
 
 
 class RayCalls(seam.RuntimeCalls):
     """Makes calls of Ray of what user code calls."""
 
-    def __init__(self) -> None:
-        #: Actors that end with this process.
-        self.owned: weakref.WeakSet[RayRef] = weakref.WeakSet()
+    #: Whether this process has made actors that end with it: others may have their handles.
+    made_actors = False
 
     def export(self, target: Callable[..., Any] | type, name: str) -> seam.Exported:
-        blob, _refs = dumps_code(target)
-        if len(blob) > config().large_closure_warning:
-            from miniray.values.closures import check_large
-
-            check_large(target, name, len(blob), config().largest_closure)
-        code = Code(name, blob)
+        code = Code(name, dumps_checked(target, name)[0])
         code.target = target
         return code
 
     @_calling
     def submit_task(self, function: Any, args: Any, kwargs: Any, options: TaskOptions) -> Any:
         held, named = unwrapped(args, kwargs)
-        return wrapped(function.task(options)(*held, **named))
+        remote, call = function.task(options)
+        return wrapped(remote(*held, **named), call)
 
     @_calling
     def create_actor(
@@ -132,12 +116,11 @@ class RayCalls(seam.RuntimeCalls):
     ) -> ActorLocation:
         held, named = unwrapped(args, kwargs)
         try:
-            ref = RayRef(cls.actor(info, options)(*held, **named))
+            ref = RayActorRef(cls.actor(info, options)(*held, **named))
         except RayNameTaken:
             where = options.namespace or ray.get_runtime_context().namespace
             raise ActorAlreadyExistsError(options.name or "", where) from None
-        if options.lifetime != "detached":
-            self.owned.add(ref)
+        self.made_actors |= options.lifetime != "detached"
         return ActorLocation(ref, info)
 
     @_calling
@@ -150,23 +133,28 @@ class RayCalls(seam.RuntimeCalls):
         kwargs: Any,
         options: MethodOptions,
     ) -> Any:
-        held, named = unwrapped(args, kwargs)
-        call = getattr(actor.held, _BUILT_IN.get(method, method))
-        theirs = _method_options(options)
-        if options.concurrency_group and util.client.ray.is_connected():
-            declared = info.methods.get(method)
-            if declared and declared.concurrency_group == options.concurrency_group:
-                # Ray Client refuses the option; the class says the same.
-                theirs = {k: v for k, v in theirs.items() if k != "concurrency_group"}
-        return wrapped(call._remote(held, named, **theirs))
+        known, remote = actor.methods.get(method, (None, None))
+        if known is not options:
+            remote = _remote(actor.held, info, method, options)
+            actor.methods[method] = options, remote
+        return remote(*unwrapped(args, kwargs))
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         ray.cancel(ref.held, force=force, recursive=recursive)
 
 
-def _refusing(capability: str) -> Any:
-    """Return a method of the seam that refuses."""
-    return lambda *_args, **_options: refuse(capability)
+def _remote(
+    handle: Any, info: ActorClassInfo, method: str, options: MethodOptions
+) -> Callable[..., Any]:
+    """Return what calls a method of an actor with these options."""
+    theirs = as_ray(options)
+    if options.concurrency_group and util.client.ray.is_connected():
+        declared = info.methods.get(method)
+        if declared and declared.concurrency_group == options.concurrency_group:
+            del theirs["concurrency_group"]  # Ray Client refuses it; the class says the same
+    name = called(f"{info.name}.{method}", options)
+    remote = getattr(handle, _BUILT_IN.get(method, method))._remote
+    return lambda args, kwargs: wrapped(remote(args, kwargs, **theirs), name)
 
 
 class RayHead(seam.RuntimeHead):
@@ -223,25 +211,9 @@ class RayHead(seam.RuntimeHead):
             return None
         return id
 
-    def head_call(self, method: str, *args: Any) -> Any:
-        if method != "kv_keys":
-            refuse("util.state")
-        return []  # of train runs: `tell` has kept none
-
-    def tell(self, method: str, *args: Any) -> None:
-        """Ray's head takes no such messages."""
-
-    def ask_nodes(self, what: str, *_about: Any) -> Any:
-        refuse("timeline" if what == "timeline" else "util.state")
-
-    async def flush_output(self) -> None:
-        """Do nothing: Ray's workers write to their files themselves."""
-
     nodes: Any = staticmethod(ray.nodes)
     cluster_resources: Any = staticmethod(ray.cluster_resources)
     available_resources: Any = staticmethod(ray.available_resources)
-    tell_node: Any = _refusing("util.metrics")
-    memory_report: Any = _refusing("util.memory")
 
 
 def _info_of(handle: Any) -> ActorClassInfo:
@@ -264,8 +236,8 @@ _info_from_worker = ray.remote(num_cpus=0)(_info_of)
 def _located(handle: Any) -> ActorLocation:
     """Return an actor for Ray's handle of it."""
     if util.client.ray.is_connected():  # as Ray Client finds methods
-        return ActorLocation(RayRef(handle), ray.get(_info_from_worker.remote(handle)))
-    return ActorLocation(RayRef(handle), _info_of(handle))
+        return ActorLocation(RayActorRef(handle), ray.get(_info_from_worker.remote(handle)))
+    return ActorLocation(RayActorRef(handle), _info_of(handle))
 
 
 @functools.cache
@@ -307,9 +279,7 @@ class RayRuntime(seam.Runtime):
                 "actor_name": now.get_actor_name(),
                 "function_name": now.get_task_function_name(),
                 "was_restarted": actor_id is not None and _was_restarted(),
-                # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
-                "cancelled": not now.worker.core_worker.current_actor_is_asyncio()
-                and now.is_canceled(),
+                "cancelled": is_cancelled(),
                 "assigned_resources": now.get_assigned_resources(),
             }
         return RuntimeContextData(
@@ -330,11 +300,8 @@ class RayRuntime(seam.Runtime):
     def exit_actor(self) -> None:
         ray.actor.exit_actor()
 
-    def answer(self, question: str, handler: Callable[..., Any] | None) -> None:
-        """Ray asks no process."""
-
     def owns_actors(self) -> bool:
-        return bool(self.calls.owned)
+        return self.calls.made_actors
 
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
         merged = self._runtime_env | dict(own or {})
@@ -367,6 +334,7 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
         given["job_config"] = ray.job_config.JobConfig(
             metadata=dict(options.metadata), default_actor_lifetime=options.default_actor_lifetime
         )
+    ray._private.worker._unhandled_error_handler = tell_unhandled
     ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
     runtime = RayRuntime(options.runtime_env)
     now = runtime.context()

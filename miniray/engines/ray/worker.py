@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import os
 import pickle
 import platform
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import AsyncioActorExit
 
-from miniray.common.names import short_name
+from miniray.common.names import printable, short_name
 from miniray.common.runtime import Exported, runtime_or_none, set_runtime
 from miniray.engines.ray.errors import Carried
-from miniray.engines.ray.options import as_ray
-from miniray.engines.ray.refs import by_name, loaded
-from miniray.exceptions import TaskError
+from miniray.engines.ray.options import as_ray, called
+from miniray.engines.ray.refs import RayRef
+from miniray.exceptions import TaskCancelledError, TaskError
+from miniray.objects.object_ref_generator import DynamicObjectRefGenerator
 from miniray.values.call_signature import CallSignature
+from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,37 +48,36 @@ class Code(Exported):
     """
 
     def __init__(self, name: str, blob: bytes) -> None:
-        super().__init__(hashlib.sha256(blob).digest()[:16], name, blob)
+        super().__init__(b"", name, blob)  # Ray keeps code under names of its own
         #: Ray's function or class by what only its decorator takes.
         self._made: dict[Any, Any] = {}
-        #: The last option set of a task, and what calls Ray's function with it.
-        self._prepared: tuple[Any, Any] = (None, None)
+        #: The last option set of a task, what calls Ray's function with it, and the call's name.
+        self._prepared: tuple[Any, Any, str] = (None, None, "")
 
     @functools.cached_property
     def target(self) -> Any:
         """The function or class; a worker loads it at the first call."""
-        return pickle.loads(self.blob)
+        return _safely(pickle.loads)(self.blob)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.target(*map(loaded, args), **by_name(kwargs))
+        return self.target(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         runtime = type(runtime_or_none())  # of the caller: the worker gets one of its kind
         return arrived, (runtime, self.name, self.blob, platform.node(), tuple(sys.path))
 
-    def task(self, options: TaskOptions) -> Any:
-        """Return what calls the function as a task of Ray."""
-        known, remote = self._prepared
-        if known is not options:
+    def task(self, options: TaskOptions) -> tuple[Any, str]:
+        """Return what calls the function as a task of Ray, and how errors name the call."""
+        prepared = self._prepared
+        if prepared[0] is not options:
             most = options.max_calls
             if most is None:  # as in Ray, if the decorator says so
                 most = int("GPU" in options.resources)
             if most not in self._made:
                 self._made[most] = ray.remote(max_calls=most)(_task_for(self))
             made = self._made[most].options(**as_ray(options))
-            remote = made.remote
-            self._prepared = options, remote
-        return remote
+            self._prepared = prepared = options, made.remote, called(self.name, options)
+        return prepared[1:]
 
     def actor(self, info: ActorClassInfo, options: ActorOptions) -> Any:
         """Return what makes an actor of Ray of the class."""
@@ -100,32 +100,75 @@ def arrived(
         if machine == platform.node():
             sys.path += [path for path in paths if path not in sys.path]
         set_runtime(make_runtime())
+        ray.util.register_serializer(
+            ray.DynamicObjectRefGenerator,
+            serializer=lambda made: [RayRef(ref) for ref in made._refs],
+            deserializer=DynamicObjectRefGenerator,
+        )
+        values = ray._private.worker.global_worker.get_serialization_context()
+        values._deserialize_object = _safely(values._deserialize_object)
+        values.serialize = _safely(values.serialize, _named)
     return Code(name, blob)
 
 
-class _Sending:
-    """Takes what user code raises in the block; ``failure`` is to be raised for it after that.
+def is_cancelled() -> bool:
+    """Return whether the task that runs here was cancelled."""
+    now = ray.get_runtime_context()
+    # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
+    return not now.worker.core_worker.current_actor_is_asyncio() and bool(now.is_canceled())
 
-    Not in it: Ray looks at exceptions that are being handled, and ends if one of these objects.
+
+def _named(error: BaseException, value: Any) -> BaseException:
+    """Return the error that names what of a result can't be pickled, in place of Ray's."""
+    if issubclass(type(error), Exception):
+        try:
+            serialize(value, returned_by=ray.get_runtime_context().get_task_name() or "")
+        except Exception as named:  # noqa: BLE001
+            return named
+    return error
+
+
+def _safely(
+    step: Callable[..., Any], told: Callable[..., BaseException] = lambda error, *_: error
+) -> Callable[..., Any]:
+    """Have what values raise while they are read or written arrive as the error of the call.
+
+    Of what is no Exception, SystemExit would end the worker, and the others would be cancels.
+
+    Args:
+        step: Reads or writes one.
+        told: Returns the error to tell, of that and what the step was given.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001
+            failure = _carried(told(error, *args), "")
+        raise failure
 
-    def __enter__(self) -> _Sending:
-        return self
-
-    def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> bool:
-        if not isinstance(error, Exception) or type(error) is AsyncioActorExit:
-            return False
-        self.failure = _carried(error, self._name)
-        return True
+    return call
 
 
-def _carried(error: Exception, name: str) -> Carried:
-    """Wrap what a function or method of the user's has raised."""
+def _carried(error: BaseException, name: str) -> Carried:
+    """Wrap what a function or method of the user's has raised, or a value if there is no name.
+
+    The caller raises it when it handles the error no more: Ray looks at exceptions that are being
+    handled, and ends if one of these objects.
+    """
+    kind = type(error)  # to ask the error itself would run code of the user's
+    if name and (kind is AsyncioActorExit or not issubclass(kind, (Exception, KeyboardInterrupt))):
+        raise error
+    if kind is Carried:
+        return cast("Carried", error)
     where = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address()}
-    actor_id, shown = ray.get_runtime_context().get_actor_id(), None
+    now, shown = ray.get_runtime_context(), None
+    actor_id, called = now.get_actor_id(), now.get_task_name() or ""
+    if issubclass(kind, KeyboardInterrupt) and (name or is_cancelled()):
+        cancelled = TaskCancelledError(short_name(name) or called)
+        cancelled.__cause__, error = error, cancelled
+    if not name.endswith(called):  # the call has a name of its own
+        name = printable(called)
     if _says_what_it_is(type(_actor)):
         with contextlib.suppress(Exception):  # it is the user's
             shown = repr(_actor)
@@ -161,7 +204,7 @@ def _class_for(code: Code, info: ActorClassInfo, groups: dict[str, int]) -> type
         for name in info.methods
         if name not in _NOT_FORWARDED
     }
-    calls["__init__"] = None, functools.partial(_construct, code)
+    calls["__init__"] = code.target.__init__, functools.partial(_construct, code)
     calls["__miniray_call__"] = None, _call_with_actor
     calls[INFO] = None, _method
     signatures = getattr(info, "signatures", {})
@@ -184,9 +227,15 @@ def _class_for(code: Code, info: ActorClassInfo, groups: dict[str, int]) -> type
 
 
 # --- what methods of that class call in the worker -----------------------------------------
-def _construct(code: Code, _self: Any, *args: Any, **kwargs: Any) -> None:
+def _construct(code: Code, _self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make the user's instance; return the coroutine if its constructor is one."""
     global _actor
-    _actor = code(*args, **kwargs)
+    cls = code.target
+    if not inspect.iscoroutinefunction(cls.__init__):
+        _actor = code(*args, **kwargs)
+        return None
+    _actor = cls.__new__(cls)
+    return _actor.__init__(*args, **kwargs)
 
 
 @functools.cache
@@ -199,7 +248,7 @@ def _bound(name: str) -> Callable[..., Any]:
 
 
 def _method(name: str, _self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _bound(name)(*map(loaded, args), **by_name(kwargs))
+    return _bound(name)(*args, **kwargs)
 
 
 def _call_with_actor(_self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -218,30 +267,38 @@ def _forwarding(kind: Any, call: Callable[..., Any], name: str) -> Any:
     if inspect.isasyncgenfunction(kind):
 
         async def forward(*args: Any, **kwargs: Any) -> Any:
-            with _Sending(name) as sending:
+            try:
                 async for item in call(*args, **kwargs):
                     yield item
                 return
-            raise sending.failure
+            except BaseException as error:  # noqa: BLE001
+                failure = _carried(error, name)
+            raise failure
     elif inspect.iscoroutinefunction(kind):
 
         async def forward(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
-            with _Sending(name) as sending:
+            try:
                 return await call(*args, **kwargs)
-            raise sending.failure
+            except BaseException as error:  # noqa: BLE001
+                failure = _carried(error, name)
+            raise failure
     elif inspect.isgeneratorfunction(kind):
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with _Sending(name) as sending:
+            try:
                 for item in call(*args, **kwargs):  # noqa: UP028
                     yield item  # not `yield from`: Ray sends values into generators
                 return
-            raise sending.failure
+            except BaseException as error:  # noqa: BLE001
+                failure = _carried(error, name)
+            raise failure
     else:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with _Sending(name) as sending:
+            try:
                 return call(*args, **kwargs)
-            raise sending.failure
+            except BaseException as error:  # noqa: BLE001
+                failure = _carried(error, name)
+            raise failure
 
     return forward

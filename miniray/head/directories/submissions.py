@@ -247,7 +247,7 @@ class SubmittedJobs:
         job = self._by_lease.get(lease)
         if job is None:
             return
-        job.ended_with(how.code)
+        job.exit_code = how.code
         if job.expired:
             self._end(job, FAILED, f"It was ended after {job.spec.max_time:g} s (max_time).")
         elif job.stop_grace is not None:
@@ -333,7 +333,7 @@ class SubmittedJobs:
     def _submit(self, job: SubmittedJob, demand: Demand) -> None:
         if job.is_over:
             return  # it was stopped meanwhile
-        job.requested(self._grants.reserve_number())
+        job.lease = self._grants.reserve_number()
         self._grants.submit(job.lease, self, job, demand, None)
 
     # --- restarts of the head ------------------------------------------------------------

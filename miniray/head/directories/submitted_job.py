@@ -24,7 +24,7 @@ PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = (
 #: What a job holds that asks for nothing: it runs on the head's node, as in Ray.
 _AT_THE_HEAD = {"node:__internal_head__": 0.0001}
 #: How a command that is a text is run.
-_SHELL = ("/bin/sh", "-c")
+_SHELL = ["/bin/sh", "-c"]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -66,10 +66,8 @@ class SubmittedJob:
     @property
     def entrypoint(self) -> str:
         """Its command as its user has written it."""
-        command = self.spec.command
-        if len(command) == len(_SHELL) + 1 and (*command[:-1],) == _SHELL:
-            return command[-1]
-        return shlex.join(command)
+        command = list(self.spec.command)
+        return command[-1] if command[:-1] == _SHELL else shlex.join(command)
 
     @property
     def runtime_env(self) -> str:
@@ -79,9 +77,6 @@ class SubmittedJob:
     @property
     def is_over(self) -> bool:
         return self.state not in (PENDING, RUNNING)
-
-    def requested(self, lease: int) -> None:
-        self.lease = lease
 
     def placed(self, node: str, log_start: int) -> None:
         """Note the node of its lease, and where in the log the output begins."""
@@ -113,9 +108,6 @@ class SubmittedJob:
         else:
             self.failures += 1
         return True
-
-    def ended_with(self, code: int | None) -> None:
-        self.exit_code = code
 
     def is_final(self, state: str, message: str, error_type: str = "") -> None:
         """Enter the state in which it stays."""

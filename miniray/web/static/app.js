@@ -117,7 +117,7 @@ function App() {
       removeEventListener("keydown", key);
     };
   }, []);
-  const current = PARENTS[at[0]] ?? at[0];
+  const current = at[0] === "worker" && at[3] ? "runs" : (PARENTS[at[0]] ?? at[0]); // a rank's worker
   const title = NAVIGATION.flatMap(([, entries]) => entries).find(([name]) => name === current)?.[1];
   useEffect(() => {
     document.title = title ? `${title} · miniray` : "miniray";

@@ -67,7 +67,7 @@ export function Chart({ title, x, lines, unit = "count", time = false, height = 
     const options = {
       width: place.current.clientWidth || 300, height,
       scales: { x: { time }, y: { range: (_, low, high) => spread(low, high, unit) } },
-      axes: [{ ...axis, size: 24, space: 60, ...(time && { values: (_, all) => all.map((at) => clock(at).slice(-8, -3)) }) }, { ...axis, size: 62, space: 32, values: (_, all) => all.map(show) }],
+      axes: [{ ...axis, size: 24, space: 60, ...(time && { values: (_, all) => all.map((at) => clock(at).slice(-8, all.at(-1) - all[0] < 600 ? undefined : -3)) }) }, { ...axis, size: 62, space: 32, values: (_, all) => all.map(show) }],
       cursor: { y: false, points: { size: 5 } },
       legend: { show: !alone },
       hooks: { setCursor: [tell.current = () => alone && chart.current && (caption.current.textContent = told())] },
@@ -99,7 +99,7 @@ export function Chart({ title, x, lines, unit = "count", time = false, height = 
 
 /** The range of y: from 0 where that loses little, and never of no height. */
 function spread(low, high, unit) {
-  if (low === null || (low === 0 && high === 0)) return [0, 1];
+  if (low === null || (low === 0 && high === 0)) return [0, unit.startsWith("bytes") ? 1024 : 1];
   if (unit === "ratio") return [0, Math.max(1, high)];
   const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low < high / 2 ? 0 : low - room, high + room];

@@ -58,8 +58,8 @@ export function Inspect({ of, live = true, why }) {
 
 const LEVEL = /\b(error|exception|traceback|critical|fatal)\b/i;
 
-/** The last lines of a log, renewed while it can be seen. `choices`: [{name, of}] where there are several. */
-export function Logs({ of, choices }) {
+/** The last lines of a log, renewed while it can be seen. `choices`: [{name, of}] where there are several; `live`: more may come. */
+export function Logs({ of, choices, live = true }) {
   const [chosen, setChosen] = useState(0);
   const [grep, setGrep] = useState("");
   const [follow, setFollow] = useState(true);
@@ -78,6 +78,6 @@ export function Logs({ of, choices }) {
       ${value?.more && html`<${Command} text=${value.more} />`}
     </div>
     <${Problem} of=${error} />
-    ${lines.length ? html`<pre ref=${box} tabindex="0">${lines.map((line, n) => html`<span key=${n} class=${LEVEL.test(line) ? "bad" : ""}>${line}${"\n"}</span>`)}</pre>` : value && html`<${Empty}>${grep ? html`No line has “${grep}” in it.` : "It has printed nothing yet. What a process prints appears here as it is written."}<//>`}
+    ${lines.length ? html`<pre ref=${box} tabindex="0">${lines.map((line, n) => html`<span key=${n} class=${LEVEL.test(line) ? "bad" : ""}>${line}${"\n"}</span>`)}</pre>` : value && html`<${Empty}>${grep ? html`No line has “${grep}” in it.` : live ? "It has printed nothing yet. What a process prints appears here as it is written." : "It has printed nothing."}<//>`}
   </div>`;
 }

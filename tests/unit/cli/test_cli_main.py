@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests_cli_support import one_line
 
-from miniray.cli.parsing import JsonObject, Labels, Size
+from miniray.cli.parsing import JSON, LABELS, SIZE
 from miniray.system.session import create_session
 from miniray.version import VERSION
 
@@ -58,11 +58,11 @@ def test_unknown_commands_and_options_are_one_line(miniray: Callable[..., Result
     [("0", 0), ("100", 100), ("1k", 1024), ("1.5 GiB", 3 * 2**29), ("2MB", 2**21), ("7B", 7)],
 )
 def test_sizes_have_units(text: str, size: int) -> None:
-    assert Size().convert(text, None, None) == size
+    assert SIZE.convert(text, None, None) == size
 
 
 def test_labels_come_as_pairs_or_as_json() -> None:
     expected = {"zone": "a", "disk": ""}
-    assert Labels().convert("zone=a, disk=", None, None) == expected
-    assert Labels().convert('{"zone": "a", "disk": ""}', None, None) == expected
-    assert JsonObject().convert("{}", None, None) == {}
+    assert LABELS.convert("zone=a, disk=", None, None) == expected
+    assert LABELS.convert('{"zone": "a", "disk": ""}', None, None) == expected
+    assert JSON.convert("{}", None, None) == {}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
-from tests_cli_support import one_line
+from tests_cli_support import TOKEN, one_line
 
 from miniray.cli.status import format_duration, render, watch_status
 from miniray.cli.tables import describe_amounts, describe_usage, format_amount
@@ -277,10 +277,14 @@ def test_status_asks_the_cluster_that_is_meant_and_leaves_it(
 ) -> None:
     connection, asked = Connected(state()), []
     arguments = ("status", "--address", "h:1", "--token-file", "-")
-    result = miniray(*arguments, connect=lambda *given: (asked.append(given), connection)[1])
+    result = miniray(
+        *arguments,
+        connect=lambda *given: (asked.append(given), connection)[1],
+        input=f"{TOKEN}\n",
+    )
     assert result.exit_code == 0, result.output
     assert "Cluster at 10.0.0.1:6379" in result.stdout
-    assert asked == [("h:1", "-")]
+    assert asked == [("h:1", TOKEN)]  # that of standard input
     assert connection.closed
 
 

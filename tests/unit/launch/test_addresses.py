@@ -56,7 +56,7 @@ def test_a_host_that_cannot_join_as_the_run_has_ended_says_that(
     first = SharedFolder(tmp_path, "r1", 0)
     first.publish(HeadOffer(("10.0.0.1:7",), JoinToken(b"f" * 32, b"s" * 32)))
 
-    def start(_options: Any) -> Any:
+    def start(*_: Any) -> Any:
         first.give_up("it was stopped by SIGTERM before all hosts had joined.")
         raise ConnectionError("Nothing listens there.")
 
@@ -69,10 +69,15 @@ def test_a_host_that_cannot_join_as_the_run_has_ended_says_that(
 
 
 def test_each_missing_host_is_named_with_what_is_known_of_it() -> None:
-    reports = {2: HostState("n2", "it has Python 3.10, the head 3.11."), 3: HostState("n3")}
-    assert describe_missing(4, {1, 2, 3}, reports, 12.4) == (
-        "1 of 4 hosts joined within 12 s: host 1 has not been heard of; host 2 (n2) cannot join: "
-        "it has Python 3.10, the head 3.11; host 3 (n3) has started and not joined yet."
+    reports = {
+        2: HostState("n2", "it has Python 3.10, the head 3.11."),
+        3: HostState("n3"),
+        4: HostState("n4", trouble="No answer from 10.0.0.1:7 within 5 s."),
+    }
+    assert describe_missing(5, {1, 2, 3, 4}, reports, 12.4) == (
+        "1 of 5 hosts joined within 12 s: host 1 has not been heard of; host 2 (n2) cannot join: "
+        "it has Python 3.10, the head 3.11; host 3 (n3) has started and not joined yet; host 4 "
+        "(n4) has started and not joined yet: No answer from 10.0.0.1:7 within 5 s."
     )
 
 

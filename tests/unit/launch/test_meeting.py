@@ -121,7 +121,7 @@ def test_with_a_token_made_ahead_the_head_is_where_it_is_said_to_be(tmp_path: Pa
     token = make_authority(tmp_path / "a")
     place = meeting_place(HostAllocation("hand", 1, 2, head=("a:7000",)), None, str(tmp_path / "a"))
     assert isinstance(place, Mounted)
-    assert place.find() == HeadOffer(("a:7000",), token)
+    assert place.find() == HeadOffer(("a:7000",), token, listens=False)
     assert place.port == 7000
 
 

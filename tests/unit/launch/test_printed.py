@@ -42,15 +42,12 @@ def test_a_script_asks_for_one_task_per_node_and_repeats_its_cpus_for_srun() -> 
 
 
 def test_a_script_without_a_number_of_cpus_takes_whole_nodes() -> None:
-    text = script(SlurmJob(("true",), nodes=1, options=("--partition=long",)))
+    text = script(SlurmJob(("true",), nodes=1))
     assert "#SBATCH --exclusive\n" in text
-    assert "#SBATCH --partition=long\n" in text
     assert 'srun --cpus-per-task="$SLURM_CPUS_ON_NODE" miniray run' in text
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"nodes": 0}, {"time": "1\n#SBATCH --x"}, {"options": ("--a b",)}], ids=str
-)
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"time": "1\n#SBATCH --x"}], ids=str)
 def test_a_script_holds_nothing_that_slurm_would_read_otherwise(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"must|like"):
         script(SlurmJob(**{"command": ("true",), "nodes": 1, **wrong}))  # type: ignore[arg-type]
@@ -166,3 +163,15 @@ def test_the_line_for_a_host_is_one_for_shells_that_know_no_assignments_too(
     words = shlex.split(line.removeprefix(begin))
     assert (words[0], tuple(words[-len(COMMAND) :])) == ("/opt/my env/bin/python", COMMAND)
     assert "PATH" not in SshRun(("a",), COMMAND, python="python3").remote_command(0)
+
+
+def test_with_a_working_dir_the_first_host_alone_gets_its_files(tmp_path: Path) -> None:
+    (tmp_path / "program.py").touch()
+    run = SshRun(("a", "b"), COMMAND, working_dir=str(tmp_path))
+    archive = run.archive(0)
+    assert run.archive(1) == b""
+    assert shlex.split(run.remote_command(0, archive))[:3] == ["exec", "sh", "-c"]
+    assert f"unpack_input({len(archive)})" in run.remote_command(0, archive)
+    here = SshRun(("a",), COMMAND, working_dir=str(tmp_path), here=True)
+    assert here.archive(0) == b""
+    assert COMMAND[0] not in shlex.split(here.remote_command(0))

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from ports import refused_address
 
-from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer, reach_head
+from miniray.launch.reach import (
+    HeadOffer,
+    NotReachedError,
+    UnreachableError,
+    first_to_answer,
+    reach_head,
+)
 from miniray.security.certificates import Identity, make_head_identity
 from miniray.security.token import JoinToken, make_secret
 
@@ -86,10 +92,23 @@ def test_a_head_that_comes_late_is_waited_for(
     servers: tuple[JoinToken, str, str], nobody: str
 ) -> None:
     token, head, _ = servers
-    doors = iter([None, HeadOffer((nobody,), token), HeadOffer((head,), token)])
+    early = HeadOffer((nobody,), token, listens=False)
+    doors = iter([None, early, early, HeadOffer((head,), token)])
     pauses: list[float] = []
-    assert reach_head(lambda: next(doors), 60.0, pauses.append) == (head, token)
-    assert len(pauses) == 2
+    reasons: list[str] = []
+    assert reach_head(lambda: next(doors), 60.0, pauses.append, reasons.append) == (head, token)
+    assert len(pauses) == 3
+    (reason,) = reasons  # that of both rounds
+    assert f"Nothing listens at {early.addresses[0]}" in reason
+
+
+def test_a_head_that_listens_where_nothing_leads_is_not_waited_for(
+    servers: tuple[JoinToken, str, str], nobody: str
+) -> None:
+    token, _, stranger = servers
+    door = HeadOffer((nobody, stranger, "no-such-host.invalid"), token)
+    with pytest.raises(UnreachableError, match=r"Nothing listens at .* 'no-such-host"):
+        reach_head(lambda: door, 300.0, lambda _: pytest.fail("It waits."))
 
 
 def test_the_wait_for_a_head_has_an_end_and_a_reason(nobody: str) -> None:
@@ -97,4 +116,4 @@ def test_the_wait_for_a_head_has_an_end_and_a_reason(nobody: str) -> None:
     with pytest.raises(NotReachedError, match="first host has not told where its head is"):
         reach_head(lambda: None, 0.0, lambda _: None)
     with pytest.raises(NotReachedError, match=f"within 0 s: Nothing listens at {nobody}"):
-        reach_head(lambda: HeadOffer((nobody,), token), 0.0, lambda _: None)
+        reach_head(lambda: HeadOffer((nobody,), token, listens=False), 0.0, lambda _: None)

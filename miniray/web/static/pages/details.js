@@ -30,7 +30,7 @@ export function Actor({ id }) {
     ]} />
     <${Inspect} key=${id} of=${{ actor: id }} live=${lives} why=${`#/why/${id}`} />
     <${Calls} rows=${at.rows} />
-    <${Card} title="Log" wide><${Logs} of=${{ actor: id }} /><//>
+    <${Card} title="Log" wide><${Logs} of=${{ actor: id }} live=${lives} /><//>
   </div>`;
 }
 
@@ -51,6 +51,6 @@ export function Worker({ node, pid, run, rank }) {
     <${Inspect} key=${topic} of=${of} live=${lives} />
     <${Calls} rows=${at.rows} />
     ${!lives && html`<${Empty}>This process is not there any more; its log is.<//>`}
-    <${Card} title="Log" wide><${Logs} of=${of} /><//>
+    <${Card} title="Log" wide><${Logs} of=${of} live=${lives} /><//>
   </div>`;
 }

@@ -15,9 +15,9 @@ export function Runs() {
   const columns = [
     { name: "pick", title: "", width: "24px", sort: false, cell: (row) => html`<input type="checkbox" aria-label="Compare ${row.name}" checked=${picked.includes(row.run_id)} onChange=${() => toggle(row.run_id)} />` },
     { name: "name", title: "Run", width: "minmax(120px, 1.4fr)", cell: (row) => html`<a href="#/run/${row.run_id}" title=${row.path}><b>${row.name}</b></a>` },
-    { name: "state", title: "State", width: "minmax(96px, 120px)", cell: (row) => html`<span title=${row.error || row.path}><${State} of=${row.state} /> <span class="dim">${row.error}</span></span>` },
-    { name: "metrics", title: "Newest report", width: "minmax(120px, 2fr)", wide: true, sort: false, cell: (row) => html`<span class="numbers" title=${latest(row.metrics)}>${latest(row.metrics) || "–"}</span>` },
-    { name: "reports", title: "Reports", width: "72px", right: true, cell: (row) => number(row.reports) },
+    { name: "state", title: "State", width: "minmax(92px, 0.8fr)", cell: (row) => html`<span title=${row.error || row.path}><${State} of=${row.state} /> <span class="dim">${row.error}</span></span>` },
+    { name: "metrics", title: "Newest report", width: "minmax(150px, 2.4fr)", wide: true, sort: false, cell: (row) => html`<span class="numbers" title=${latest(row.metrics)}>${latest(row.metrics) || "–"}</span>` },
+    { name: "reports", title: "Reports", width: "64px", right: true, wide: true, cell: (row) => number(row.reports) },
     { name: "checkpoints", title: "Checkpoints", width: "94px", right: true, wide: true, cell: (row) => number(row.checkpoints) },
     { name: "workers", title: "Workers", width: "64px", right: true, wide: true },
     { name: "attempts", title: "Attempts", width: "68px", right: true, wide: true },
@@ -82,16 +82,16 @@ function Heat({ heat }) {
 const rankHref = (row) => workerHref(row) && `${workerHref(row)}/${row.run_id}/${row.rank}`;
 const RANKS = [
   { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${rankHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
-  { name: "state", title: "State", width: "minmax(90px, 110px)", cell: (row) => html`<${State} of=${row.state} />` },
-  { name: "node_id", title: "Node", width: "84px", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_id?.slice(0, 8) ?? "–"}</span>` },
-  { name: "pid", title: "Process", width: "72px", right: true, wide: true },
+  { name: "state", title: "State", width: "90px", cell: (row) => html`<${State} of=${row.state} />` },
+  { name: "node_id", title: "Node", width: "76px", wide: true, cell: (row) => html`<span title=${row.node_id}>${row.node_id?.slice(0, 8) ?? "–"}</span>` },
+  { name: "pid", title: "Process", width: "60px", right: true, wide: true },
   { name: "reports", title: "Reports", width: "70px", right: true },
   { name: "behind", title: "Behind", width: "66px", right: true, cell: (row) => html`<span class=${row.behind > 1 ? "warn" : ""}>${number(row.behind)}</span>` },
-  { name: "last_report", title: "Last report", width: "88px", right: true, wide: true, cell: (row) => html`<${Ago} time=${row.last_report} />` },
-  { name: "data_wait", title: "Data wait", width: "84px", right: true, wide: true, cell: (row) => seconds(row.data_wait) },
-  { name: "blocked", title: "In report()", width: "84px", right: true, wide: true, cell: (row) => seconds(row.blocked) },
-  { name: "device_memory", title: "Device memory", width: "108px", right: true, wide: true, cell: (row) => bytes(row.device_memory) },
-  { name: "doing", title: "Does", width: "minmax(80px, 2fr)", wide: true, cell: (row) => html`<span title=${row.problem || row.doing}>${row.doing || row.problem || "–"}</span>` },
+  { name: "last_report", title: "Last report", width: "80px", right: true, wide: true, cell: (row) => html`<${Ago} time=${row.last_report} />` },
+  { name: "data_wait", title: "Data wait", width: "70px", right: true, wide: true, cell: (row) => seconds(row.data_wait) },
+  { name: "blocked", title: "In report()", width: "76px", right: true, wide: true, cell: (row) => seconds(row.blocked) },
+  { name: "device_memory", title: "Device memory", width: "100px", right: true, wide: true, cell: (row) => bytes(row.device_memory) },
+  { name: "doing", title: "Does", width: "minmax(100px, 2fr)", wide: true, cell: (row) => html`<span title=${row.problem || row.doing}>${row.doing || row.problem || "–"}</span>` },
 ];
 
 const CHECKPOINTS = [
@@ -106,7 +106,7 @@ const CHECKPOINTS = [
 const ATTEMPTS = [
   { name: "number", title: "Attempt", width: "66px", right: true },
   { name: "state", title: "State", width: "minmax(80px, 100px)", cell: (row) => html`<${State} of=${row.state ?? (row.ended ? "ended" : "running")} />` },
-  { name: "workers", title: "Workers", width: "70px", right: true },
+  { name: "workers", title: "Workers", width: "70px", right: true, wide: true },
   { name: "started", title: "Started", width: "136px", wide: true, cell: (row) => clock(row.started) },
   { name: "took", title: "Took", width: "96px", right: true, cell: took },
   { name: "reason", title: "Why it ended", width: "minmax(140px, 3fr)", cell: (row) => html`<span title=${row.reason}>${row.reason || "–"}</span>` },
@@ -126,7 +126,7 @@ export function Run({ id }) {
   const one = at.rows.find((row) => String(row.rank) === of);
   const whom = one ? { node: one.node_id, pid: one.pid } : named;
   const controller = run.actor_id ? [{ name: "controller", of: { actor: run.actor_id } }] : [];
-  const choices = [...controller, { name: "all ranks", of: named }, ...at.rows.map((row) => ({ name: `rank ${row.rank}`, of: { ...named, rank: row.rank } }))];
+  const choices = [{ name: "all ranks", of: named }, ...controller, ...at.rows.map((row) => ({ name: `rank ${row.rank}`, of: { ...named, rank: row.rank } }))];
   return html`<div class="page">
     <header class="top"><h1><a class="up" href="#/runs">Train runs</a>${run.name ?? id} <${State} of=${run.state} /></h1><a class="button" href="#/compare/${encodeURIComponent(id)}">Compare</a></header>
     <${Problem} of=${at.error} />
@@ -144,7 +144,7 @@ export function Run({ id }) {
     <${List} title="Checkpoints" columns=${CHECKPOINTS} rows=${keyed(checkpoints, "name").reverse()} empty="None is complete yet. One is, when every rank's files are in the run's folder." />
     <${List} title="Attempts" columns=${ATTEMPTS} rows=${keyed(attempts, "number").reverse()} empty="The first attempt begins when the run's workers are placed." />
     ${run.config && Object.keys(run.config).length > 0 && html`<${Card} title="Configuration"><pre>${JSON.stringify(run.config, null, 2)}</pre><//>`}
-    ${run.name && html`<${Card} title="Log" wide><${Logs} key=${choices.length} choices=${choices} of=${named} /><//>`}
+    ${run.name && html`<${Card} title="Log" wide><${Logs} key=${choices.length} choices=${choices} of=${named} live=${live} /><//>`}
   </div>`;
 }
 

@@ -12,10 +12,10 @@ const reason = (row) => row.death_cause ?? row.why_waits ?? "";
 const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED)$/;
 
 export const actorColumns = [
-  { name: "class_name", title: "Class", width: "minmax(110px, 1.1fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}"><b>${row.class_name}</b></a>` },
+  { name: "class_name", title: "Class", width: "minmax(110px, 1.3fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}" title="${row.class_name} ${row.name ?? ""}"><b class=${row.name ? "broad" : ""}>${row.class_name}</b>${row.name && html`<b class="narrow">${row.name}</b>`}</a>` },
   text("name", "Name", "minmax(70px, 0.9fr)", { wide: true }),
   { name: "state", title: "State", width: "minmax(104px, 140px)", cell: (row) => html`<${State} of=${row.state} bad=${row.state === "DEAD" && !PLANNED.test(row.death_kind ?? "")} />` },
-  { name: "reason", title: "Does, or why not", width: "minmax(130px, 3fr)", sort: false, cell: (row) => html`<span title=${reason(row)}>${reason(row) || "–"}</span>` },
+  { name: "reason", title: "Why it waits or died", width: "minmax(130px, 2.4fr)", sort: false, cell: (row) => html`<span title=${reason(row)}>${reason(row) || "–"}</span>` },
   { name: "node_id", title: "Node", width: "minmax(70px, 0.8fr)", wide: true, cell: node },
   pid,
   { name: "required_resources", title: "Holds", width: "minmax(80px, 0.9fr)", wide: true, sort: false, cell: (row) => html`<span title=${amounts(row.required_resources)}>${amounts(row.required_resources)}</span>` },
@@ -27,7 +27,7 @@ const TABLES = {
   waiting: {
     title: "Waiting", first: "since", tell: (row) => row.reason,
     columns: [
-      { name: "names", title: "What", width: "minmax(110px, 1fr)", sort: false, cell: (row) => html`<b title=${names(row)}>${names(row)}</b>` },
+      { name: "names", title: "What", width: "minmax(110px, 1.3fr)", sort: false, cell: (row) => html`<b title=${names(row)}>${names(row)}</b>` },
       { name: "kind", title: "Kind", width: "104px", wide: true, cell: (row) => String(row.kind ?? "–").replaceAll("_", " ") },
       { name: "count", title: "Count", width: "60px", right: true, cell: (row) => number(row.count) },
       { name: "shape", title: "Each asks for", width: "minmax(100px, 1fr)", wide: true, sort: false, cell: (row) => html`<span>${(row.shape ?? []).map(amounts).join(" + ") || "–"}</span>` },
@@ -67,10 +67,10 @@ const TABLES = {
     title: "Placement groups",
     columns: [
       { name: "placement_group_id", title: "Id", width: "100px", cell: (row) => html`<${Id} of=${row.placement_group_id} />` },
-      text("name", "Name", "minmax(80px, 0.7fr)"),
+      text("name", "Name", "minmax(80px, 1fr)"),
       { name: "state", title: "State", width: "116px", cell: (row) => html`<${State} of=${row.state} />` },
       { name: "strategy", title: "Strategy", width: "122px", wide: true, cell: (row) => String(row.strategy ?? "–").toLowerCase().replaceAll("_", " ") },
-      { name: "bundles", title: "Bundles", width: "minmax(140px, 2fr)", sort: false, cell: (row) => { const told = folded((row.bundles ?? []).map(amounts)); return html`<span title=${told}>${told || "–"}</span>`; } },
+      { name: "bundles", title: "Bundles", width: "minmax(120px, 1.4fr)", sort: false, cell: (row) => { const told = folded((row.bundles ?? []).map(amounts)); return html`<span title=${told}>${told || "–"}</span>`; } },
       { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 8) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
     ],
     empty: html`No placement group. <code>placement_group([{"GPU": 1}] * 4)</code> reserves bundles together, all or none; train runs make one each.`,
@@ -80,10 +80,10 @@ const TABLES = {
     columns: [
       { name: "object_id", title: "Id", width: "96px", cell: (row) => html`<${Id} of=${row.object_id} />` },
       { name: "object_size", title: "Size", width: "92px", right: true, cell: (row) => bytes(row.object_size) },
-      { name: "reference_type", title: "Held as", width: "minmax(120px, 190px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
-      text("why", "By whom", "minmax(100px, 1.2fr)", { sort: false, wide: true }),
-      text("call_site", "Made in", "minmax(100px, 1.2fr)", { wide: true }),
-      { name: "task_status", title: "State", width: "130px", wide: true, cell: (row) => String(row.task_status ?? "–").toLowerCase().replaceAll("_", " ") },
+      { name: "reference_type", title: "Held as", width: "minmax(100px, 150px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
+      text("why", "By whom", "minmax(100px, 1.6fr)", { sort: false, wide: true }),
+      { name: "call_site", title: "Made in", width: "minmax(100px, 1.4fr)", wide: true, cell: (row) => html`<span title=${row.call_site}>${row.call_site.replace(/^\S*\//, "") || "–"}</span>` },
+      { name: "task_status", title: "State", width: "100px", wide: true, cell: (row) => (row.task_status === "NIL" ? "put" : String(row.task_status ?? "–").toLowerCase().replaceAll("_", " ")) },
       { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", wide: true, cell: node },
       pid,
     ],
