@@ -14,7 +14,12 @@ import click
 
 from miniray.common.names import printable
 from miniray.common.process_state import hide_argument
-from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
+from miniray.security.token import (
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    parse_token,
+    read_token_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +52,7 @@ def cluster_options(command: _Command) -> _Command:
         "--token-file",
         metavar="FILE",
         help="Read the token of a cluster elsewhere from a file; - is stdin.  [default: "
-        f"{TOKEN_VARIABLE}]",
+        f"{TOKEN_FILE_VARIABLE}, or the token in {TOKEN_VARIABLE}]",
     )(command)
     return click.option(
         "--address",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _READERS = 16
 #: Rows that are decoded at once, at most, and about how many bytes.
 _ROWS, _BYTES = 131_072, 16 * 2**20
-#: Bytes of each column of a file that are read at once.
+#: Bytes of each column of a local file that are read at once.
 _BUFFER = 2**20
 
 
@@ -56,8 +56,9 @@ class Selection:
         try:
             # pyarrow reads local files by itself, without the interpreter.
             local = is_local(self.filesystem)
-            source = path if local else self.filesystem.open(path, "rb")
-            return pq.ParquetFile(source, buffer_size=_BUFFER)  # else whole columns are read
+            if local:  # a part at a time: else Arrow holds a whole row group
+                return pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
+            return pq.ParquetFile(self.filesystem.open(path, "rb"))
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} is not a Parquet file: {error}") from error
 

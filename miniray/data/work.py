@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
 import resource
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform, Where
 
+# Parameters of glibc's mallopt(3), and the largest value of the first.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_ARRAY = 32 * 2**20
 #: How often a file is read again after an error that is retried.
 _READS = 3
 
@@ -59,6 +63,7 @@ class StageWork:
 
     def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield each block of ``tables`` and then its record."""
+        _keep_freed_memory()
         tables = self.tables(where, unit, values)
         first = 0
         for number in itertools.count():
@@ -105,6 +110,17 @@ class PoolWorker:
     def run(self, where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
         """Yield each block and then its record."""
         yield from self._work.blocks(where, unit, values)
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep the memory of a block for the next: new pages cost much of the work.
+
+    Does nothing where the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ARRAY)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST_ARRAY)
 
 
 def _seed(where: Where) -> None:

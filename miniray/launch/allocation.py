@@ -44,8 +44,8 @@ class HostAllocation:
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise AllocationError(
-                f"{self.launcher} says that this is host {self.rank} of {self.size}; the first is "
-                f"0, the last {self.size - 1}."
+                f"{self.launcher}: this is host {self.rank} of {self.size}; the first is 0, the "
+                f"last {self.size - 1}."
             )
 
 

@@ -230,8 +230,8 @@ def meeting_place(
         return Mounted(Path(authority), allocation.head)
     if rendezvous in (None, SealedFolder.NAME) and not allocation.run_id:
         raise AllocationError(
-            f"{allocation.launcher} gives no id that tells this run from others: give a folder of "
-            "this run alone, which all hosts see, as --rendezvous FOLDER; or --authority FOLDER."
+            f"This run ({allocation.launcher}) has no id that tells it from others: give a folder "
+            "of it alone, which all hosts see, as --rendezvous FOLDER; or --authority FOLDER."
         )
     if rendezvous == SealedFolder.NAME:
         return SealedFolder(_default_base(), allocation.run_id, allocation.rank)

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 #: Units that a dataset with functions is cut into at least. The order of an epoch is one of units,
 #: so that it is not for the cluster to say: a run may go on where there are other CPUs.
 _UNITS = 256
+#: Rows that are read together, at most, unless more are in one row group: what is small is there
+#: soon, and two ranks read the same less often.
+_MIXED = 65_536
 #: Bytes of a unit, at most: a task holds all of it to bring its rows into another order.
 _LARGEST = 512 * 2**20
 #: By how much the keys of the same unit differ in two epochs.
@@ -61,8 +64,7 @@ class DatasetSource(UnitsSource):
         read, stages = _countable(optimised(dataset._plan), dataset)
         self._plan = stacked(read, stages)
         parts = _UNITS if has_user_code(self._plan) else 1
-        wish = CutWish(DataContext.get_current().target_max_block_size, parts)
-        super().__init__(part for unit in read.units(wish) for part in _held_at_once(unit))
+        super().__init__(part for unit in _units_of(read, parts) for part in _held_at_once(unit))
         if left_out and len(self._units) > 1:  # else all rows are mixed
             logger.warning(
                 "A random_shuffle() before the trainer is left out: in each epoch the trainer "
@@ -107,6 +109,15 @@ class DatasetSource(UnitsSource):
     def selected(self, block: int, span: Span, epoch: int) -> Iterator[ReadUnit]:
         """Yield one unit. Random numbers of functions follow from the epoch and the unit."""
         yield chosen(self._units[block], span, epoch * _EPOCHS_APART + block)
+
+
+def _units_of(read: Read, parts: int) -> list[ReadUnit]:
+    """Return the units of a read, of small rows not more together than mix well."""
+    target = DataContext.get_current().target_max_block_size
+    units = list(read.units(CutWish(target, parts)))
+    rows = sum(unit.rows or 0 for unit in units)
+    few = _MIXED * sum(unit.size for unit in units) // max(rows, 1)
+    return list(read.units(CutWish(few, parts))) if 0 < few < target else units
 
 
 def _held_at_once(unit: ReadUnit) -> list[ReadUnit]:
