@@ -310,19 +310,22 @@ def test_ctrl_c_ends_the_wait_for_a_block_and_the_tasks(tmp_path: Path) -> None:
 
 
 def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None:
-    from miniray.util import state
+    from miniray.common.runtime import current_runtime
+    from miniray.util.task_records import ask_processes, dataset_rows
 
     class Model:
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
             return batch
 
+    def told() -> list[dict[str, Any]]:
+        return dataset_rows(ask_processes(current_runtime().head, 10, 0)[0])
+
     dataset = miniray.data.range(1000).map(lambda row: row)
     batches = iter(dataset.map_batches(Model, concurrency=1).iter_batches(batch_size=10))
     next(batches)
-    with state._source(None) as source:
-        rows = {row["operator"]: row for row in state.datasets(source, 10)}
-        list(batches)
-        assert state.datasets(source, 10) == []
+    rows = {row["operator"]: row for row in told()}
+    list(batches)
+    assert told() == []
     assert list(rows) == ["ReadRange->Map(<lambda>)", "MapBatches(Model)"]
     for row in rows.values():
         assert (row["name"], row["total"]) == ("MapBatches(Model)", 1000) or row["total"] is None
