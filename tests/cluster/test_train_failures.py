@@ -29,7 +29,7 @@ from miniray.train import (
     WorkerGroupError,
     WorkerHungError,
 )
-from miniray.train.controller.outcome import STOPPING
+from miniray.train.controller.run_spec import STOPPING
 from miniray.util.state import list_actors, list_placement_groups
 
 if TYPE_CHECKING:
