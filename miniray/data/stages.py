@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 #: What every process that reads data needs; loading it takes as long as some reads. Arrow imports
 #: pandas, if it is installed, at the first value that it is given by Python: its dataset does so.
-MODULES = ("miniray.data.parquet", "miniray.data.work", "pyarrow.dataset")
+#: Units of local files come with their filesystem.
+MODULES = (
+    "miniray.data.parquet",
+    "miniray.data.work",
+    "pyarrow.dataset",
+    "fsspec.implementations.local",
+)
 #: Objects of a call that may be unread before it pauses: two blocks and their records.
 _UNREAD = 4
 #: Calls in the window of a stage for each that can run at once.
