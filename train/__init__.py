@@ -24,7 +24,15 @@ if TYPE_CHECKING:
         WorkerGroupError,
         WorkerHungError,
     )
-    from miniray.train.callbacks import Callback, ProgressCallback, UserCallback
+    from miniray.train.callbacks import (
+        Callback,
+        CSVCallback,
+        JSONCallback,
+        MLflowCallback,
+        ProgressCallback,
+        TensorBoardCallback,
+        UserCallback,
+    )
     from miniray.train.config import (
         CheckpointConfig,
         FailureConfig,
@@ -60,7 +68,10 @@ for _home, _names in {
         "ControllerLostError PlacementTimeoutError StorageNotSharedError StorageUnusableError "
         "TrainingFailedError WorkerGroupError WorkerHungError"
     ),
-    "callbacks": "Callback ProgressCallback UserCallback",
+    "callbacks": (
+        "CSVCallback Callback JSONCallback MLflowCallback ProgressCallback TensorBoardCallback "
+        "UserCallback"
+    ),
     "config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
     "data": "DataConfig get_dataset_shard",
     "data.config": "TRAIN_DATASET_KEY",
@@ -106,6 +117,7 @@ __all__ = [
     "TRAIN_DATASET_KEY",
     "Backend",
     "BackendConfig",
+    "CSVCallback",
     "Callback",
     "CallbackError",
     "Checkpoint",
@@ -119,7 +131,9 @@ __all__ = [
     "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
+    "JSONCallback",
     "LoggingConfig",
+    "MLflowCallback",
     "PlacementTimeoutError",
     "ProgressCallback",
     "ReportedCheckpoint",
@@ -129,6 +143,7 @@ __all__ = [
     "ScalingConfig",
     "StorageNotSharedError",
     "StorageUnusableError",
+    "TensorBoardCallback",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",

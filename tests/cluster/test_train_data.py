@@ -95,25 +95,19 @@ def test_a_run_that_is_started_again_reads_what_it_had_not_read(fit: Any, tmp_pa
                 os.kill(os.getpid(), signal.SIGKILL)
         note(config["folder"], "seen", seen)
 
-    class Seen(train.Callback):
-        def __init__(self, path: Path) -> None:
-            self._path = path
-
-        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
-            with self._path.open("a") as file:
-                file.write(f"{run_context.report_number}\n")
-
     datasets = {"train": pa.table({"id": list(range(40))})}
     fit(
         loop,
         {"folder": str(tmp_path)},
         given={"datasets": datasets},
         failure_config=FailureConfig(max_failures=1),
-        callbacks=[Seen(tmp_path / "reports")],
+        callbacks=[train.JSONCallback(tmp_path / "metrics.jsonl", all_ranks=True)],
     )
     parts = noted(tmp_path, "seen")
     assert sorted(parts[0] + parts[1]) == list(range(40))
-    numbers = [int(line) for line in (tmp_path / "reports").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rank"] for row in rows] == [0, 1] * (len(rows) // 2)
+    numbers = [row["number"] for row in rows[::2]]
     assert numbers == sorted(set(numbers))  # also over the restart
 
 

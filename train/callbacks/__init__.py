@@ -11,6 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import CallbackError
+from miniray.train.callbacks.files import CSVCallback, JSONCallback
+from miniray.train.callbacks.trackers import MLflowCallback, TensorBoardCallback
 from miniray.train.config.run import Callback, ProgressCallback, RunContext, UserCallback
 
 if TYPE_CHECKING:
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
     from miniray.train.base.states import RunState
     from miniray.train.storage.checkpoint import Checkpoint
 
-__all__ = ["Callback", "ProgressCallback", "RunContext", "UserCallback"]
+__all__ = [
+    "CSVCallback",
+    "Callback",
+    "JSONCallback",
+    "MLflowCallback",
+    "ProgressCallback",
+    "RunContext",
+    "TensorBoardCallback",
+    "UserCallback",
+]
 
 logger = logging.getLogger(__name__)
 
