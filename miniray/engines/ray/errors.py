@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import pickle
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from miniray import exceptions as ours
-from miniray.common.config import config
 from miniray.exceptions import DeathCause, MinirayError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-logger = logging.getLogger(__name__)
 
 #: Part of Ray's sentence on a dead actor, by cause; the first that is found.
 _CAUSES = {
@@ -106,16 +102,6 @@ def translated(error: Any, call: str = "") -> Any:
     made: MinirayError = cls.__new__(cls, text)  # its class has the attributes, Ray the text
     Exception.__init__(made, text)
     return made
-
-
-def tell_unhandled(error: Any) -> None:
-    """Log an error that nobody has asked for."""
-    if not config().ignore_unhandled_errors:
-        logger.error(
-            "Unhandled error: nobody asked for the result of a call that failed. "
-            "(MINIRAY_IGNORE_UNHANDLED_ERRORS=1 hides such messages.)\n%s",
-            translated(error),
-        )
 
 
 def _failure(error: RayTaskError) -> TaskError:

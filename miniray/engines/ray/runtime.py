@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RaySystemError
 from miniray.common import runtime as seam
 from miniray.common.runtime import ActorClassInfo, ActorLocation, RuntimeContextData
 from miniray.common.specs import MethodOptions
-from miniray.engines.ray.errors import in_our_words, tell_unhandled, translated
+from miniray.engines.ray.errors import in_our_words, translated
 from miniray.engines.ray.options import as_ray, called, group_of
 from miniray.engines.ray.refs import RayActorRef, RayRef, unwrapped, wrapped
 from miniray.engines.ray.worker import INFO, Code, is_cancelled
@@ -334,7 +334,6 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
         given["job_config"] = ray.job_config.JobConfig(
             metadata=dict(options.metadata), default_actor_lifetime=options.default_actor_lifetime
         )
-    ray._private.worker._unhandled_error_handler = tell_unhandled
     ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
     runtime = RayRuntime(options.runtime_env)
     now = runtime.context()
