@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = """
-import json, os, sys, tempfile, time
+import json, os, shutil, sys, tempfile, time
 from pathlib import Path
 
 import miniray
@@ -43,8 +43,19 @@ def train_func():
     if mode == "wait":
         (folder / "begun").touch()
         time.sleep(600)
-    if mode == "fail" and rank == 1:
-        raise ValueError("boom")
+    if mode == "fail":
+        files = folder / f"of-{rank}"
+        files.mkdir()
+        (files / f"rank{rank}").write_text("x")
+        train.report(
+            {"epoch": 0},
+            Checkpoint.from_directory(files),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=slowly if rank == 1 else None,
+        )
+        collective.barrier()
+        if rank == 1:
+            raise ValueError("boom")
     if mode == f"leave-{rank}":
         os._exit(0)
     collective.barrier()
@@ -73,6 +84,13 @@ def train_func():
     if rank == 1:
         (folder / "seen-by-1").write_text(json.dumps([told, kept, late.exists()]))
     return [collective_sum(1), type(model).__name__, context.get_world_size(), rank, numbers]
+
+
+def slowly(checkpoint, name):
+    time.sleep(2)
+    place = train.get_context().get_storage().build_checkpoint_path_from_name(name)
+    shutil.copytree(checkpoint.path, place, dirs_exist_ok=True)
+    return Checkpoint(place)
 
 
 def collective_sum(value):
@@ -145,11 +163,17 @@ def test_processes_of_torchrun_are_the_ranks_of_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_of_torchrun_that_fails_ends_all_of_them(tmp_path: Path) -> None:
+def test_a_rank_of_torchrun_that_fails_ends_all_of_them_once_it_has_uploaded(
+    tmp_path: Path,
+) -> None:
     done = torchrun(tmp_path, "fail")
     assert done.returncode != 0
     assert "[Rank 1] ValueError: boom" in done.stderr
     assert not list(tmp_path.glob("told-*"))
+    checkpoint = Result.from_path(tmp_path / "runs" / "mine").checkpoint
+    assert checkpoint is not None
+    with checkpoint.as_directory() as files:
+        assert sorted(os.listdir(files)) == ["rank0", "rank1"]
 
 
 @pytest.mark.slow

@@ -76,7 +76,8 @@ class LiveDisplay:
         self._done: float | None = None
         self._news = ""
         self._bars: Sequence[str] = ()
-        self._lock = threading.Lock()  # the thread of the workers' output draws too
+        # The thread of the workers' output draws too; reentrant, as the lock of the screen is.
+        self._lock = threading.RLock()
         SCREEN.hand_over(self)
 
     def show(self, progress: Progress) -> None:

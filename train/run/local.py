@@ -140,9 +140,8 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
         lost = WorkerFailure.of(error)
         ended = RunOutcome(RunState.ERRORED, message=str(error), controller_failure=lost)
         return LocalEnd(ended, worker.storage, error)
-    except KeyboardInterrupt:
-        worker.finish_uploads()
-        raise
+    finally:
+        worker.finish_uploads()  # this process may end now
     return LocalEnd(ended, worker.storage, None)
 
 

@@ -9,6 +9,7 @@ import pytest
 from terminal import screen
 
 from miniray.logs.log_printer import LogBatch, LogPrinter
+from miniray.logs.screen import SCREEN
 from miniray.train import ProgressCallback
 from miniray.train.base.states import RunState
 from miniray.train.progress.display import LiveDisplay, PlainDisplay, make_display
@@ -131,6 +132,22 @@ def test_the_bars_of_workers_are_lines_below_that_of_the_run(on_terminal):
     display.close()
     assert terminal.screen()[-1] == line  # bars go with the display
     printer.close()
+
+
+def test_a_signal_handler_may_print_while_its_thread_draws_the_line(on_terminal, monkeypatch):
+    terminal = on_terminal()
+    display = make_display("run")
+    write = terminal.write
+
+    def interrupted(text):
+        monkeypatch.setattr(terminal, "write", write)
+        SCREEN.show([(False, "of a worker")], [])
+        return write(text)
+
+    monkeypatch.setattr(terminal, "write", interrupted)
+    display.show(Progress(1, RunState.RUNNING, [], 0, []))
+    display.close()
+    assert terminal.screen() == ["of a worker", "training (run)"]
 
 
 @pytest.mark.parametrize(
