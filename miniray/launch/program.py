@@ -19,6 +19,7 @@ _GUARD = """
 end() {
     kill -s STOP "$1"  # until it is killed it starts no other
     for children in /proc/"$1"/task/*/children; do
+        list=  # of the caller, if this process has ended meanwhile
         read -r list < "$children"
         for each in $list; do end "$each"; done
     done

@@ -142,8 +142,13 @@ class SharedFolder(MeetingPlace):
         end = _text_of(self._end)
         if end is not None and not self._is_old(self._end):
             raise RunEndedError(f"The first host has ended the run: {end}")
+        # What an earlier run has left may lead nowhere, until the first host removes it.
+        may_be_left = self._is_old(self._join)
         text = _text_of(self._join)
-        return None if text is None else HeadOffer.parse(json.loads(self._open(text)))
+        if text is None:
+            return None
+        offer = HeadOffer.parse(json.loads(self._open(text)))
+        return dataclasses.replace(offer, listens=not may_be_left)
 
     def report(self, rank: int, state: HostState) -> None:
         """Write the file of this host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -87,6 +88,16 @@ def test_in_a_folder_that_is_used_again_the_end_of_an_earlier_run_counts_no_more
     first.give_up("host 2 cannot join.")
     with pytest.raises(RunEndedError, match="host 2 cannot join"):
         other.find()
+
+
+def test_a_head_that_an_earlier_run_may_have_left_is_not_known_to_listen(tmp_path: Path) -> None:
+    SharedFolder(tmp_path, "", 0).publish(DOOR)
+    age(tmp_path / "run/join")
+    other = SharedFolder(tmp_path, "", 1)  # before the first host, which removes what it finds
+    other.report(1, HostState("n1"))
+    assert other.find() == dataclasses.replace(DOOR, listens=False)
+    SharedFolder(tmp_path, "", 0).publish(DOOR)
+    assert other.find() == DOOR
 
 
 def test_an_end_counts_however_old_it_is_where_an_id_tells_the_runs_apart(tmp_path: Path) -> None:
