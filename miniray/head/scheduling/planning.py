@@ -126,11 +126,11 @@ class _Planner:
         counts = collections.Counter(self.taken)
         made: Placed = {}
         for index, spec in order:
-            while places[spec]:
-                node = min(
-                    places[spec],
-                    key=lambda node: counts[node.node_id] if spread else not counts[node.node_id],
-                )
+            ranked = sorted(
+                places[spec],
+                key=lambda node: counts[node.node_id] if spread else not counts[node.node_id],
+            )
+            for node in ranked:
                 if spec.fits(node, self.owner):
                     break
                 places[spec].remove(node)  # what is full stays full here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -129,6 +130,25 @@ def test_labels_are_heeded() -> None:
     three = GroupPlacement.of(b"group", bundles[1:] * 2, "SPREAD", labels[1:] * 2)
     assert plan(three, nodes, None) is None
     assert [node.free["CPU"] for node in nodes] == [4 * UNIT, 4 * UNIT]
+
+
+def test_work_grows_with_bundles_times_nodes_where_none_are_alike() -> None:
+    count = 100
+    nodes = [make(number, (4, 1)) for number in range(count)]
+    bundles: list[dict[str, float]] = [{"GPU": 1, "CPU": 1 + n / 1000} for n in range(count)]
+    calls = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(note)
+    try:
+        made = plan(GroupPlacement.of(b"group", bundles, "PACK"), nodes, None)
+    finally:
+        sys.setprofile(None)
+    assert made is not None
+    assert calls < 40 * count * count
 
 
 # --- when it is planned again ------------------------------------------------------------------
