@@ -128,7 +128,15 @@ def _print(printed: Sequence[tuple[bool, str]]) -> None:
 
 
 def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else _ESCAPE.sub("", line)[:width]
+    """Return what of a line fits into so many columns; some characters, as of Chinese, take two."""
+    import unicodedata
+
+    text, left = _ESCAPE.sub("", line), width
+    for index, character in enumerate(text):
+        left -= 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if left < 0:
+            return text[:index]
+    return line
 
 
 def terminal_size(terminal: TextIO) -> tuple[int, int]:

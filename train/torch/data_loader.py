@@ -116,8 +116,9 @@ def share_of(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[
         return rebuilt(
             loader, batch_size=given.batch_size, drop_last=given.drop_last, sampler=sampler
         )
+    own = given.sampler if type(given) is BatchSampler else given
     raise ValueError(
-        f"prepare_data_loader() can't share out the batches of a {type(given).__name__}. Have it "
+        f"prepare_data_loader() can't share out the batches of a {type(own).__name__}. Have it "
         f"give each rank its own, by get_context().get_world_rank() and get_world_size(), and pass "
         f"add_dist_sampler=False."
     )

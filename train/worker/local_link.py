@@ -88,13 +88,15 @@ class LinkServer:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for thread in self._threads[:1]:  # it starts the others
+            thread.join()
         for thread in self._threads:
             thread.join()
 
     def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="train-link", daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed

@@ -423,6 +423,12 @@ def test_a_bar_is_cut_to_the_width_of_the_terminal(printer, monkeypatch):
     os.close(leader)
 
 
+def test_a_bar_of_wide_characters_takes_one_row():
+    assert screen(draw(["進" * 30, "below"], 20, 10), columns=20) == ["", "進" * 9, "below"]
+    coloured = "\x1b[32m進捗\x1b[0m 10%|██"
+    assert coloured in draw([coloured], 20, 10)
+
+
 def test_more_bars_than_fit_wait_their_turn():
     bars = BarRegion()
     for pid in range(30):

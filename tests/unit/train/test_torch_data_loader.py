@@ -121,9 +121,17 @@ def test_an_iterable_dataset_is_left_to_its_user():
     assert share_of(loader, 0, 2) is loader
 
 
+class Reversed(torch.utils.data.Sampler):
+    def __iter__(self):
+        return iter([3, 2, 1, 0])
+
+
 def test_a_batch_sampler_of_ones_own_is_refused_with_what_it_can_do_itself():
     loader = DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])
     with pytest.raises(ValueError, match=r"batches of a list\. .*add_dist_sampler=False"):
+        share_of(loader, 0, 2)
+    loader = DataLoader(range(4), batch_sampler=BatchSampler(Reversed(), 2, drop_last=False))
+    with pytest.raises(ValueError, match=r"batches of a Reversed\. "):
         share_of(loader, 0, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import os
 import pickle
 import queue
@@ -149,6 +150,17 @@ def test_rank_0_learns_which_rank_is_gone(start):
     for client in (clients[0], clients[2]):
         assert client.ask("still").result()
         client.close()
+
+
+def test_threads_of_connections_that_are_over_are_forgotten(start):
+    client = start(echo).connect(1)
+    for number in range(50):
+        asked = in_thread(lambda number: client.ask("say", number).result(), number)
+        assert asked.result(30) == (1, "say", (number,))
+    gc.collect()
+    threads = [each for each in gc.get_objects() if type(each) is threading.Thread]
+    assert len([each for each in threads if each.name == "train-link"]) < 25
+    client.close()
 
 
 class Evil:
