@@ -14,6 +14,7 @@ import pytest
 from cluster_helpers import wait_for_file
 
 from miniray.train import Result
+from miniray.train.worker.local_link import LinkClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,6 +189,30 @@ def test_a_rank_that_is_gone_ends_the_waits_of_the_other(
     assert done.returncode != 0
     assert re.search(told, done.stderr, re.DOTALL), done.stderr
     assert not list(tmp_path.glob("told-*"))
+
+
+KILLED = """
+import os, socket
+from miniray.train.worker.local_link import LinkServer
+
+listener = socket.create_server(("127.0.0.1", 0))
+link = LinkServer(listener, b"secret", 60)
+port = listener.getsockname()[1]
+if os.fork() == 0:
+    print(port, flush=True)
+    os.read(0, 1)  # until the test ends
+os._exit(0)
+"""
+
+
+def test_a_child_of_rank_0_that_outlives_it_does_not_keep_others_waiting() -> None:
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank_0:
+        assert rank_0.stdout is not None
+        port = int(rank_0.stdout.readline())
+        assert rank_0.wait(60) == 0
+        with pytest.raises(ConnectionRefusedError):
+            LinkClient(("127.0.0.1", port), b"secret", 1, timeout=10)
 
 
 @pytest.mark.slow

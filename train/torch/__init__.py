@@ -33,8 +33,8 @@ _HOMES = {
     "prepare_optimizer": "miniray.train.torch.models",
 }
 
-#: Names of Ray Train that are not here, and what to do instead.
 _AMP = "use torch.autocast, and for float16 torch.amp.GradScaler (Ray Train refuses it, too)"
+#: Names of Ray Train that are not here, and what to do instead.
 _ABSENT = {
     "accelerate": _AMP,
     "backward": _AMP,

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 #: Seconds that rank 0 gives the other side of a new connection to prove itself.
 PROOF_TIMEOUT = 5.0
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_ends: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A child that held a connection open would hide the death of its parent.
-    for connection in list(_connections):
-        connection.close()
+    # A child that held a connection or a listener open would hide the death of its parent.
+    for end in list(_ends):
+        end.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -45,7 +45,7 @@ def _use(connected: socket.socket) -> Connection:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.settimeout(None)
     connection = Connection(connected.detach())
-    _connections.add(connection)
+    _ends.add(connection)
     return connection
 
 
@@ -58,6 +58,7 @@ class LinkServer:
 
     def __init__(self, listener: socket.socket, secret: bytes, timeout: float) -> None:
         self._listener = listener
+        _ends.add(listener)
         self._secret = secret
         self.timeout = timeout
         self._closed = False
