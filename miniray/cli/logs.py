@@ -107,6 +107,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
             except ConnectionError:
                 if connection.address not in {each.address for each in find_clusters()}:
                     raise
+                connection = connect()  # it may be this node that is gone, and not the head
                 found = dataclasses.replace(found, lines=[], notes=[_AWAITS_HEAD])
             found.notes = [note for note in found.notes if note not in told]
             told.update(found.notes)

@@ -13,6 +13,7 @@ from miniray.cli.logs import logs_
 from miniray.cli.look import stack
 from miniray.cli.state import get, list_
 from miniray.profiling import looks
+from miniray.system import session
 from miniray.util.logs import Logs
 
 if TYPE_CHECKING:
@@ -87,6 +88,26 @@ def test_a_node_that_does_not_answer_is_told_once_while_logs_are_followed(
     told = invoked(logs_, lambda _: [], "--follow")
     assert told.exit_code == 0
     assert told.output.count("Node bb: no way.") == 1
+
+
+def test_logs_are_followed_through_another_node_when_the_one_that_was_asked_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [SimpleNamespace(address="h:1", name=name, close=lambda: None) for name in "ab"]
+    asked: list[str] = []
+
+    def once_more(connection: Any, *_: Any) -> Logs:
+        asked.append(connection.name)
+        raise ConnectionError if connection is nodes[0] else KeyboardInterrupt
+
+    monkeypatch.setattr(logs_command, "logs", lambda *_: Logs())
+    monkeypatch.setattr(logs_command, "follow", once_more)
+    monkeypatch.setattr(session, "find_clusters", lambda: nodes[1:])
+    monkeypatch.setattr(time, "sleep", lambda _: None if len(asked) < 5 else int("stop"))
+    left = iter(nodes)
+    services = SimpleNamespace(connect=lambda _address, _token: next(left))
+    told = CliRunner().invoke(logs_, ["--follow"], obj=services)
+    assert (told.exit_code, asked) == (0, ["a", "b"])
 
 
 def test_what_is_no_regular_expression_is_told_without_a_cluster_too() -> None:
