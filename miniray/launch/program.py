@@ -54,16 +54,10 @@ class Program:
         command: The program and its arguments.
         variables: Of its environment, beside those of this process.
         stdin: Whether it gets the standard input of this process.
-        files: Descriptors that it has too.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        variables: Mapping[str, str],
-        *,
-        stdin: bool = True,
-        files: Sequence[int] = (),
+        self, command: Sequence[str], variables: Mapping[str, str], *, stdin: bool = True
     ) -> None:
         self._has_group = not (stdin and sys.stdin is not None and sys.stdin.isatty())
         self._guard = _start_guard()
@@ -72,7 +66,6 @@ class Program:
                 command,
                 env={**os.environ, **variables},
                 stdin=None if stdin else subprocess.DEVNULL,
-                pass_fds=files,
                 start_new_session=self._has_group,
                 # It names itself before it is the program, which so never runs without a guard.
                 preexec_fn=self._name_guarded,  # noqa: PLW1509

@@ -23,7 +23,7 @@ from miniray.launch.events import ENDING, Events, StoppedError, events
 from miniray.launch.pipe import BEAT, NAME
 from miniray.launch.program import Program, ProgramError
 from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer
-from miniray.security.token import TOKEN_FILE_VARIABLE
+from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,10 +37,11 @@ _SSH = (
 _LAST_SECONDS = 15.0
 #: Runs in the place of a program that runs here: says that all hosts have joined, and stays.
 _STAYS = "import signal; print(flush=True); signal.pause()"
-#: Runs the program in a copy of a folder that comes by standard input, and its workers too. One
-#: line, as not every login shell takes more in quotes.
+#: Runs the program in a copy of a folder that comes by standard input, and its workers too; a
+#: signal ends those, and not this shell before it has removed the copy. One line, as not every
+#: login shell takes more in quotes.
 _IN_A_COPY = (
-    'd=$(mktemp -d) && cd "$d" && {unpack} && '
+    'trap : HUP INT TERM; d=$(mktemp -d) && cd "$d" && {unpack} && '
     'export {variable}="{{\\"runtime_env\\": {{\\"working_dir\\": \\"$d\\"}}}}" && {run}; '
     'code=$?; rm -rf "$d"; exit $code'
 )
@@ -164,6 +165,8 @@ class _Session:
         #: The program, if that runs here, and its exit code.
         self._program: Program | None = None
         self._code: int | None = None
+        #: Has the token for that, has no name, and is read through this process.
+        self._token_file = os.memfd_create("token")
 
     def connect(self) -> None:
         """Reach all hosts, and send the first one the program's folder."""
@@ -206,6 +209,7 @@ class _Session:
         if self._program is not None:
             self._program.send(signal.SIGKILL)
             self._program.finish()
+        os.close(self._token_file)
         self._close_all()
         for host in self._hosts:
             if host.process.poll() is None:
@@ -238,20 +242,17 @@ class _Session:
         if self._run.working_dir is not None:
             environment = {"working_dir": str(Path(self._run.working_dir).absolute())}
             variables[JOB_CONFIG_VARIABLE] = json.dumps({"runtime_env": environment})
-        # The token is in a file without a name, which the program has open.
-        file = os.memfd_create("token", 0)
+        os.environ.pop(TOKEN_VARIABLE, None)  # that of another cluster, which would come first
+        os.write(self._token_file, str(door.token).encode())
+        variables[TOKEN_FILE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._token_file}"
         try:
-            os.write(file, str(door.token).encode())
-            variables[TOKEN_FILE_VARIABLE] = f"/proc/self/fd/{file}"
             variables[ADDRESS_VARIABLE] = first_to_answer(door)
-            self._program = Program(self._run.command, variables, files=(file,))
+            self._program = Program(self._run.command, variables)
             self._events.when_ended(self._program.pid, self._ended_here)
         except NotReachedError as error:
             self._fail_here(1, f"This machine does not reach the hosts, as --here needs: {error}")
         except ProgramError as error:
             self._fail_here(error.code, str(error))
-        finally:
-            os.close(file)
 
     def _fail_here(self, code: int, why: str) -> None:
         self._tell(why)
@@ -317,10 +318,10 @@ class _Session:
             else:
                 self._first.send(message)
         if first and self._published is not None and host.output:
-            if self._run.here:
-                self._begin_here()
-            else:
+            if not self._run.here:
                 _print(host.output)
+            elif self._program is None and self._code is None:
+                self._begin_here()
             host.output = b""
 
     def _errors(self, host: _Host, data: bytes) -> None:

@@ -13,6 +13,8 @@ from cluster_helpers import wait_for_file, wait_for_text, wait_until
 from command_helpers import CommandLine, command_line
 from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SHOW_RANKS
 
+from miniray.security.token import JoinToken, make_secret
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
@@ -106,11 +108,56 @@ def test_a_folder_is_brought_along_and_gone_afterwards(
     hosts.leaves_nothing()
 
 
+def test_a_folder_is_gone_when_the_session_of_ssh_was_ended(
+    hosts: CommandLine, tmp_path: Path
+) -> None:
+    folder, place = tmp_path / "mine", tmp_path / "tmp"
+    folder.mkdir()
+    place.mkdir()
+    script = f"echo $$ > {tmp_path / 'pid'}; sleep 600"
+    run = hosts.popen(
+        *("miniray", "ssh", "--working-dir", str(folder), "a", "--", "sh", "-c", script),
+        variables={"TMPDIR": str(place)},
+    )
+    program = int(wait_for_text(tmp_path / "pid"))
+    for process in psutil.Process(program).parents():
+        if process.pid == run.pid:
+            break
+        process.terminate()
+    end_of(run)
+    wait_until(lambda: not list(place.iterdir()))
+    hosts.leaves_nothing()
+
+
 def test_a_program_here_is_attached_from_outside(hosts: CommandLine) -> None:
     run = hosts.popen(
         "miniray", "ssh", "--here", "a", "b", "--", sys.executable, "-c", SHOW_RANKS, "9"
     )
     assert end_of(run) == (9, "['0', '1']\n")
+    hosts.leaves_nothing()
+
+
+#: Runs what follows in a process of its own, which has no descriptor of this one.
+BELOW = (
+    "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+)
+
+
+def test_a_program_here_may_be_one_that_starts_the_driver(hosts: CommandLine) -> None:
+    run = hosts.popen(
+        *("miniray", "ssh", "--here", "a", "b", "--"),
+        *(sys.executable, "-c", BELOW, "-c", SHOW_RANKS, "9"),
+    )
+    assert end_of(run) == (9, "['0', '1']\n")
+    hosts.leaves_nothing()
+
+
+def test_a_program_here_does_not_get_the_token_of_another_cluster(hosts: CommandLine) -> None:
+    run = hosts.popen(
+        *("miniray", "ssh", "--here", "a", "--", "sh", "-c", "echo [$MINIRAY_TOKEN]"),
+        variables={"MINIRAY_TOKEN": str(JoinToken(bytes(32), make_secret()))},
+    )
+    assert end_of(run) == (0, "[]\n")
     hosts.leaves_nothing()
 
 
