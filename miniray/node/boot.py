@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What each worker runs, and what user code in it uses first: workers share its memory.
+_OF_WORKERS = [
+    "miniray.worker.main",
+    "miniray.api",
+    "miniray.actor",
+    "miniray.decorator",
+    "miniray.runtime_context",
+]
+
 
 def main() -> NoReturn:
     """Run the new process."""
@@ -70,7 +79,7 @@ def _fork_template(session: Session, answer: Any) -> tuple[socket.socket, int]:
     if pid == 0:
         ours.close()
         os.close(answer.fileno())
-        run_template(theirs, ["miniray.worker.main"], lambda: remove_session(session))
+        run_template(theirs, _OF_WORKERS, lambda: remove_session(session))
     theirs.close()
     return ours, pid
 

@@ -217,3 +217,16 @@ def test_importing_the_train_layer_loads_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_have_what_their_tasks_use_from_the_template() -> None:
+    names = ["miniray.api", "miniray.actor", "miniray.decorator", "miniray.runtime_context"]
+
+    @miniray.remote
+    def missing() -> list[str]:  # refers to nothing of miniray, which would load it
+        import sys
+
+        return [name for name in names if name not in sys.modules]
+
+    assert miniray.get(missing.remote()) == []
