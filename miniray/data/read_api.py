@@ -22,7 +22,6 @@ from miniray.data.parquet import parquet_source
 from miniray.data.plan import Read
 from miniray.data.sources import (
     BlockRows,
-    HubRows,
     Items,
     Numbers,
     ReadUnit,
@@ -149,16 +148,12 @@ def from_torch(dataset: Any) -> Dataset:
 
 
 def from_huggingface(dataset: Any) -> Dataset:
-    """Return the rows of a ``datasets.Dataset``, read in tasks."""
-    from miniray.api import put
-
+    """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
     if not hasattr(dataset, "with_format"):
         raise TypeError(f"from_huggingface() takes a datasets.Dataset, not {type(dataset)}.")
     if must_be_decoded(dict(getattr(dataset, "features", None) or {})):
         return from_torch(dataset)
-    tables = dataset.with_format("arrow")
-    unit = ReadUnit(HubRows(), len(tables), tables.data.nbytes, (put(tables),))
-    return _of_units([unit], "FromHuggingFace", tables.features.arrow_schema)
+    return from_arrow(dataset.with_format("arrow")[:])  # files that tasks may not have are mapped
 
 
 def must_be_decoded(feature: Any) -> bool:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Rows of one table that items or numbers are made into, at most.
 _TOGETHER = 65_536
+#: Rows of a Hugging Face dataset that are read at once: where these were selected, it copies them.
+_COPIED = 1024
 #: Files whose metadata are read at once.
 _READERS = 16
 #: The end of rows whose number is not known.
@@ -41,8 +43,6 @@ class Content(abc.ABC):
 
     #: Whether the rows are in memory, so that no task has to read them.
     made: ClassVar[bool] = False
-    #: Whether some rows are read without those between them.
-    indexed: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -59,9 +59,11 @@ class Content(abc.ABC):
             *values: The values of the refs of a unit.
         """
 
-    def take(self, start: int, stop: int, numbers: Any, *values: Any) -> Any:
-        """Return rows of a range by their numbers within it, in this order."""
-        return concat(list(self.tables(start, stop, *values))).take(pa.array(numbers))
+    def take(self, start: int, stop: int, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
+        """Yield rows of a range by their numbers within it: a table for each array of these."""
+        table = concat(list(self.tables(start, stop, *values))).combine_chunks()
+        for each in numbers:
+            yield table.take(pa.array(each))
 
     def part(self, start: int, stop: int) -> Content:
         """Return what has these rows, by the same numbers: it travels with a task."""
@@ -110,8 +112,8 @@ class ReadUnit:
         """
         return self.content.tables(self.start, self._stop, *values)
 
-    def take(self, numbers: Any, *values: Any) -> Any:
-        """Return rows by their numbers within the unit, in this order."""
+    def take(self, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
+        """Yield rows by their numbers within the unit: a table for each array of these."""
         return self.content.take(self.start, self._stop, numbers, *values)
 
     @property
@@ -256,24 +258,18 @@ def items_to_table(items: Iterable[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class HubRows(Content):
-    """The rows of a ``datasets.Dataset`` that gives tables of Arrow.
+    """The rows of a ``datasets.Dataset`` that gives tables of Arrow."""
 
-    Attributes:
-        dataset: The dataset; None: it is in the object store.
-    """
-
-    dataset: Any = None
+    dataset: Any
     label = "the Hugging Face dataset"
-    indexed = True
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        (dataset,) = values or (self.dataset,)
-        for low in range(start, min(stop, len(dataset)), _TOGETHER):
-            yield dataset[low : min(low + _TOGETHER, stop)]
+        for low in range(start, min(stop, len(self.dataset)), _COPIED):
+            yield self.dataset[low : min(low + _COPIED, stop)]
 
-    def take(self, start: int, stop: int, numbers: Any, *values: Any) -> Any:
-        (dataset,) = values or (self.dataset,)
-        return dataset[(numbers + start).tolist()]
+    def take(self, start: int, stop: int, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
+        for each in numbers:
+            yield self.dataset[(each + start).tolist()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +280,6 @@ class TableRows(Content):
     first: int = 0
     label = "a table"
     made = True
-    indexed = True
 
     @classmethod
     def unit(cls, table: Any, first: int = 0, key: int | None = None) -> ReadUnit:
@@ -319,7 +314,11 @@ class FragmentRows(Content):
             if not hasattr(fragment, "row_groups"):
                 return [ReadUnit(cls(fragment, schema), fragment.count_rows())]
             return [
-                ReadUnit(cls(fragment.subset(row_group_ids=[group.id]), schema), group.num_rows)
+                ReadUnit(
+                    cls(fragment.subset(row_group_ids=[group.id]), schema),
+                    group.num_rows,
+                    group.total_byte_size,
+                )
                 for group in fragment.row_groups
             ]
 

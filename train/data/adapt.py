@@ -235,7 +235,9 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
         return None
     if dataset.format["type"] == "custom" or must_be_decoded(dict(dataset.features)):
         return MapSource(dataset)
-    return UnitsSource([ReadUnit(HubRows(dataset.with_format("arrow")), len(dataset))])
+    tables = dataset.with_format("arrow")
+    size = tables.data.nbytes * len(tables) // max(1, tables.data.num_rows)
+    return UnitsSource([ReadUnit(HubRows(tables), len(tables), size)])
 
 
 _BY_LIBRARY: Mapping[str, Any] = {

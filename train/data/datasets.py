@@ -106,9 +106,9 @@ class DatasetSource(UnitsSource):
                     f"less, use fewer workers, or call materialize() on the dataset before."
                 )
 
-    def selected(self, block: int, span: Span, epoch: int) -> Iterator[ReadUnit]:
-        """Yield one unit. Random numbers of functions follow from the epoch and the unit."""
-        yield chosen(self._units[block], span, epoch * _EPOCHS_APART + block)
+    def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
+        """Return rows of a unit. Random numbers of functions follow from the epoch and the unit."""
+        return chosen(self._units[block], span, epoch * _EPOCHS_APART + block)
 
 
 def _units_of(read: Read, parts: int) -> list[ReadUnit]:

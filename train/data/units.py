@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.data.feeds import UnitFeed
-from miniray.data.sources import Content, ReadUnit, between
+from miniray.data.sources import ENDLESS, Content, ReadUnit, between
 from miniray.data.tables import concat
 from miniray.train.data.order import TOGETHER, EpochOrder
 from miniray.train.data.position import part, size_of
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 #: Units of the next pass that are read ahead of its begin, at most.
 _AHEAD = 4
+#: Bytes of rows that a rank takes out of a unit at once, about.
+_BYTES = 16 * 2**20
 
 
 class UnitsSource(Source):
     """Units that each rank reads itself; one is in its memory at a time."""
 
-    #: Whether what makes the rows may stay between passes.
-    stays = True
+    #: Whether what makes the rows stays between passes.
+    stays = False
 
     def __init__(self, units: Iterable[ReadUnit]) -> None:
         self._units = [unit for unit in units if unit.rows]
@@ -55,23 +57,25 @@ class UnitsSource(Source):
         while (unit := units.poll()) is not None:
             yield from unit.read()
 
-    def selected(self, block: int, span: Span, epoch: int) -> Iterator[ReadUnit]:
-        """Yield units with these rows of a unit."""
+    def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
+        """Return a unit with these rows of a unit."""
         del epoch
         unit = self._units[block]
-        few = unit.content.indexed and span.key is not None  # else each copies its rows
-        yield from (chosen(unit, each) for each in (span.parts(TOGETHER) if few else [span]))
+        few = _BYTES * (unit.rows or 0) // max(unit.size, 1)
+        return chosen(unit, span, most=max(1, min(few, TOGETHER)))
 
 
-def chosen(unit: ReadUnit, span: Span, key: int | None = None) -> ReadUnit:
+def chosen(unit: ReadUnit, span: Span, key: int | None = None, most: int = ENDLESS) -> ReadUnit:
     """Return some rows of a unit, in the order of an epoch.
 
     Args:
         unit: The unit.
         span: Which rows.
         key: From which random numbers are drawn: a pass that is resumed draws the same ones.
+        most: Rows of a table, at most, if they do not keep their order.
     """
-    return ReadUnit(Chosen(unit.bare(), span), span.stop - span.start, refs=unit.refs, key=key)
+    rows = span.stop - span.start
+    return ReadUnit(Chosen(unit.bare(), span, most), rows, refs=unit.refs, key=key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +84,19 @@ class Chosen(Content):
 
     unit: ReadUnit
     span: Span
+    most: int
 
     @property
     def label(self) -> str:
         return f"the chosen rows of {self.unit.label}"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        numbers = self.span.numbers()
-        if isinstance(numbers, range):
-            found = self.unit.part(numbers.start, numbers.stop).read(*values)
+        span = self.span
+        if span.key is None:
+            found = self.unit.part(span.start, span.stop).read(*values)
         else:
-            found = iter([self.unit.take(numbers, *values)])
+            numbers = (each.numbers() for each in span.parts(self.most))
+            found = self.unit.take(numbers, *values)
         return between(found, start, stop)
 
 
@@ -126,10 +132,9 @@ class Passes(UnitFeed):
         self._given = 0
         order = EpochOrder(self._source.block_sizes, self._seed, epoch)
         self._units = (
-            unit
+            self._source.selected(block, span, epoch)
             for low, high in ranges
             for block, span in order.spans(low, high)
-            for unit in self._source.selected(block, span, epoch)
         )
 
     def poll(self) -> ReadUnit | None:
@@ -198,7 +203,8 @@ class PassReader:
     def end(self) -> None:
         """End the pass: the next one is that over the whole part."""
         if not self.source.stays:
-            self._epoch, self._tables = -1, iter(())  # with which its pools end
+            # With which its pools end, and what was read is free.
+            self._epoch, self._tables, self._held = -1, iter(()), []
             return
         self._left += self.size - self._at
         self._epoch, self._ranges, self._at = self._epoch + 1, self._whole, 0

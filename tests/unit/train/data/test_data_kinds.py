@@ -297,6 +297,10 @@ def test_rows_of_a_hugging_face_dataset_are_read_a_part_at_a_time():
         seen += [int(n) for batch in shard.iter_batches(batch_size=1000) for n in batch["id"]]
     assert sorted(seen) == list(range(40_000)) != seen
     assert max(dataset.asked) < 20_000
+    dataset.asked.clear()
+    large = UnitsSource([ReadUnit(HubRows(dataset), len(dataset), len(dataset) * 2**20)])
+    next(iter(DataIterator("train", large, 0, 1).iter_batches(batch_size=1, prefetch_batches=0)))
+    assert dataset.asked == [16]  # of 1 MiB each
     kept = DataIterator("train", source, seed=None).iter_batches(batch_size=1000)
     assert [int(n) for batch in kept for n in batch["id"]] == list(range(40_000))
 
@@ -309,3 +313,20 @@ def test_units_that_are_too_large_to_be_reordered_are_cut(tmp_path, monkeypatch)
     cut = adapt("train", miniray.data.read_parquet(str(tmp_path)), shuffled=True)
     assert len(cut.block_sizes) > 2
     assert sum(cut.block_sizes) == 1000
+
+
+@pytest.mark.parametrize("kind", ["table", "file"])
+def test_a_rank_copies_some_of_the_rows_at_a_time_and_keeps_none(kind, tmp_path):
+    rows = pa.table({"id": range(100), "data": pa.array([bytes(2**20)] * 100)})
+    given = rows
+    if kind == "file":
+        pa.parquet.write_table(rows, tmp_path / "a.parquet", use_dictionary=False)
+        given, rows = str(tmp_path), None
+    iterator = DataIterator("train", adapt("train", given))
+    before = pa.total_allocated_bytes()
+    most = 0
+    for _batch in iterator.iter_batches(batch_size=4, batch_format="pyarrow", prefetch_batches=0):
+        most = max(most, pa.total_allocated_bytes() - before)
+    del _batch
+    assert most < (100 * (kind == "file") + 50) * 2**20
+    assert pa.total_allocated_bytes() - before < 2**20
