@@ -470,6 +470,22 @@ def test_what_a_template_that_ends_has_started_is_killed_and_what_that_has(kerne
     assert 8 in kernel.killed
 
 
+def test_what_a_worker_that_is_asked_to_end_may_keep_spares_no_workers_of_a_killed_template(
+    kernel: Kernel,
+) -> None:
+    kernel.worker(1, "one")
+    kernel.template._asked.add(1)
+    kernel.children[7] = (1, "one")
+    assert kernel.reap(1) == []
+    kernel.template._helpers[4] = 1
+    kernel.children[4] = (4, "")
+    kernel.children[5] = (5, "five")
+    kernel.reap(4)
+    assert set(kernel.killed) == {5}
+    assert kernel.reap(5) == []
+    assert kernel.reap(7) == [1]
+
+
 def test_children_of_living_workers_are_left_alone(kernel: Kernel) -> None:
     for pid, id in ((1, "one"), (2, "two")):
         kernel.worker(pid, id)

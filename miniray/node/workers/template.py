@@ -330,11 +330,15 @@ class Template:
             self._strays[pid] = self._left_by(session, worker or "")
 
     def _left_by(self, session: int, worker: str) -> set[int]:
-        """Return the ended worker that has left a child; all of them if that is unknown."""
+        """Return the ended worker that has left a child; all of them if that is unknown.
+
+        None has left the workers of a template that was killed.
+        """
         if session in self._ended:
             return {session}
-        found = {pid for pid, ended in self._ended.items() if ended.id == worker}
-        return found or set(self._ended)
+        if worker:
+            return {pid for pid, ended in self._ended.items() if ended.id == worker}
+        return set(self._ended)
 
     def _end_everything(self) -> NoReturn:
         """End all processes that the daemon has started, as it is gone, and this one."""
