@@ -16,6 +16,8 @@ import miniray
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: What a program uses before it calls ``init()``: names are loaded when they are first used.
+USED = "miniray.remote; miniray.get; miniray.ObjectRef; miniray.get_runtime_context"
 #: What users and workers must not pay for before they use it.
 HEAVY = (
     "asyncio",
@@ -46,7 +48,7 @@ def run(code: str, cache: Path) -> str:
 
 
 def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
-    loaded = run("import sys, miniray; print(*sys.modules)", tmp_path).split()
+    loaded = run(f"import sys, miniray; {USED}; print(*sys.modules)", tmp_path).split()
 
     assert not set(HEAVY) & {name.partition(".")[0] for name in loaded}
 
@@ -60,15 +62,27 @@ def test_head_daemon_and_workers_load_nothing_of_the_page(tmp_path: Path) -> Non
 
 
 def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
-    code = "import time; start = time.process_time(); import {}\n"
+    code = "import time; start = time.process_time(); {}\n"
     code += "print(time.process_time() - start)"
-    seconds: dict[str, list[float]] = {"miniray": [], "asyncio": []}
+    ours, asyncio = f"import miniray; {USED}", "import asyncio"
+    seconds: dict[str, list[float]] = {ours: [], asyncio: []}
     for _ in range(6):
-        for module, found in seconds.items():
-            found.append(float(run(code.format(module), tmp_path)))
+        for statement, found in seconds.items():
+            found.append(float(run(code.format(statement), tmp_path)))
 
     # The first of each had to compile.
-    assert min(seconds["miniray"][1:]) < LIMIT * min(seconds["asyncio"][1:])
+    assert min(seconds[ours][1:]) < LIMIT * min(seconds[asyncio][1:])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_begins_with_what_its_code_will_use_of_miniray() -> None:
+    def loaded_by_use() -> set[str]:
+        before = set(sys.modules)
+        for name in ("remote", "get", "wait", "ObjectRef", "get_runtime_context", "get_actor"):
+            getattr(miniray, name)
+        return set(sys.modules) - before
+
+    assert miniray.get(miniray.remote(loaded_by_use).remote()) == set()
 
 
 @pytest.mark.parametrize("name", miniray.__all__)
