@@ -74,17 +74,6 @@ def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
     assert min(seconds[ours][1:]) < LIMIT * min(seconds[asyncio][1:])
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_worker_begins_with_what_its_code_will_use_of_miniray() -> None:
-    def loaded_by_use() -> set[str]:
-        before = set(sys.modules)
-        for name in ("remote", "get", "wait", "ObjectRef", "get_runtime_context", "get_actor"):
-            getattr(miniray, name)
-        return set(sys.modules) - before
-
-    assert miniray.get(miniray.remote(loaded_by_use).remote()) == set()
-
-
 @pytest.mark.parametrize("name", miniray.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(miniray, name) is not None
