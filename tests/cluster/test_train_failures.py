@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import logging
 import os
 import re
 import signal
@@ -159,9 +160,15 @@ def test_ctrl_c_lets_an_upload_end_and_the_checkpoint_is_complete(fit: Any, tmp_
     wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), timeout=10)
 
 
-def test_ctrl_c_twice_waits_for_no_upload(
-    fit: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+class InterruptAgain(logging.Handler):
+    """Presses Ctrl-C as soon as the user is told that this stops at once."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == STOPPING:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_twice_waits_for_no_upload(fit: Any, tmp_path: Path) -> None:
     def loop(config: dict[str, str]) -> None:
         def interrupt_and_stay() -> None:
             os.kill(int(config["driver"]), signal.SIGINT)
@@ -169,16 +176,13 @@ def test_ctrl_c_twice_waits_for_no_upload(
 
         report_while(config["folder"], interrupt_and_stay)
 
-    def interrupt_again() -> None:
-        wait_until(lambda: STOPPING in caplog.messages, timeout=60)
-        time.sleep(0.2)  # until the driver waits again
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt_again)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        fit(loop)
-    thread.join()
+    told, again = logging.getLogger("miniray.train.run.driver"), InterruptAgain()
+    told.addHandler(again)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(loop)
+    finally:
+        told.removeHandler(again)
     (pid,) = pids(tmp_path)
     wait_until(lambda: not is_alive(pid), timeout=10)
     result = Result.from_path(tmp_path / "results" / "run")

@@ -121,10 +121,9 @@ def stop(controller: Any, run: Any) -> None:
     lives, _ = api.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
     if not lives:
         return
-    logger.warning(STOPPING)
-    stopping = controller.abort.remote()
     try:
-        api.wait([stopping, run])
+        logger.warning(STOPPING)
+        api.wait([controller.abort.remote(), run])
     except KeyboardInterrupt:
         controller.abort.remote(True)
         api.wait([run], timeout=AT_ONCE_TIMEOUT)
