@@ -3,7 +3,8 @@
 A lease holds resources and, while it lives, one worker. Its end is reported to the head only when
 its devices are really free: when the process is gone or, for CPU work, idle again. If a process
 cannot be killed, the lease ends too, after the head was told which devices are out of service until
-that process is gone.
+that process is gone. Two ends come earlier: a worker that only waits for others before it exits has
+let its devices go, and the workers of a larger template that was killed count as gone with it.
 """
 
 from __future__ import annotations
