@@ -225,9 +225,6 @@ class JobSubmissionClient:
             >>> JobSubmissionClient().submit_job(entrypoint="python train.py")  # doctest: +SKIP
             'job-6f1c04d2a9b83e57'
         """
-        selector = check.label_selector(
-            "entrypoint_label_selector", entrypoint_label_selector or {}
-        )
         spec = CommandSpec(
             name=_wanted_id(submission_id, job_id),
             command=_command(entrypoint),
@@ -235,7 +232,7 @@ class JobSubmissionClient:
             resources=_resources(
                 entrypoint_resources, entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory
             ),
-            label_selector=selector or None,
+            label_selector=_label_selector(entrypoint_label_selector),
             max_retries=check.whole(0)("max_retries", max_retries),
             max_time=float(check.amount("max_time", max_time)),
             secrets=[check.text("secrets", name) for name in secrets],
@@ -348,6 +345,11 @@ def _wanted_id(submission_id: str | None, job_id: str | None) -> str:
         raise ValueError("Give submission_id alone; job_id is its earlier name.")
     wanted = submission_id if submission_id is not None else job_id
     return new_submission_id() if wanted is None else check.text("submission_id", wanted)
+
+
+def _label_selector(given: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return conditions on the labels of a node; None: there are none."""
+    return check.label_selector("entrypoint_label_selector", given or {}) or None
 
 
 def _resources(
