@@ -192,7 +192,8 @@ class NodeDaemon:
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         event = "planned"
-        if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
+        is_done = worker.command is not None and exit_code == 0  # what a job's command is to do
+        if exit_code is not None and not (is_done or worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
             how = describe_exit(exit_code, hint=False)
             logger.warning("%s", f"{what} {how}. {worker.keep_calls()}".strip(" ."))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,19 @@ def test_a_signal_that_ends_the_command_is_in_the_exit_code_and_in_the_status(
     assert found["driver_exit_code"] == -10
     assert "SIGUSR1" in found["message"]
     assert cluster.run("job", "logs", "-f", name).returncode == 138
+
+
+def test_a_command_that_fails_is_an_event_and_one_that_has_done_its_work_is_none(
+    cluster: CommandLine,
+) -> None:
+    names = [f"event-{uuid.uuid4().hex}" for _ in range(2)]
+    for name, code in zip(names, ("0", "5"), strict=True):
+        done = cluster.run("job", "submit", "--id", name, "--", "sh", "-c", f"exit {code}")
+        assert done.returncode == int(code)
+    told = json.loads(cluster.run("list", "events", "--json", "--limit", "1000").stdout)
+    crashes = [each["message"] for each in told if each["event_type"] == "crashed"]
+    assert not any(names[0] in message for message in crashes)
+    assert any(names[1] in message for message in crashes)
 
 
 DRIVER = """
