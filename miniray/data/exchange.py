@@ -218,7 +218,8 @@ class Partition(Content):
     @property
     def label(self) -> str:
         if self.how is not None:
-            return f"partition {self.place[0] + 1} of {self.place[1]} of {self.how.name}"
+            number, count = self.place
+            return f"partition {number + 1} of {count} of {self.how.name}"
         labels = [unit.label for unit, _ in self.sides[0]]
         return labels[0] if len(labels) == 1 else f"{labels[0]} up to {labels[-1]}"
 

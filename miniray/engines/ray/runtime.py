@@ -54,7 +54,8 @@ class RayObjects(seam.RuntimeObjects):
             return found
         except RayTimeout:
             assert timeout is not None
-            late = self.wait(refs, len(set(refs)), 0, False)[1] or refs
+            _, missing = self.wait(refs, len(set(refs)), 0, False)
+            late = missing or refs
             counts = len(late), len(refs)
             raise GetTimeoutError.of(late[0].hex(), late[0].call, *counts, timeout) from None
         except RayError as error:

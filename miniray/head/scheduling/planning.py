@@ -114,18 +114,16 @@ class _Planner:
             for spec in dict.fromkeys(self.specs.values())
         }
         kinds = {spec: number for number, spec in enumerate(places)}
-        order = sorted(
-            self.specs.items(),
-            key=lambda item: (
-                len(places[item[1]]),
-                -sum(min(units, 1000 * UNIT) for _, units in item[1].needs),
-                kinds[item[1]],
-                item[0],
-            ),
-        )
+        amounts = {spec: sum(min(units, 1000 * UNIT) for _, units in spec.needs) for spec in places}
+
+        def rank(index: int) -> tuple[int, ...]:
+            spec = self.specs[index]
+            return len(places[spec]), -amounts[spec], kinds[spec], index
+
         counts = collections.Counter(self.taken)
         made: Placed = {}
-        for index, spec in order:
+        for index in sorted(self.specs, key=rank):
+            spec = self.specs[index]
             ranked = sorted(
                 places[spec],
                 key=lambda node: counts[node.node_id] if spread else not counts[node.node_id],
