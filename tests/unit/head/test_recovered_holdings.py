@@ -9,7 +9,7 @@ from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
 
 from miniray._proto import head_pb2
-from miniray.common.specs import BundleAffinity, NodeAffinity
+from miniray.common.specs import Allocation, BundleAffinity, NodeAffinity
 from miniray.head.directories.grants import RequestSummary
 from miniray.head.scheduling.demands import Demand
 from miniray.messages import plain
@@ -56,6 +56,40 @@ def test_a_lease_that_ends_before_its_worker_began_is_free_under_the_next_head(
             daemon.lease_ended(report.lease)
         assert free(daemon, kept["owner"]) == 1
         assert daemon.take("start_lease") == []
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_what_a_leaving_worker_has_let_go_is_its_successors_under_the_next_head(
+    restarts: Restarts,
+) -> None:
+    kept: dict[str, Any] = {}
+    lets_go: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node(*ONE_GPU)
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        leaving = make_lease(daemon, kept["owner"])
+        lease = leaving.report.lease
+        lets_go["blocked"] = head_pb2.LeaseBlocked(lease=lease, blocked=True, leaving=True)
+        daemon.tell(**lets_go)
+        emptied = Allocation(*plain.loads(leaving.report.allocation)).emptied()
+        leaving.report.allocation = plain.dumps(tuple(emptied))
+        daemon.notice(
+            kept["owner"], "want_leases", 2, task_spec(resources={"GPU": 1}, name="next"), 1
+        )
+        kept["reports"] = [leaving.report, Running(daemon.one("start_lease")).report]
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(*ONE_GPU, node_id=kept["node"], leases=kept["reports"])
+        attach(daemon, kept["owner"])
+        daemon.tell(**lets_go)
+        assert daemon.take("end_lease") == []
+        assert free(daemon, kept["owner"]) == 0
+        for report in kept["reports"]:
+            daemon.lease_ended(report.lease)
+        assert free(daemon, kept["owner"]) == 1
 
     restarts.run(before)
     restarts.run(after)
