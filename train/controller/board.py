@@ -149,7 +149,7 @@ class RunBoard:
         if progress is not None:
             page |= {"seen": list(progress.seen), "notes": progress.notes}
             page["rows"] = self.recorder.history.shown(newest)
-            if seen.feed != progress.seen.feed:
+            if not seen.version:
                 page["config"] = dict(self.spec.configuration)
         return json.dumps(page, default=str)
 

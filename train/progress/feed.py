@@ -10,7 +10,6 @@ import asyncio
 import collections
 import dataclasses
 import itertools
-import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.train.base.states import RunState
@@ -29,13 +28,11 @@ class Seen(NamedTuple):
     """How far a reader is; a new one has seen nothing.
 
     Attributes:
-        feed: Id of the feed. The next run of the same name has another one.
         version: Counts what was told.
         rows: How many rows there were by then.
         notes: How many remarks.
     """
 
-    feed: str = ""
     version: int = 0
     rows: int = 0
     notes: int = 0
@@ -80,7 +77,7 @@ class ProgressFeed:
         self.state = RunState.INITIALIZING
         self._rows: collections.deque[Row] = collections.deque(maxlen=MAX_ROWS)
         self._notes: collections.deque[str] = collections.deque(maxlen=MAX_NOTES)
-        self._now = Seen(feed=secrets.token_hex(4))
+        self._now = Seen()
         self._changed = asyncio.Event()
 
     def set_state(self, state: RunState) -> None:
@@ -104,8 +101,6 @@ class ProgressFeed:
 
     def since(self, seen: Seen) -> Progress | None:
         """Return the news that the reader does not have; None if there are none."""
-        if seen.feed != self._now.feed:
-            seen = Seen(self._now.feed)
         if self._now.version <= seen.version:
             return None
         new_rows = self._now.rows - seen.rows
@@ -114,8 +109,8 @@ class ProgressFeed:
         return Progress(self._now, self.state, rows, new_rows - len(rows), notes)
 
     def _publish(self, rows: int = 0, notes: int = 0) -> None:
-        feed, version, old_rows, old_notes = self._now
-        self._now = Seen(feed, version + 1, old_rows + rows, old_notes + notes)
+        version, old_rows, old_notes = self._now
+        self._now = Seen(version + 1, old_rows + rows, old_notes + notes)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

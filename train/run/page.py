@@ -73,19 +73,14 @@ class RunPage:
 
     def __init__(self, run_id: str) -> None:
         self._id = run_id
-        self._begin("")
         #: What its folder told when it had ended, and the row's state and time of then.
         self._ended: dict[str, Any] = {}
         self._written: tuple[str, float] | None = None
-
-    def _begin(self, controller: str) -> None:
-        """Know nothing yet: a run's controller may be started again."""
-        self._controller = controller
         self._facts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
         self._history = History()
         self._notes: list[str] = []
-        self._seen: list[Any] = ["", 0, 0, 0]
+        self._seen: list[int] = [0, 0, 0]
         self._of_ranks: dict[str, dict[str, Any]] = {}  # by the id of the rank's process
 
     def look(self, cluster: ClusterSource) -> dict[str, Any]:
@@ -111,8 +106,6 @@ class RunPage:
 
     def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> list[Told]:
         """Take what the controller tells of the run; nothing is returned if it is gone."""
-        if row["worker_id"] != self._controller:
-            self._begin(row["worker_id"])
         about = self._seen, self._history.reports - 1
         question = question_about(self._id), about, [_id(row["worker_id"])]
         nodes = [_id(row["node_id"])]

@@ -38,11 +38,3 @@ def test_a_slow_reader_hears_how_many_rows_it_has_missed():
     feed.add_rows(rows(3, MAX_ROWS + 7))
     news = after(feed, seen)
     assert (news.skipped, len(news.rows), news.rows[0].number) == (7, MAX_ROWS, 10)
-
-
-def test_a_reader_of_an_earlier_controller_is_told_everything_anew():
-    old, new = ProgressFeed(), ProgressFeed()
-    old.add_rows(rows(0, 5))
-    seen = after(old, Seen()).seen
-    new.note("started again")
-    assert after(new, seen).notes == ["started again"]

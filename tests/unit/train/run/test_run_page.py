@@ -210,31 +210,21 @@ def test_a_page_collects_what_a_controller_tells(cluster, facts):
     page = RunPage(facts.run_id)
     rows = [{"number": n, "metrics": {"n": n}} for n in range(3)]
     rank = {"rank": 0, "worker_id": "cc" * 8, "node_id": NODE}
-    news = {"seen": ["f", 3, 3, 0], "rows": rows, "notes": ["hello"], "ranks": [rank]}
+    news = {"seen": [3, 3, 0], "rows": rows, "notes": ["hello"], "ranks": [rank]}
     cluster.told = [(json.dumps({**news, "state": "RUNNING"}), "")]
     page.look(cluster)
     first, second = cluster.asked
     ids = [bytes.fromhex(PROCESS)]
     of_node = [bytes.fromhex(NODE)]
-    assert first == ("processes", ("train_run 0123", (["", 0, 0, 0], -1), ids), of_node)
+    assert first == ("processes", ("train_run 0123", ([0, 0, 0], -1), ids), of_node)
     assert second == ("processes", ("train_rank", (), [bytes.fromhex("cc" * 8)]), of_node)
     cluster.told = [(json.dumps({"state": "RUNNING", "ranks": [rank]}), "")]  # no news
     shown = page.look(cluster)
-    assert cluster.asked[2][1][1] == (["f", 3, 3, 0], 2)
+    assert cluster.asked[2][1][1] == ([3, 3, 0], 2)
     assert shown["series"] == {"step": [0, 1, 2], "n": [0, 1, 2]}
     assert (shown["notes"], shown["run"]["problem"]) == (["hello"], "")
     assert (shown["run"]["state"], shown["run"]["reports"]) == ("RUNNING", 3)
     assert shown["ranks"][0]["datasets"] == {"d": {"waited": 1.0}}
-
-
-def test_a_page_begins_anew_with_a_controller_that_was_started_again(cluster, facts):
-    page = RunPage(facts.run_id)
-    cluster.told = [(json.dumps({"seen": ["f", 1, 0, 1], "notes": ["of before"]}), "")]
-    page.look(cluster)
-    cluster.runs = [{**cluster.runs[0], "worker_id": "dd" * 8}]
-    cluster.told = [(json.dumps({"seen": ["g", 1, 0, 1], "notes": ["of now"]}), "")]
-    assert page.look(cluster)["notes"] == ["of now"]
-    assert cluster.asked[-2][1][1] == (["", 0, 0, 0], -1)
 
 
 def test_a_page_says_why_a_controller_does_not_answer(cluster, facts):
