@@ -283,9 +283,8 @@ def execute(
         local = not has_user_code(root) and below is None and _is_small(root, context)
     errors = context.max_errored_blocks if below is None else 0
     resources = {} if local else cluster_resources()
-    held = pools_hold(root, share)
     if not local:
-        _check_pools(root, held, resources)
+        _check_pools(root, resources, share)
     setting = Setting(
         dataclasses.replace(context, max_errored_blocks=errors),
         local=local,
@@ -293,7 +292,7 @@ def execute(
         whole=below is None,
         share=share,
         resources=resources,
-        pooled=held.get("CPU", 0),
+        pooled=pools_hold(root, share).get("CPU", 0),
         stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
@@ -367,10 +366,31 @@ def _own_pool(node: PlanNode, share: int) -> dict[str, Any]:
     return {name: actors * amount for name, amount in node.compute.demand.items()}
 
 
-def _check_pools(root: PlanNode, held: Mapping[str, float], resources: Mapping[str, float]) -> None:
+def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) -> dict[str, float]:
+    """Return how much the pools of a plan hold together of resources of which there is less.
+
+    One pool alone waits for a node to join, as any actor does, unless tasks that feed it need the
+    same: CPUs.
+
+    Args:
+        node: The plan, in stages.
+        resources: What there is.
+        share: How many executions there are, among which pools are divided.
+    """
+    own = [_own_pool(each, share) for each in walk(node)]
+    found = {}
+    for name, amount in pools_hold(node, share).items():
+        alone = 0 if name == "CPU" else max(pool.get(name, 0) for pool in own)
+        there = max(resources.get(name, 0), alone)
+        if round(share * amount - there, 4) > 0:  # amounts have four decimals
+            found[name] = share * amount
+    return found
+
+
+def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> None:
     """Raise DataError if the pools of a plan do not fit beside each other; see also the CPUs."""
-    for name, amount in held.items():
-        if name != "CPU" and amount > resources.get(name, 0):
+    for name, amount in unfitting(root, resources, share).items():
+        if name != "CPU":
             raise DataError(
                 f"The pools of {root.name} hold {amount:g} {name} together, of "
                 f"{resources.get(name, 0):g} that there are. A pool lives until what it has made "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from cluster_helpers import wait_until
 import miniray
 from miniray import train
 from miniray.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from miniray.util import placement_group, remove_placement_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -339,6 +341,32 @@ def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any)
     for split in ("all", []):  # one rank's pool fits
         given = train.DataConfig(datasets_to_split=split)
         fit(loop, {"train": dataset}, workers=1, data=given)
+
+
+def test_a_pool_waits_for_what_others_hold_for_a_while(fit: Any) -> None:
+    from miniray.util.state import list_pending_demands
+
+    class Same:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    def loop(config: dict[str, str]) -> None:
+        for _ in train.get_dataset_shard("train").iter_batches():
+            pass
+
+    def free_when_the_pool_waits() -> None:
+        try:
+            wait_until(lambda: "PoolWorker" in str(list_pending_demands()))
+        finally:
+            remove_placement_group(others)
+
+    others = placement_group([{"CPU": 2}])
+    miniray.get(others.ready(), timeout=30)
+    dataset = miniray.data.range(40).map_batches(Same, concurrency=1, num_cpus=2)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        freed = thread.submit(free_when_the_pool_waits)
+        fit(loop, {"train": dataset}, workers=1)
+        freed.result()
 
 
 def test_a_dataset_that_is_asked_for_and_never_read_leaves_nothing_running(fit: Any) -> None:

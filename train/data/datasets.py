@@ -11,16 +11,16 @@ from miniray.api import cluster_resources
 from miniray.data.context import DataContext
 from miniray.data.dataset import Dataset
 from miniray.data.exchange import Numbered
-from miniray.data.executor import execute, pools_hold, table_of
+from miniray.data.executor import execute, pools_hold, table_of, unfitting
 from miniray.data.plan import Apply, Exchange, Read, Stage, chain, has_user_code, optimised, stacked
 from miniray.data.sources import CutWish
 from miniray.data.stages import MODULES
 from miniray.data.transforms import DataError, FilterExpr, MapBatches, MapRows
 from miniray.train.data.units import UnitsSource, chosen
-from miniray.util.placement_group import placement_group_table
+from miniray.util.placement_group import get_current_placement_group, placement_group_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from miniray.data.feeds import UnitFeed
     from miniray.data.plan import PlanNode
@@ -95,16 +95,16 @@ class DatasetSource(UnitsSource):
 
     def _check_pools(self, ranks: int) -> None:
         """Raise DataError if ranks would wait for what the pools of others hold."""
-        left = _left_by_groups()
-        for name, amount in pools_hold(self._plan, ranks).items():
-            free = max(0, left.get(name, 0) - (name == "CPU"))  # one is for tasks
-            if ranks * amount > free:
-                raise DataError(
-                    f"Each of {ranks} workers starts a pool of its own for {self._plan.name}: they "
-                    f"hold {ranks * amount:g} {name} together, and the workers leave "
-                    f"{free:g} to them. Some would wait for ever. Let an actor hold "
-                    f"less, use fewer workers, or call materialize() on the dataset before."
-                )
+        own = get_current_placement_group()
+        left = _left_by([] if own is None else [placement_group_table(own)])
+        left["CPU"] = max(0, left.get("CPU", 0) - 1)  # one is for tasks
+        for name, amount in unfitting(self._plan, left, ranks).items():
+            raise DataError(
+                f"Each of {ranks} workers starts a pool of its own for {self._plan.name}: they "
+                f"hold {amount:g} {name} together, and the workers leave {left.get(name, 0):g} to "
+                f"them. Some would wait for ever. Let an actor hold less, use fewer workers, or "
+                f"call materialize() on the dataset before."
+            )
 
     def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
         """Return rows of a unit. Random numbers of functions follow from the epoch and the unit."""
@@ -194,14 +194,14 @@ def _tell_local() -> None:
 
 def _is_cpu_left() -> bool:
     """Whether there is a CPU that no placement group holds, such as those of ranks."""
-    return _left_by_groups().get("CPU", 0) >= 1
+    return _left_by(placement_group_table().values()).get("CPU", 0) >= 1
 
 
-def _left_by_groups() -> Mapping[str, float]:
-    """Return what no placement group holds, such as those of ranks."""
+def _left_by(groups: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what placement groups leave of the cluster's resources."""
     left = collections.Counter(cluster_resources())
-    for group in placement_group_table().values():
+    for group in groups:
         if group["state"] == "CREATED":
             for bundle in group["bundles"].values():
                 left.subtract(bundle)
-    return left
+    return dict(left)
