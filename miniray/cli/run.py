@@ -165,7 +165,7 @@ def ssh(
         names = (*names, *(line.strip() for line in lines if line.strip()))
     options = ("--wait", f"{wait:g}", "--grace", f"{grace:g}", *(["--strict"] if strict else []))
     with wrong_use():
-        run = SshRun(names, program, python, options, working_dir, here)
+        run = SshRun(names, program, python, options, working_dir, here, grace)
     raise SystemExit(run_over_ssh(run, lambda line: click.echo(line, err=True)))
 
 

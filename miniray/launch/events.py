@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Signals with which schedulers and users end a run.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: After which a program has the grace to end; after Ctrl-C, as long as it likes.
+DEADLY = (signal.SIGTERM, signal.SIGHUP)
 #: Signals that only the program may know: a warning of the scheduler's, for example.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 

@@ -18,7 +18,7 @@ from miniray.common.host_port import join_host_port, parse_address
 from miniray.exceptions import MinirayError
 from miniray.launch import pipe
 from miniray.launch.allocation import few_cpus
-from miniray.launch.events import Events, StoppedError, events
+from miniray.launch.events import DEADLY, Events, StoppedError, events
 from miniray.launch.program import Program, ProgramError
 from miniray.launch.reach import HeadOffer, leading_to, own_addresses_v4, reach_head
 from miniray.launch.rendezvous import (
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 #: The label by which the first host knows which hosts have joined.
 RANK_LABEL = "rank"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts have to reach it
-#: After which a program has the grace to end; after Ctrl-C, as long as it likes.
-_DEADLY = (signal.SIGTERM, signal.SIGHUP)
 #: Seconds for which the other hosts wait for a head that is lost: it comes back at once, or not.
 _GRACE_VARIABLE, _HEAD_GRACE = "MINIRAY_HEAD_GRACE", "10"
 #: Seconds between two looks at which hosts have joined, and at whether all still live.
@@ -297,7 +295,7 @@ class FirstHost(_Host):
         while not ended:
             for number in self._events.wait(self._next_look()):
                 program.pass_on(number)
-                if number in _DEADLY:
+                if number in DEADLY:
                     self._limit()
             if self._until is not None and time.monotonic() >= self._until:
                 program.send(signal.SIGKILL)
@@ -377,7 +375,7 @@ class OtherHost(_Host):
         until: float | None = None
         while not ended:
             for number in self._events.wait(until):
-                if until is None and number in _DEADLY:
+                if until is None and number in DEADLY:
                     until = time.monotonic() + self._options.grace
             if until is not None and time.monotonic() >= until and not ended:
                 self._tell(f"The run did not end within {self._options.grace:g} s: this node does.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shlex
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE
-from miniray.launch.events import ENDING, Events, StoppedError, events
+from miniray.launch.events import DEADLY, ENDING, Events, StoppedError, events
 from miniray.launch.pipe import BEAT, NAME
 from miniray.launch.program import Program, ProgramError
 from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer
@@ -60,6 +61,8 @@ class SshRun:
     working_dir: str | None = None
     #: The program runs on this machine, and not on the first host.
     here: bool = False
+    #: Seconds that it has there to end after SIGTERM; on a host that is one of the arguments.
+    grace: float = 30.0
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -165,6 +168,8 @@ class _Session:
         #: The program, if that runs here, and its exit code.
         self._program: Program | None = None
         self._code: int | None = None
+        #: When that is killed, once it was told to end.
+        self._until = math.inf
         #: Has the token for that, has no name, and is read through this process.
         self._token_file = os.memfd_create("token")
 
@@ -184,8 +189,11 @@ class _Session:
         signal.signal(signal.SIGALRM, self._beat)
         signal.setitimer(signal.ITIMER_REAL, BEAT, BEAT)
         while self._program is not None or not all(host.ended for host in self._hosts):
-            for number in self._events.wait(time.monotonic() + BEAT):
+            for number in self._events.wait(min(self._until, time.monotonic() + BEAT)):
                 self._stop(number)
+            if self._program is not None and time.monotonic() >= self._until:
+                self._program.send(signal.SIGKILL)
+                self._until = math.inf
             if self._first.ended and deadline is None:
                 deadline = time.monotonic() + _LAST_SECONDS
                 self._close_all()
@@ -224,6 +232,8 @@ class _Session:
     def _stop(self, number: int) -> None:
         if self._program is not None:
             self._program.pass_on(number)
+            if number in DEADLY:
+                self._until = min(self._until, time.monotonic() + self._run.grace)
             return
         self._asked += number in ENDING
         if self._asked <= 1:
@@ -262,7 +272,7 @@ class _Session:
     def _ended_here(self) -> None:
         assert self._program is not None
         self._code = self._program.finish()
-        self._program = None
+        self._program, self._until = None, math.inf
         self._close_all()
 
     # --- one host -----------------------------------------------------------------------

@@ -170,6 +170,19 @@ def test_ctrl_c_reaches_a_program_here(hosts: CommandLine, tmp_path: Path) -> No
     hosts.leaves_nothing()
 
 
+def test_a_program_here_that_does_not_end_is_killed_after_the_grace(
+    hosts: CommandLine, tmp_path: Path
+) -> None:
+    script = f"trap '' TERM; echo > {tmp_path / 'on'}; while :; do sleep .1; done"
+    run = hosts.popen(
+        *("miniray", "ssh", "--here", "--grace", "1", "a", "--", "bash", "-c", script)
+    )
+    wait_for_file(tmp_path / "on")
+    run.terminate()
+    assert end_of(run) == (137, "")
+    hosts.leaves_nothing()
+
+
 def test_a_program_here_that_does_not_exist_is_named(hosts: CommandLine) -> None:
     code, output = end_of(hosts.popen("miniray", "ssh", "--here", "a", "--", "no-such-program"))
     assert code == 127
