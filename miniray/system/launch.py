@@ -191,10 +191,11 @@ def _spawn(
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Add variables to this process's, without the token: the node gets it by a pipe."""
-    from miniray.security.token import TOKEN_VARIABLE
+    from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
     environment = {**os.environ, **variables}
     environment.pop(TOKEN_VARIABLE, None)
+    environment.pop(TOKEN_FILE_VARIABLE, None)
     return environment
 
 

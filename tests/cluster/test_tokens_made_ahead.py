@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from typing import TYPE_CHECKING
 
 import psutil
@@ -106,3 +107,13 @@ def test_the_wait_for_a_head_ends_with_the_reason(command: CommandLine, tmp_path
         )
     assert f"The head was not found within 0.5 s: Nothing listens at {nobody}." in line
     command.leaves_nothing()
+
+
+def test_what_runs_in_a_cluster_is_not_told_where_the_token_of_another_one_is(
+    command: CommandLine,
+) -> None:
+    command.start_head(MINIRAY_TOKEN_FILE="of-another-cluster")
+    driver = (sys.executable, "-c", "import miniray; miniray.init(); print('attached')")
+    done = command.run("job", "submit", "--", *driver)
+    assert done.stdout == "attached\n", done.stdout
+    assert command.run("stop").returncode == 0
