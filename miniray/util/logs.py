@@ -208,5 +208,8 @@ def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
 def of_folder(folder: Path, query: LogQuery) -> Logs:
     """Return lines of one folder of log files on this machine. Errors as of ``logs``."""
     found = Logs()
-    found.add("", asyncio.run(find(folder, query, _PATIENCE)))
+    try:
+        found.add("", asyncio.run(find(folder, query, _PATIENCE)))
+    except TimeoutError as error:
+        raise TimeoutError(f"The logs in {folder}: {error}.") from None
     return found.sorted(query.tail)

@@ -11,6 +11,7 @@ import pytest
 from miniray.logs.log_files import LogQuery, read, stamped
 from miniray.logs.log_search import find
 from miniray.system.log_file import log_name
+from miniray.util import logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,3 +47,12 @@ def test_a_search_without_an_end_is_given_up_and_lets_the_daemon_run(tmp_path: P
         return turns
 
     assert asyncio.run(run()) > 5
+
+
+def test_a_search_of_a_folder_that_is_given_up_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path, 40 * "a" + "!")
+    monkeypatch.setattr(logs, "_PATIENCE", 1.0)
+    with pytest.raises(TimeoutError, match=f"The logs in {folder}: to search takes more than 1 s"):
+        logs.of_folder(folder, LogQuery(grep="(a+)+$"))
