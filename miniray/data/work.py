@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from miniray.data.sources import ENDLESS, between
 from miniray.data.stats import Record
 from miniray.data.tables import resized
 from miniray.data.transforms import run_steps
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 # Parameters of glibc's mallopt(3), and the largest value of the first.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_ARRAY = 32 * 2**20
-#: How often a file is read again after an error that is retried.
+#: How often the same place of a file is read, if the error is one that is retried.
 _READS = 3
 
 
@@ -79,16 +80,20 @@ class StageWork:
             yield record
 
     def _read(self, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
-        for attempt in range(_READS):
-            begun = False
+        given = failed = 0
+        while True:
+            # Reading again gives the same rows: those that were given are left out.
+            tables = between(unit.read(*values), given, ENDLESS)
             try:
-                for table in unit.read(*values):
-                    begun = True
+                for table in tables:
+                    given += table.num_rows
+                    failed = 0
                     yield table
                 return
             except Exception as error:
+                failed += 1
                 known = any(text in str(error) for text in self._retried)
-                if begun or not known or attempt == _READS - 1:
+                if not known or failed == _READS:
                     raise
 
 
