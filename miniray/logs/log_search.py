@@ -20,6 +20,8 @@ from miniray.logs.log_files import LogQuery, pattern, read
 
 #: Seconds after which a search ends by itself, as when who has started it is gone.
 _LONGEST = 60
+#: Seconds in which one that was killed is usually gone.
+_LAST_SECONDS = 1.0
 
 
 async def find(folder: Path, query: LogQuery, seconds: float) -> dict[str, Any]:
@@ -44,8 +46,11 @@ async def find(folder: Path, query: LogQuery, seconds: float) -> dict[str, Any]:
     except asyncio.TimeoutError:
         raise TimeoutError(f"to search takes more than {seconds:g} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, asyncio.TimeoutError):
+                process.kill()
+                # Else its pipes outlive the caller's event loop.
+                await asyncio.wait_for(process.communicate(), _LAST_SECONDS)
     if process.returncode:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise OSError(f"the search failed: {last}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from typing import TYPE_CHECKING
 
@@ -56,3 +57,4 @@ def test_a_search_of_a_folder_that_is_given_up_names_the_folder(
     monkeypatch.setattr(logs, "_PATIENCE", 1.0)
     with pytest.raises(TimeoutError, match=f"The logs in {folder}: to search takes more than 1 s"):
         logs.of_folder(folder, LogQuery(grep="(a+)+$"))
+    gc.collect()  # warns of what is still open
