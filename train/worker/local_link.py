@@ -166,19 +166,19 @@ class LinkClient:
             ControllerLostError: It is gone.
         """
         answer: Future[Any] = Future()
+        # A signal handler that asks meanwhile takes another one.
+        connection = vars(self._own).pop("connection", None)
         try:
-            if not hasattr(self._own, "connection"):
-                self._own.connection = self._connect(requests=True)
-            self._own.connection.send((kind, arguments))
-            value, failure = self._own.connection.recv()
+            if connection is None:
+                connection = self._connect(requests=True)
+            connection.send((kind, arguments))
+            value, failure = connection.recv()
         except (EOFError, OSError) as error:
             raise ControllerLostError(
                 "Rank 0, which has the controller of the run, is gone: its process has ended, or "
                 "its machine can't be reached."
             ) from error
-        except BaseException:  # as by Ctrl-C: the answer comes when nobody waits for it
-            vars(self._own).pop("connection", None)
-            raise
+        self._own.connection = connection  # not after Ctrl-C: it gets an answer that nobody reads
         if failure is None:
             answer.set_result(value)
         else:

@@ -141,6 +141,29 @@ def test_an_answer_that_ctrl_c_kept_from_being_read_is_not_taken_for_the_next(st
     client.close()
 
 
+def test_a_signal_handler_may_ask_while_its_thread_waits_for_an_answer(start):
+    first, told = concurrent.futures.Future(), []
+
+    def answer(rank, kind):
+        if kind != "first":
+            return echo(rank, kind)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        return first
+
+    def handle(*_):
+        told.append(client.ask("second").result())
+        first.set_result("of the first")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    client = start(answer).connect(1)
+    try:
+        assert client.ask("first").result() == "of the first"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told == [(1, "second", ())]
+    client.close()
+
+
 def test_rank_0_learns_which_rank_is_gone(start):
     rank_0 = start(echo)
     clients = [rank_0.connect(rank) for rank in range(1, 4)]
