@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.data.feeds import UnitFeed
 from miniray.data.sources import ENDLESS, Content, ReadUnit, between
 from miniray.data.tables import concat
+from miniray.data.transforms import DataError
 from miniray.train.data.order import TOGETHER, EpochOrder
 from miniray.train.data.position import part, size_of
 from miniray.train.data.sources import Source
@@ -224,7 +225,12 @@ class PassReader:
     def _rows(self, wanted: int) -> Any:
         have = sum(table.num_rows for table in self._held)
         while have < wanted:
-            table = next(self._tables)
+            table = next(self._tables, None)
+            if table is None:
+                raise DataError(
+                    f"A dataset has ended {wanted - have} rows too early: its files have changed "
+                    f"since its rows were counted."
+                )
             if table.num_rows:
                 self._held.append(table)
                 have += table.num_rows
