@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BENCH_VENV ?= .venv-ray
 BIN = $(VENV)/bin
-# How many test processes run at once: two for each core, as tests wait half of their time.
+# How many test processes run at once: three for two cores, as tests wait a third of their time.
 # `nproc` would count what OMP_NUM_THREADS says, which is about threads of one process.
 CORES = $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-JOBS ?= $(shell expr $(CORES) \* 2)
+JOBS ?= $(shell expr $(CORES) \* 3 / 2)
 
 PROTO = $(wildcard proto/miniray/v1/*.proto)
 
