@@ -294,14 +294,38 @@ class CallTable:
         contained = refs_in(value)
         refs = self._borrowing.hold(contained) if contained else None
         stream = None if call is None else call.stream
-        if call is None or stream is None or not stream.item(index, value, refs, call.name):
+        if call is None or stream is None:
             self.free_value(value)
-        elif call.repeatable and is_shared(value) and index < len(stream.ids):
-            self._remember_item(call, stream, value)
+        elif stream.item(index, value, refs, call.name):
+            if call.repeatable and is_shared(value) and index < len(stream.ids):
+                self._remember_item(call, stream, value)
+        elif not self._came_again(stream, index, value, refs):
+            self.free_value(value)
         if refs:
             self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
 
     # --- running again -------------------------------------------------------------
+    def _came_again(
+        self, stream: StreamState, index: int, value: Value, refs: list[ObjectRef[Any]] | None
+    ) -> bool:
+        """Let an item of a call that runs again replace the one on another node.
+
+        That one may be lost, and a further call could not make it: an actor runs that one after
+        this call, which waits until its items are read.
+        """
+        if index >= len(stream.ids) or not is_shared(value):
+            return False
+        id = stream.ids[index]
+        with self._table.lock:
+            entry = self._table.entry(id)
+            old = None if entry is None else entry.value
+            if old is not None and (not is_shared(old) or node_of(old) == node_of(value)):
+                return False
+            self._table.forget_value(id)
+        if old is not None:
+            self.free_value(old)
+        return self._table.set_value(id, value, refs)
+
     def _remember(self, call: Call, values: Sequence[Value]) -> None:
         """Keep what it takes to run a task again whose results are in shared memory."""
         refs, error = self.resolved_refs(call)

@@ -205,6 +205,43 @@ def test_what_an_actor_made_is_made_again_if_its_calls_may_be_repeated(
     miniray.kill(actor)
 
 
+class Noting(Source):
+    """Counts in a file what it makes."""
+
+    def one(self, number: int) -> Any:
+        count_up(self.path)
+        return super().one(number)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+@pytest.mark.parametrize("method", ["several", "several_async"])
+def test_unread_items_come_again_although_the_call_that_makes_them_waits_for_its_reader(
+    nodes: Cluster, first: Node, method: str, tmp_path: Path
+) -> None:
+    cls: Any = Noting
+    if method == "several":
+        cls = type("Plain", (Noting,), {"several_async": None})
+    made = tmp_path / "made"
+    actor = miniray.remote(cls).options(max_restarts=-1, max_task_retries=-1).remote(made)
+    stream = (
+        getattr(actor, method)
+        .options(num_returns="streaming", _generator_backpressure_num_objects=4)
+        .remote(12)
+    )
+    assert miniray.get(next(stream))[0] == 0
+    taken = [next(stream), next(stream)]  # they are known here, and on that node alone
+    wait_until(lambda: made.stat().st_size == 3 + 4)
+    lose(nodes, first)
+    wait_until(lambda: made.stat().st_size == 2 * (3 + 4))
+    found = [miniray.get(ref, timeout=30)[0] for ref in taken]
+    found += [miniray.get(ref, timeout=30)[0] for ref in stream]
+    assert found == list(range(1, 12))
+    assert made.stat().st_size == 3 + 4 + 12
+    miniray.kill(actor)
+
+
 def test_what_an_actor_made_that_has_ended_since_is_an_error_that_says_so(
     nodes: Cluster, first: Node
 ) -> None:
