@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -221,6 +222,8 @@ def test_a_dataset_shows_what_its_operators_do(page: Page) -> None:
     next(batches)
     expect(row(page, "MapBatches")).to_contain_text("its reader")
     del batches
+    gc.collect()  # frames of the browser's calls may still hold it
+    expect(row(page, "MapBatches")).to_have_count(0, timeout=30_000)
 
 
 def test_every_empty_page_says_what_would_be_there(page: Page) -> None:
