@@ -59,7 +59,7 @@ def job() -> None:
 def _asks_jobs(function: Callable[..., Any]) -> Any:
     """Give a command the options of ``cluster_options``, and its function a connection for jobs.
 
-    What the user has written wrong is an error of usage.
+    Errors in what the user has written become errors of usage.
     """
 
     def run(connect: Callable[[], CommandConnection], /, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What attaches a process that uses the API without ``init()``. All import it, and it nothing."""
+"""Attaches a process that uses the API without ``init()``. Imports nothing, as all import it."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class GroupFeed(OverFeed):
             if unit is None:
                 break
             self._held.append(unit)
-            # What has an unknown number of rows is not put together with others.
+            # Units with an unknown number of rows are not put together with others.
             self._have += self._rows if unit.rows is None else unit.rows
         if self._have < self._rows and not self._below.done:
             return None

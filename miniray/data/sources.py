@@ -39,15 +39,15 @@ class Place(NamedTuple):
 
 
 class Content(abc.ABC):
-    """What units are of: a file, a block. Its rows have numbers, by which they are read."""
+    """A file, a block or other content that units are parts of. Its rows are read by number."""
 
-    #: Whether the rows are in memory, so that no task has to read them.
+    #: True if the rows are in memory: no task has to read them.
     made: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
     def label(self) -> str:
-        """What it is, for messages."""
+        """Its name in messages."""
 
     @abc.abstractmethod
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class Content(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ReadUnit:
-    """What one task reads. Reading it again gives the same rows in the same order.
+    """The input of one task. Reading it again gives the same rows in the same order.
 
     Attributes:
         content: Of what.
@@ -99,7 +99,7 @@ class ReadUnit:
 
     @property
     def label(self) -> str:
-        """What it is, for messages: a file and rows."""
+        """Its name in messages: a file and rows."""
         if self.whole or self.rows is None:
             return self.content.label
         return f"rows {self.start} to {self.start + self.rows - 1} of {self.content.label}"

@@ -54,7 +54,7 @@ class StageWork:
         """Yield the blocks of a unit.
 
         Args:
-            where: What it is, for messages and seeds.
+            where: The unit, for messages and seeds.
             unit: The unit.
             values: The values of its refs.
         """
