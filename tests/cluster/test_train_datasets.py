@@ -322,7 +322,9 @@ def test_pools_of_two_datasets_have_the_same_cpus_in_turns(fit: Any) -> None:
     fit(loop, {"train": dataset, "valid": dataset}, workers=1)
 
 
-def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any) -> None:
+def read_through_a_pool() -> tuple[type, Callable[[dict[str, str]], None]]:
+    """The class of a pool that changes nothing, and a loop that reads what comes of it."""
+
     class Same:
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
             return batch
@@ -331,8 +333,13 @@ def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any)
         for _ in train.get_dataset_shard("train").iter_batches():
             pass
 
+    return Same, loop
+
+
+def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any) -> None:
+    same, loop = read_through_a_pool()
     # Of four CPUs the ranks hold two, and one reads.
-    dataset = miniray.data.range(40).map_batches(Same, concurrency=1, num_cpus=1)
+    dataset = miniray.data.range(40).map_batches(same, concurrency=1, num_cpus=1)
     told = (
         "Each of 2 workers starts a pool of its own .*hold 2 CPU together, and the workers leave 1"
     )
@@ -346,13 +353,7 @@ def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any)
 def test_a_pool_waits_for_what_others_hold_for_a_while(fit: Any) -> None:
     from miniray.util.state import list_pending_demands
 
-    class Same:
-        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-            return batch
-
-    def loop(config: dict[str, str]) -> None:
-        for _ in train.get_dataset_shard("train").iter_batches():
-            pass
+    same, loop = read_through_a_pool()
 
     def free_when_the_pool_waits() -> None:
         try:
@@ -362,7 +363,7 @@ def test_a_pool_waits_for_what_others_hold_for_a_while(fit: Any) -> None:
 
     others = placement_group([{"CPU": 2}])
     miniray.get(others.ready(), timeout=30)
-    dataset = miniray.data.range(40).map_batches(Same, concurrency=1, num_cpus=2)
+    dataset = miniray.data.range(40).map_batches(same, concurrency=1, num_cpus=2)
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         freed = thread.submit(free_when_the_pool_waits)
         fit(loop, {"train": dataset}, workers=1)
