@@ -98,7 +98,6 @@ class ParquetRows(Content):
             file = self.wanted.open(path)
             for piece in own:
                 yield from self._read(file, piece)
-        pa.default_memory_pool().release_unused()
 
     def _read(self, file: Any, piece: Piece) -> Iterator[Any]:
         wanted = self.wanted

@@ -12,6 +12,9 @@ from miniray.data.blocks import Pickled, pickled, ragged, values_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+#: Bytes below which a table of a block is copied together with others, rather than kept as a chunk.
+_SMALL = 1 << 20
+
 
 def concat(tables: Sequence[Any]) -> Any:
     """Return tables as one; null columns take the type of others, ints that of floats.
@@ -108,12 +111,18 @@ def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
         size += table.nbytes
         if size >= target:
             made = True
-            yield from _parts(concat(held), size, target)
+            yield from _parts(_joined(held), size, target)
             held, size = [], 0
     if held:
-        yield concat(held)
+        yield _joined(held)
     elif not made:
         yield pa.table({}) if first is None else first.slice(0, 0)
+
+
+def _joined(tables: Sequence[Any]) -> Any:
+    """Return tables as one whose columns have few chunks: each costs pickling and reading."""
+    table = concat(tables)
+    return table.combine_chunks() if table.nbytes < len(tables) * _SMALL else table
 
 
 def _parts(table: Any, size: int, target: int) -> Iterator[Any]:
