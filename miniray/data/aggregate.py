@@ -16,13 +16,15 @@ import pyarrow.compute as pc
 from miniray.data.blocks import column, pickled, table_to_rows, values_of
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, Transform, Where, failed
+from miniray.data.transforms import DataError, Transform, Where, check_columns, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 #: The key of the one group of aggregations without keys.
 ALL = "__miniray_all__"
+#: The column of row numbers, and the one of those of each group.
+_ROWS, _LISTED = "__miniray_rows__", "__miniray_rows___list"
 
 
 class AggregateFn:
@@ -52,11 +54,19 @@ class AggregateFn:
     ) -> None:
         if (accumulate_row is None) == (accumulate_block is None):
             raise ValueError("Exactly one of accumulate_row or accumulate_block must be provided.")
-        if not isinstance(name, str):
-            raise TypeError(f"AggregateFn(name={name!r}) must be a text.")
         self.name = name
         self._init, self._merge, self._finalize = init, merge, finalize
         self._row, self._block = accumulate_row, accumulate_block
+
+    def calls(self, name: str, *, again: bool) -> list[tuple[str, str, Any]]:
+        """Return what Arrow computes of groups: column, function, options.
+
+        Args:
+            name: The column that has the values, or with whose name those that have results begin.
+            again: Whether it is of results.
+        """
+        del name, again
+        return [(_ROWS, "list", None)]
 
     def partial(self, key: Any, table: Any) -> Any:
         """Return the accumulator of rows of one group."""
@@ -89,8 +99,6 @@ class AggregateFnV2(AggregateFn):
     def __init__(
         self, name: str, zero_factory: Callable[[], Any], *, on: str | None, ignore_nulls: bool
     ) -> None:
-        if not name:
-            raise ValueError(f"Non-empty string has to be provided as name (got {name})")
         self.name, self.on = name, on
         self._zero, self._ignore_nulls = zero_factory, ignore_nulls
 
@@ -119,14 +127,27 @@ class AggregateFnV2(AggregateFn):
         return self.finalize(found)
 
 
-class _Collected(AggregateFn):
-    """What Python makes of values that Arrow has reduced in each table: base of some."""
+class _OfColumn(AggregateFn):
+    """An aggregation of a column: base of the named ones.
+
+    Args:
+        on: The column.
+        ignore_nulls: Leave out null; otherwise it is a value, or makes the result null.
+        alias_name: The column of the results.
+    """
+
+    #: In the name of the results.
+    word = ""
 
     def __init__(
-        self, word: str, on: str | None, ignore_nulls: bool, alias_name: str | None
+        self, on: str | None = None, ignore_nulls: bool = True, alias_name: str | None = None
     ) -> None:
-        self.name, self.on = alias_name or f"{word}({on or ''})", on
+        self.name, self.on = alias_name or f"{self.word}({on or ''})", on
         self._ignore_nulls = ignore_nulls
+
+
+class _Collected(_OfColumn):
+    """What Python makes of values that Arrow has reduced in each table: base of some."""
 
     def partial(self, key: Any, table: Any) -> Any:
         values = table.column(self.on)
@@ -143,17 +164,21 @@ class _Collected(AggregateFn):
 class AsList(_Collected):
     """The values of each group, as a list."""
 
+    word = "list"
+
     def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
-        super().__init__("list", on, ignore_nulls, alias_name)
+        super().__init__(on, ignore_nulls, alias_name)
 
 
 class Unique(_Collected):
     """The different values of each group, as a list."""
 
+    word = "unique"
+
     def __init__(
         self, on: str | None = None, ignore_nulls: bool = False, alias_name: str | None = None
     ) -> None:
-        super().__init__("unique", on, ignore_nulls, alias_name)
+        super().__init__(on, ignore_nulls, alias_name)
 
     def partial(self, key: Any, table: Any) -> Any:
         values = one_zero(table.column(self.on))
@@ -166,8 +191,10 @@ class Unique(_Collected):
 class CountDistinct(Unique):
     """How many different values each group has."""
 
+    word = "count_distinct"
+
     def __init__(self, on: str, ignore_nulls: bool = True, alias_name: str | None = None) -> None:
-        super().__init__(on, ignore_nulls, alias_name or f"count_distinct({on})")
+        super().__init__(on, ignore_nulls, alias_name)
 
     def result(self, values: list[Any]) -> Any:
         return len(super().result(values))
@@ -176,6 +203,8 @@ class CountDistinct(Unique):
 class Quantile(_Collected):
     """A quantile of each group, between two values where none is at its place."""
 
+    word = "quantile"
+
     def __init__(
         self,
         on: str | None = None,
@@ -183,7 +212,7 @@ class Quantile(_Collected):
         ignore_nulls: bool = True,
         alias_name: str | None = None,
     ) -> None:
-        super().__init__("quantile", on, ignore_nulls, alias_name)
+        super().__init__(on, ignore_nulls, alias_name)
         self._q = q
 
     def result(self, values: list[Any]) -> Any:
@@ -192,27 +221,24 @@ class Quantile(_Collected):
         return float(np.quantile(np.asarray(values, dtype=float), self._q))
 
 
-class _ByArrow(AggregateFn):
+class _ByArrow(_OfColumn):
     """What Arrow computes of tables, and again of the results.
 
     Attributes:
-        word: In the name of the results.
         parts: Functions of Arrow: for rows, and for what these gave.
     """
 
-    word = ""
     parts: tuple[tuple[str, str], ...] = ()
 
-    def __init__(
-        self, on: str | None = None, ignore_nulls: bool = True, alias_name: str | None = None
-    ) -> None:
-        self.name, self.on = alias_name or f"{self.word}({on or ''})", on
-        self._ignore_nulls = ignore_nulls
+    def calls(self, name: str, *, again: bool) -> list[tuple[str, str, Any]]:
+        found = [(f"{name}_{one}", two) if again else (name, one) for one, two in self.parts]
+        return [(column, function, self._options(function)) for column, function in found]
 
-    def options(self, function: str) -> Any:
-        """Return the options of a function of Arrow."""
+    def _options(self, function: str) -> Any:
+        if function == "list":
+            return None
         if function == "count":
-            return pc.CountOptions("only_valid" if self._ignore_nulls else "all")
+            return pc.CountOptions("only_valid" if self._ignore_nulls and self.on else "all")
         if function == "variance":
             return pc.VarianceOptions(ddof=0, skip_nulls=self._ignore_nulls)
         return pc.ScalarAggregateOptions(skip_nulls=self._ignore_nulls, min_count=1)
@@ -223,13 +249,7 @@ class _ByArrow(AggregateFn):
 
 
 class Count(_ByArrow):
-    """How many rows each group has, or values of a column.
-
-    Args:
-        on: The column. Default: rows are counted.
-        ignore_nulls: Leave out null.
-        alias_name: The column of the results.
-    """
+    """How many rows each group has, or values of a column."""
 
     word = "count"
     parts = (("count", "sum"),)
@@ -285,14 +305,7 @@ class Mean(_ByArrow):
 
 
 class Std(_ByArrow):
-    """The standard deviation of each group.
-
-    Args:
-        on: The column.
-        ddof: What is taken from the number of values before it divides.
-        ignore_nulls: Leave out null; otherwise it makes the result null.
-        alias_name: The column of the results.
-    """
+    """The standard deviation of each group; ``ddof`` is taken from the number that divides."""
 
     word = "std"
     parts = (("count", "list"), ("mean", "list"), ("variance", "list"))
@@ -329,38 +342,28 @@ class Std(_ByArrow):
 # --- carrying out -----------------------------------------------------------------------
 
 
-def runs(keys: Any) -> list[tuple[int, int]]:
-    """Return where each group of sorted keys begins and ends."""
-    if not keys.num_rows:
-        return []
-    differs = np.zeros(keys.num_rows - 1, bool)  # from the next row
-    for values in keys.combine_chunks().columns:
-        found = pc.dictionary_encode(values.chunk(0), null_encoding="encode").indices.to_numpy()
-        differs |= found[1:] != found[:-1]
-    ends = [*(np.flatnonzero(differs) + 1).tolist(), keys.num_rows]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def _grouped(keys: Any, wanted: Sequence[tuple[str, Any, str, Any]]) -> tuple[Any, list[Any]]:
-    """Return the keys of groups, in order, and columns that Arrow computes for them.
+def _grouped(
+    table: Any, keys: Sequence[str], aggs: Sequence[AggregateFn], *, again: bool = False
+) -> Any:
+    """Return the keys of each group, in order, with what Arrow computes of its rows.
 
     Args:
-        keys: The keys of rows.
-        wanted: For each column its name, the values, the function and its options.
+        table: The keys of rows, and the column of each aggregation, called by its place; or
+            what came of such tables.
+        keys: The names of the keys.
+        aggs: The aggregations.
+        again: Whether the table has what came of others.
     """
-    table = keys
-    calls = []
-    for place, (_, values, function, options) in enumerate(wanted):
-        table = table.append_column(f"__{place}", values)
-        calls.append((f"__{place}", function, options))
-    found = table.group_by(keys.column_names, use_threads=False).aggregate(calls)
-    found = found.take(key_order(found.select(keys.column_names), [False] * keys.num_columns))
-    made = [found.column(f"{name}_{function}") for name, function, _ in calls]
-    return found.select(keys.column_names), made
+    table = table.append_column(_ROWS, pa.array(np.arange(table.num_rows)))
+    calls = {
+        call[:2]: call for n, agg in enumerate(aggs) for call in agg.calls(_column(n), again=again)
+    }
+    found = table.group_by(list(keys), use_threads=False).aggregate(list(calls.values()))
+    return found.take(key_order(found.select(keys), [False] * len(keys)))
 
 
-def _part(place: int, number: int) -> str:
-    return f"__miniray_{place}_{number}"
+def _column(place: int) -> str:
+    return f"__miniray_{place}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,12 +382,8 @@ class Partial(Transform):
         for table in tables:
             if not table.num_columns:
                 continue
-            for agg in self.aggs:
-                if agg.on is not None and agg.on not in table.column_names:
-                    raise DataError(
-                        f"{self.name}: {where.label} has no column {agg.on!r}, but "
-                        f"{', '.join(table.column_names)}."
-                    )
+            used = [agg.on for agg in self.aggs if agg.on is not None]
+            check_columns(f"{self.name}: {where.label}", used, table)
             try:
                 yield self._table(table)
             except DataError:
@@ -396,39 +395,30 @@ class Partial(Transform):
         keys = pa.table({ALL: np.zeros(table.num_rows, np.int8)})
         if self.keys != (ALL,):
             keys = key_table(table, self.keys, self.name)
-        groups = []
-        if not all(isinstance(agg, _ByArrow) for agg in self.aggs):
-            order = key_order(keys, [False] * keys.num_columns)
-            table, keys = table.combine_chunks().take(order), keys.take(order)
-            groups = runs(keys)
-        wanted = []
-        made = {}
+        columns = keys
         for place, agg in enumerate(self.aggs):
-            if isinstance(agg, _ByArrow):
-                values = table.column(agg.on) if agg.on is not None else keys.column(0)
-                if pa.types.is_null(values.type) and isinstance(agg, Std):
-                    values = values.cast(pa.float64())
-                for number, (function, _) in enumerate(agg.parts):
-                    options = agg.options(function)
-                    if agg.on is None:
-                        options = pc.CountOptions("all")
-                    wanted.append((_part(place, number), values, function, options))
+            if not isinstance(agg, _ByArrow):
                 continue
-            names = keys.column_names
-            first = keys.take(pa.array([low for low, _ in groups], pa.int64())).to_pylist()
-            ids = [tuple(row.values()) if len(names) > 1 else row[names[0]] for row in first]
-            made[_part(place, 0)] = pickled(
-                [
-                    agg.partial(None if self.keys == (ALL,) else key, table.slice(low, high - low))
-                    for key, (low, high) in zip(ids, groups, strict=True)
-                ]
-            )
-        found, columns = _grouped(keys, wanted)
-        for (name, *_), values in zip(wanted, columns, strict=True):
-            found = found.append_column(name, values)
-        for name, values in made.items():
-            found = found.append_column(name, values)
-        return found
+            values = keys.column(0) if agg.on is None else table.column(agg.on)
+            if pa.types.is_null(values.type) and isinstance(agg, Std):
+                values = values.cast(pa.float64())
+            columns = columns.append_column(_column(place), values)
+        found = _grouped(columns, self.keys, self.aggs)
+        if _LISTED not in found.column_names:
+            return found
+        whole = table.combine_chunks()
+        rows = [whole.take(numbers.values) for numbers in found.column(_LISTED)]
+        ids = [self._key(*key.values()) for key in found.select(self.keys).to_pylist()]
+        for place, agg in enumerate(self.aggs):
+            if not isinstance(agg, _ByArrow):
+                found = found.append_column(
+                    _column(place), pickled(list(map(agg.partial, ids, rows)))
+                )
+        return found.drop_columns([_LISTED])
+
+    def _key(self, *values: Any) -> Any:
+        """Return the key of a group as users know it."""
+        return None if self.keys == (ALL,) else values if values[1:] else values[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,26 +433,18 @@ class Combine(Ordered):
         table = concat(sides[0])
         if not table.num_columns:
             return table
-        table, keys = self._sorted(table, 0)
-        wanted = []
+        found = _grouped(table, self.keys, self.aggs, again=True)
+        made = found.select(self.keys)
         for place, agg in enumerate(self.aggs):
             if isinstance(agg, _ByArrow):
-                for number, (_, function) in enumerate(agg.parts):
-                    name = _part(place, number)
-                    options = None if function == "list" else agg.options(function)
-                    wanted.append((name, table.column(name), function, options))
-        made, columns = _grouped(keys, wanted)
-        parts = {name: values for (name, *_), values in zip(wanted, columns, strict=True)}
-        groups = runs(keys)
-        for place, agg in enumerate(self.aggs):
-            if isinstance(agg, _ByArrow):
-                own = [parts[_part(place, number)] for number in range(len(agg.parts))]
-                made = made.append_column(agg.name, agg.result(own))
-                continue
-            values = values_of(table.column(_part(place, 0)))
-            try:
-                results = [agg.merged(values[low:high]) for low, high in groups]
-            except Exception as error:
-                raise failed(self.name, Where("the groups"), agg.name, error) from error
-            made = made.append_column(agg.name, column(results))
+                calls = agg.calls(_column(place), again=True)
+                results = agg.result([found.column(f"{name}_{what}") for name, what, _ in calls])
+            else:
+                values = values_of(table.column(_column(place)))
+                groups = [[values[n] for n in rows] for rows in found.column(_LISTED).to_pylist()]
+                try:
+                    results = column(list(map(agg.merged, groups)))
+                except Exception as error:
+                    raise failed(self.name, Where("the groups"), agg.name, error) from error
+            made = made.append_column(agg.name, results)
         return made.drop_columns([ALL]) if self.keys == (ALL,) else made

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
 
 
-class Ragged(pa.ExtensionType):  # type: ignore[misc]
+class _Stored(pa.ExtensionType):  # type: ignore[misc]
+    """A type that its storage tells whole."""
+
+    __hash__ = pa.DataType.__hash__
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+class Ragged(_Stored):
     """Arrays of different shapes: a struct of their values and their shapes."""
 
     def __init__(self, value_type: Any) -> None:
@@ -30,38 +39,25 @@ class Ragged(pa.ExtensionType):  # type: ignore[misc]
         fields = [("data", pa.large_list(value_type)), ("shape", shape)]
         super().__init__(pa.struct(fields), "miniray.ragged_tensor")
 
-    def __arrow_ext_serialize__(self) -> bytes:
-        return b""
+    @property
+    def value_type(self) -> Any:
+        """The type of the values."""
+        return self.storage_type.field("data").type.value_type
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Ragged:
         return cls(storage_type.field("data").type.value_type)
 
-    def __hash__(self) -> int:
-        return hash((Ragged, str(self.storage_type)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Ragged, (self.storage_type.field("data").type.value_type,)
-
-
-class Pickled(pa.ExtensionType):  # type: ignore[misc]
+class Pickled(_Stored):
     """Python objects, pickled. Never registered with Arrow: files have no such columns."""
 
     def __init__(self) -> None:
         super().__init__(pa.large_binary(), "miniray.pickled")
 
-    def __arrow_ext_serialize__(self) -> bytes:
-        return b""
-
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Pickled:
         return cls()
-
-    def __hash__(self) -> int:
-        return hash(Pickled)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Pickled, ()
 
 
 # --- into tables ------------------------------------------------------------------------
@@ -103,16 +99,13 @@ def batch_to_table(batch: Any) -> Any:
 
 
 def _from_pandas(frame: Any) -> Any:
-    objects = [name for name in frame.columns if frame[name].dtype == object]
-    if not objects:
-        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    columns = {}
-    for name in frame.columns:
-        series = frame[name]
-        columns[str(name)] = (
-            column(series.tolist()) if name in objects else pa.array(series, from_pandas=True)
-        )
-    return pa.table(columns)
+    columns = {
+        str(name): column(series.tolist())
+        if series.dtype == object
+        else pa.array(series, from_pandas=True)
+        for name, series in frame.items()
+    }
+    return pa.table(columns) if columns else _no_columns(len(frame))
 
 
 def column(values: Any) -> Any:
@@ -380,7 +373,7 @@ def shown_type(kind: Any) -> str:
     if isinstance(kind, pa.FixedShapeTensorType):
         return f"tensor({', '.join(map(str, kind.shape))})[{kind.value_type}]"
     if isinstance(kind, Ragged):
-        return f"tensor(...)[{kind.storage_type.field('data').type.value_type}]"
+        return f"tensor(...)[{kind.value_type}]"
     return "object" if isinstance(kind, Pickled) else str(kind)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from miniray.common.absent import AbsentAttribute
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
@@ -37,19 +39,11 @@ from miniray.data.transforms import (
 from miniray.data.writers import write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from miniray.data.plan import PlanNode
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
-
-#: Methods of Ray's datasets that are not here, and what to do instead.
-_ABSENT = {
-    "iter_jax_batches": "iter_batches() gives NumPy arrays, which JAX takes",
-    "iter_tf_batches": "iter_batches() gives NumPy arrays, which TensorFlow takes",
-    "summary": "aggregate() computes what is asked for",
-    "to_tf": "iter_batches() gives NumPy arrays, which TensorFlow takes",
-}
 
 
 class Dataset(Rearranging):
@@ -58,13 +52,11 @@ class Dataset(Rearranging):
     Made by ``miniray.data.read_parquet`` and its like. Methods return new datasets.
     """
 
-    if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
-
-        def __getattr__(self, name):
-            told = f"'{type(self).__name__}' object has no attribute {name!r}"
-            if name in _ABSENT:
-                told = f"miniray's datasets have no {name!r}: {_ABSENT[name]}."
-            raise AttributeError(told, name=name, obj=self)
+    if not TYPE_CHECKING:
+        iter_jax_batches = AbsentAttribute("iter_batches() gives NumPy arrays, which JAX takes")
+        iter_tf_batches = AbsentAttribute("iter_batches() gives NumPy arrays, as TensorFlow takes")
+        summary = AbsentAttribute("aggregate() computes what is asked for")
+        to_tf = AbsentAttribute("iter_batches() gives NumPy arrays, which TensorFlow takes")
 
     def _of(self, plan: PlanNode) -> Dataset:
         return Dataset(plan)
@@ -151,8 +143,8 @@ class Dataset(Rearranging):
         udf = udf_of("map_batches", fn, options)
         compute = compute_of("map_batches", udf, options)
         check_gpu_batches(udf, compute, batch_size)
-        keeps, changes = udf_modifying_row_count is False, udf_modifying_row_count is True
-        step = MapBatches(udf, batch_size, batch_format, zero_copy_batch, keeps, changes)
+        changes = udf_modifying_row_count
+        step = MapBatches(udf, "MapBatches", batch_size, batch_format, zero_copy_batch, changes)
         return self._apply(step, compute)
 
     # --- columns ------------------------------------------------------------------------
@@ -197,8 +189,9 @@ class Dataset(Rearranging):
             batch[col] = values
             return batch
 
+        added.__name__ = col  # as plans name it
         udf = udf_of("add_column", added, options)
-        step = MapBatches(udf, None, batch_format, keeps_count=True, label=f"AddColumn({col})")
+        step = MapBatches(udf, "AddColumn", None, batch_format, changes_count=False)
         return self._apply(step, compute_of("add_column", udf, options))
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
@@ -214,14 +207,14 @@ class Dataset(Rearranging):
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
         """Rename columns: new names by the old ones, or a new name for each column."""
-        if not hasattr(names, "keys"):
+        if not isinstance(names, Mapping):
             known = self.columns() or []
             if len(known) != len(names):
                 raise ValueError(
                     f"rename_columns({list(names)}) must name each of: {', '.join(known)}."
                 )
-            return self._apply(Columns("RenameColumns", dict(zip(known, names, strict=True))))
-        return self._apply(Columns("RenameColumns", dict(cast("Mapping[str, str]", names))))
+            names = dict(zip(known, names, strict=True))
+        return self._apply(Columns("RenameColumns", dict(names)))
 
     # --- rows ---------------------------------------------------------------------------
 
@@ -248,7 +241,8 @@ class Dataset(Rearranging):
                 "rows; call it before limit(), union(), repartition(), sort() and their like, or "
                 "materialize()."
             )
-        return Dataset(_reordered(self._plan, seed))
+        read, stages = found
+        return Dataset(stacked(dataclasses.replace(read, shuffle=seed), stages))
 
     def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
         """Keep each row with a probability, from 0 to 1."""
@@ -285,8 +279,7 @@ class Dataset(Rearranging):
         del equal, locality_hints
         check_whole("split", "n", n, 1)
         rows, dataset = self._counted()
-        least, more = divmod(rows, n)
-        return dataset._between([number * least + min(number, more) for number in range(n + 1)])
+        return dataset._between([-(-number * rows // n) for number in range(n + 1)])
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Any]:
         """Split before the rows of these numbers."""
@@ -408,25 +401,25 @@ class Dataset(Rearranging):
                 "ignore"; ``min_rows_per_file``; ``partition_cols``; further ones of
                 ``pyarrow.parquet.write_table``.
         """
-        write(self, "parquet", path, options)
+        write(self, "parquet", path, **options)
 
     def write_csv(self, path: str, **options: Any) -> None:
         """Write CSV files into a folder. Arguments as of ``write_parquet``."""
-        write(self, "csv", path, options)
+        write(self, "csv", path, **options)
 
     def write_json(self, path: str, **options: Any) -> None:
         """Write files with a JSON object in each line. Arguments as of ``write_parquet``."""
-        write(self, "json", path, options)
+        write(self, "json", path, **options)
 
     def write_numpy(self, path: str, *, column: str, **options: Any) -> None:
         """Write a column as NumPy files. Arguments as of ``write_parquet``."""
-        write(self, "npy", path, {**options, "column": column})
+        write(self, "npy", path, column=column, **options)
 
     def write_images(
         self, path: str, column: str, file_format: str = "png", **options: Any
     ) -> None:
         """Write each cell of a column as an image. Arguments as of ``write_parquet``."""
-        write(self, file_format, path, {**options, "column": column})
+        write(self, file_format, path, column=column, **options)
 
 
 def _part_of(read: Read, units: Sequence[ReadUnit]) -> Read:
@@ -437,10 +430,3 @@ def _part_of(read: Read, units: Sequence[ReadUnit]) -> Read:
 
 class MaterializedDataset(Dataset):
     """A dataset whose blocks are in the object store."""
-
-
-def _reordered(node: PlanNode, seed: int) -> PlanNode:
-    if isinstance(node, Read):
-        return dataclasses.replace(node, shuffle=seed)
-    inputs = tuple(_reordered(each, seed) for each in node.inputs)
-    return dataclasses.replace(node, inputs=inputs)  # type: ignore[type-var]

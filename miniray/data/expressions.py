@@ -11,23 +11,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-#: Functions of pyarrow.compute by the operator that users write.
-_BINARY = {
-    "+": "add",
-    "-": "subtract",
-    "*": "multiply",
-    "/": "divide",
-    "==": "equal",
-    "!=": "not_equal",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
-    "&": "and_kleene",
-    "|": "or_kleene",
+#: By the operator in a text: its sign in Python, and the function of pyarrow.compute.
+_OPERATORS: dict[type, tuple[str, str]] = {
+    ast.Add: ("+", "add"),
+    ast.Sub: ("-", "subtract"),
+    ast.Mult: ("*", "multiply"),
+    ast.Div: ("/", "divide"),
+    ast.Eq: ("==", "equal"),
+    ast.NotEq: ("!=", "not_equal"),
+    ast.Lt: ("<", "less"),
+    ast.LtE: ("<=", "less_equal"),
+    ast.Gt: (">", "greater"),
+    ast.GtE: (">=", "greater_equal"),
+    ast.And: ("&", "and_kleene"),
+    ast.Or: ("|", "or_kleene"),
+    ast.BitAnd: ("&", "and_kleene"),
+    ast.BitOr: ("|", "or_kleene"),
 }
+_FUNCTIONS = dict(_OPERATORS.values())
+_SIGNS = {function: sign for sign, function in _FUNCTIONS.items()}
 
 
 def _operator(sign: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr]:
@@ -35,7 +39,7 @@ def _operator(sign: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr
 
     def method(self: Expr, other: Any) -> Expr:
         pair = (wrapped(other), self) if swapped else (self, wrapped(other))
-        return FunctionCall(_BINARY[sign], pair)
+        return FunctionCall(_FUNCTIONS[sign], pair)
 
     return method
 
@@ -44,8 +48,13 @@ class Expr:
     """What is computed of the columns of a table. Made by ``col`` and ``lit``."""
 
     def evaluate(self, table: Any) -> Any:
-        """Return the values for the rows of a table."""
+        """Return the values for the rows of a table: a column, or one scalar for all."""
         raise NotImplementedError
+
+    def values(self, table: Any) -> Any:
+        """Return a value for each row of a table."""
+        found = self.evaluate(table)
+        return pa.repeat(found, table.num_rows) if isinstance(found, pa.Scalar) else found
 
     def columns(self) -> set[str]:
         """Return the names of the columns that are used."""
@@ -66,11 +75,11 @@ class Expr:
 
     def is_in(self, values: Any) -> Expr:
         """Whether a value is one of these."""
-        return FunctionCall("is_in", (self,), values=tuple(values))
+        return FunctionCall("is_in", (self,), arguments=tuple(values))
 
     def cast(self, kind: Any) -> Expr:
         """Convert to a type of Arrow, or to the one of this name."""
-        return FunctionCall("cast", (self,), values=(kind,))
+        return FunctionCall("cast", (self,), arguments=(kind,))
 
     __add__, __radd__ = _operator("+"), _operator("+", swapped=True)
     __sub__, __rsub__ = _operator("-"), _operator("-", swapped=True)
@@ -134,25 +143,24 @@ class FunctionCall(Expr):
 
     function: str
     operands: tuple[Expr, ...]
-    values: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
 
     def evaluate(self, table: Any) -> Any:
         operands = [operand.evaluate(table) for operand in self.operands]
         if self.function == "is_in":
-            return pc.is_in(operands[0], value_set=pa.array(self.values))
+            return pc.is_in(operands[0], value_set=pa.array(self.arguments))
         if self.function == "cast":
-            return pc.cast(operands[0], self.values[0])
+            return pc.cast(operands[0], self.arguments[0])
         return pc.call_function(self.function, operands)
 
     def columns(self) -> set[str]:
         return {name for operand in self.operands for name in operand.columns()}
 
     def __repr__(self) -> str:
-        signs = {function: sign for sign, function in _BINARY.items()}
-        if self.function in signs:
+        if self.function in _SIGNS:
             left, right = self.operands
-            return f"({left!r} {signs[self.function]} {right!r})"
-        return f"{self.function}({', '.join(map(repr, (*self.operands, *self.values)))})"
+            return f"({left!r} {_SIGNS[self.function]} {right!r})"
+        return f"{self.function}({', '.join(map(repr, (*self.operands, *self.arguments)))})"
 
 
 def col(name: str) -> Expr:
@@ -170,13 +178,6 @@ def wrapped(value: Any) -> Expr:
     return value if isinstance(value, Expr) else Literal(value)
 
 
-def full(values: Any, rows: int) -> Any:
-    """Return what an expression gave as a column: a scalar for each row."""
-    if isinstance(values, pa.Scalar):
-        return pa.repeat(values, rows)
-    return values
-
-
 def comparisons(expr: Expr) -> Iterator[tuple[str, str, Any]]:
     """Yield (column, function, value) of the comparisons that all rows kept must fulfil."""
     if not isinstance(expr, FunctionCall) or len(expr.operands) != 2:
@@ -187,25 +188,6 @@ def comparisons(expr: Expr) -> Iterator[tuple[str, str, Any]]:
         yield from comparisons(right)
     elif isinstance(left, Column) and isinstance(right, Literal):
         yield left.name, expr.function, right.value
-
-
-#: Functions of pyarrow.compute by the operator in a text.
-_PARSED: dict[type, str] = {
-    ast.Add: "add",
-    ast.Sub: "subtract",
-    ast.Mult: "multiply",
-    ast.Div: "divide",
-    ast.Eq: "equal",
-    ast.NotEq: "not_equal",
-    ast.Lt: "less",
-    ast.LtE: "less_equal",
-    ast.Gt: "greater",
-    ast.GtE: "greater_equal",
-    ast.And: "and_kleene",
-    ast.Or: "or_kleene",
-    ast.BitAnd: "and_kleene",
-    ast.BitOr: "or_kleene",
-}
 
 
 def parsed(text: str) -> Expr:
@@ -221,9 +203,7 @@ def parsed(text: str) -> Expr:
 
 
 def _parse(node: Any, text: str) -> Expr:
-    def inner(each: Any) -> Expr:
-        return _parse(each, text)
-
+    inner = functools.partial(_parse, text=text)
     match node:
         case ast.Name(id=name):
             return Column(name)
@@ -233,33 +213,25 @@ def _parse(node: Any, text: str) -> Expr:
             return ~inner(operand)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return Literal(-value)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _PARSED:
-            return FunctionCall(_PARSED[type(op)], (inner(left), inner(right)))
         case ast.BoolOp(op=op, values=values):
-            return _joined(_PARSED[type(op)], map(inner, values))
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            return _compared(left, ops, others, inner, text)
+            return functools.reduce(functools.partial(_applied, op), map(inner, values))
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[values]):
+            return inner(left).is_in(ast.literal_eval(values))
+        case ast.Compare(left=left, ops=[ast.NotIn()], comparators=[values]):
+            return ~inner(left).is_in(ast.literal_eval(values))
+        case (
+            ast.Compare(left=left, ops=[op], comparators=[right])
+            | ast.BinOp(left=left, op=op, right=right)
+        ) if type(op) in _OPERATORS:
+            return _applied(op, inner(left), inner(right))
+        case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *others]) if ops:
+            first = ast.Compare(left, [op], [middle])
+            return inner(first) & inner(ast.Compare(middle, ops, others))
     raise ValueError(
         f"{text!r} has {ast.unparse(node)!r}. Use columns, values, + - * /, comparisons, "
         f"in, and, or, not."
     )
 
 
-def _compared(
-    left: Any, ops: list[Any], others: list[Any], inner: Callable[[Any], Expr], text: str
-) -> Expr:
-    found = []
-    for op, other in zip(ops, others, strict=True):
-        if isinstance(op, ast.In | ast.NotIn):
-            expr = inner(left).is_in(ast.literal_eval(other))
-            found.append(~expr if isinstance(op, ast.NotIn) else expr)
-        elif type(op) in _PARSED:
-            found.append(FunctionCall(_PARSED[type(op)], (inner(left), inner(other))))
-        else:
-            raise ValueError(f"{text!r} has an operator that is not known.")
-        left = other
-    return _joined("and_kleene", found)
-
-
-def _joined(function: str, parts: Iterable[Expr]) -> Expr:
-    return functools.reduce(lambda left, right: FunctionCall(function, (left, right)), parts)
+def _applied(op: ast.AST, left: Expr, right: Expr) -> Expr:
+    return FunctionCall(_OPERATORS[type(op)][1], (left, right))

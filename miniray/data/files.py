@@ -8,13 +8,11 @@ import itertools
 import operator
 import os
 import urllib.parse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
 from miniray.data.blocks import column, from_file, rows_to_table
-from miniray.data.expressions import full
 from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between
 from miniray.data.transforms import DataError
 
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
     from miniray.data.sources import CutWish
 
 T = TypeVar("T")
-#: Bytes of lines that are parsed at once.
-_CHUNK = 8 * 2**20
+#: Bytes of a file in which the end of its first line is looked for.
+_FIRST = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,26 +54,22 @@ class FileFormat:
         """Yield the rows of a file, of the lines that begin within these bytes."""
         raise NotImplementedError
 
-    def whole(self, path: str) -> bytes:
-        """Return the bytes of a file."""
-        with self.filesystem.open(path, "rb") as file:
-            return bytes(file.read())
+    def can_be_cut(self, path: str) -> bool:
+        """Return whether parts of a file can be read, each from a line on."""
+        return self.lines and not self.options and not path.endswith(".gz")
 
-    def chunks(self, path: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the lines that begin within these bytes, some megabytes at a time."""
+    def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
+        """Return the lines of a file that begin within these bytes, or all of it."""
         with self.filesystem.open(path, "rb") as file:
             if start:
                 file.seek(start - 1)
                 file.readline()  # belongs to whoever reads what is before
-            at = file.tell() if start else 0
-            while at < stop:
-                data = file.read(min(_CHUNK, stop - at))
-                if not data:
-                    return
-                if not data.endswith(b"\n"):
-                    data += file.readline()
-                at += len(data)
-                yield data
+            data = b""
+            if (at := file.tell()) < stop:
+                data = file.read(stop - at if stop < ENDLESS else -1)
+            if stop < ENDLESS and data and not data.endswith(b"\n"):
+                data += file.readline()
+            return bytes(data)
 
 
 class CsvFormat(FileFormat):
@@ -89,29 +83,17 @@ class CsvFormat(FileFormat):
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         import pyarrow.csv
 
-        options = dict(self.options)
-        read = options.pop("read_options", None)
-        if path.endswith(".gz") or options or read is not None:
-            data = pa.BufferReader(self.whole(path))
-            stream = data if not path.endswith(".gz") else pa.CompressedInputStream(data, "gzip")
-            yield pyarrow.csv.read_csv(stream, read_options=read, **options)
+        data = self.read(path, start, stop)
+        if start and not data:
             return
-        with self.filesystem.open(path, "rb") as file:
-            header = file.readline()
-        names = pyarrow.csv.read_csv(io.BytesIO(header)).column_names
-        first = pyarrow.csv.ReadOptions(use_threads=False)
-        other = pyarrow.csv.ReadOptions(use_threads=False, column_names=names)
-        if stop <= len(header):
-            yield pyarrow.csv.read_csv(io.BytesIO(header))
-        types: Any = None
-        for number, data in enumerate(self.chunks(path, start, stop)):
-            read = first if not start and not number else other
-            convert = pyarrow.csv.ConvertOptions(column_types=types)
-            table = pyarrow.csv.read_csv(
-                io.BytesIO(data), read_options=read, convert_options=convert
-            )
-            types = types or {f.name: f.type for f in table.schema if f.type != pa.null()}
-            yield table
+        options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **self.options}
+        if start:  # the names are at the beginning
+            with self.filesystem.open(path, "rb") as file:
+                names = pyarrow.csv.read_csv(io.BytesIO(file.readline())).column_names
+            options["read_options"].column_names = names
+        stream = pa.BufferReader(data)
+        packed = pa.CompressedInputStream(stream, "gzip") if path.endswith(".gz") else stream
+        yield pyarrow.csv.read_csv(packed, **options)
 
 
 class JsonFormat(FileFormat):
@@ -128,23 +110,25 @@ class JsonFormat(FileFormat):
 
         import pyarrow.json
 
-        with self.filesystem.open(path, "rb") as file:
-            begin = file.read(64).lstrip()[:1]
-        if begin == b"[":
-            if not start:
-                yield rows_to_table(json.loads(self.whole(path)))
+        data = self.read(path, start, stop)
+        if not data.strip():
             return
-        for data in self.chunks(path, start, stop):
-            if not data.strip():
-                continue
-            read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-            try:
-                yield pyarrow.json.read_json(io.BytesIO(data), read_options=read, **self.options)
-            except pa.ArrowInvalid:
-                if start or stop < ENDLESS:
-                    raise
-                yield rows_to_table([json.loads(self.whole(path))])
-                return
+        read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            yield pyarrow.json.read_json(io.BytesIO(data), read_options=read, **self.options)
+        except pa.ArrowInvalid:
+            if start or stop < ENDLESS:
+                raise
+            found = json.loads(data)
+            yield rows_to_table(found if isinstance(found, list) else [found])
+
+    def can_be_cut(self, path: str) -> bool:
+        """Return whether a file has an object in each line, by its name or its first line."""
+        if not super().can_be_cut(path) or path.endswith((".jsonl", ".ndjson")):
+            return super().can_be_cut(path)
+        with self.filesystem.open(path, "rb") as file:
+            line, end, _ = file.read(_FIRST).strip().partition(b"\n")
+        return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
 
 
 class TextFormat(FileFormat):
@@ -155,12 +139,11 @@ class TextFormat(FileFormat):
     lines = True
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        encoding = self.options.get("encoding", "utf-8")
-        for data in self.chunks(path, start, stop):
-            lines = data.decode(encoding).splitlines()
-            if self.options.get("drop_empty_lines", True):
-                lines = [line for line in lines if line.strip()]
-            yield pa.table({"text": pa.array(lines, pa.string())})
+        data = self.read(path, start, stop)
+        lines = data.decode(self.options.get("encoding", "utf-8")).splitlines()
+        if self.options.get("drop_empty_lines", True):
+            lines = [line for line in lines if line.strip()]
+        yield pa.table({"text": pa.array(lines, pa.string())})
 
 
 class BinaryFormat(FileFormat):
@@ -170,7 +153,7 @@ class BinaryFormat(FileFormat):
     kind = "binary"
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        yield pa.table({"bytes": pa.array([self.whole(path)], pa.binary())})
+        yield pa.table({"bytes": pa.array([self.read(path)], pa.binary())})
 
 
 class ImageFormat(FileFormat):
@@ -185,7 +168,7 @@ class ImageFormat(FileFormat):
         import numpy as np
         from PIL import Image
 
-        image: Any = Image.open(io.BytesIO(self.whole(path)))
+        image: Any = Image.open(io.BytesIO(self.read(path)))
         size, mode = self.options.get("size"), self.options.get("mode")
         if size is not None:
             height, width = size
@@ -206,7 +189,7 @@ class NumpyFormat(FileFormat):
         """Yield one table. Arrays of Python objects are refused: they are pickled."""
         import numpy as np
 
-        array = np.load(io.BytesIO(self.whole(path)), allow_pickle=False)
+        array = np.load(io.BytesIO(self.read(path)), allow_pickle=False)
         yield pa.table({"data": column(np.atleast_1d(array))})
 
 
@@ -231,8 +214,7 @@ class FileRows(Content):
     def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         try:
             for table in self.format.tables(path, start, stop):
-                include = self.format.paths
-                yield with_path(from_file(table), path, partitions(path), include=include)
+                yield with_path(from_file(table), path, include=self.format.paths)
         except (pa.ArrowException, OSError, ValueError) as error:
             kind = self.format.kind
             raise DataError(f"{path} can't be read as a {kind} file: {error}") from error
@@ -259,7 +241,7 @@ class FilesDatasource(Datasource):
         target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
         for some in bunched(self.found, operator.itemgetter(1), target):
             path, size = some[0]
-            if size <= 2 * target or not self._can_be_cut(path):
+            if size <= 2 * target or not self.format.can_be_cut(path):
                 yield self._unit([(each, 0, ENDLESS) for each, _ in some], sum(s for _, s in some))
                 continue
             for start in range(0, size, target):  # a file that is larger is alone
@@ -268,19 +250,6 @@ class FilesDatasource(Datasource):
 
     def _unit(self, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
         return ReadUnit(FileRows(self.format, tuple(spans)), size=size * self.format.inflates)
-
-    def _can_be_cut(self, path: str) -> bool:
-        format_ = self.format
-        plain = not path.endswith((".gz", ".json")) and not format_.options
-        return format_.lines and plain
-
-
-def files_source(
-    kind: type[FileFormat], paths: Any, filesystem: Any, options: dict[str, Any], *, include: bool
-) -> FilesDatasource:
-    """Return the source of files at paths."""
-    found, files = find_files(paths, filesystem, kind.extensions, kind.kind)
-    return FilesDatasource(kind(found, options, include), files)
 
 
 # --- paths ------------------------------------------------------------------------------
@@ -292,10 +261,8 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
 
     text = os.fspath(path)
     if filesystem is None:
-        if text.startswith("~"):
-            text = str(Path(text).expanduser())
-        filesystem, text = fsspec.core.url_to_fs(text)
-        return filesystem, text
+        found: tuple[Any, str] = fsspec.core.url_to_fs(text)
+        return found
     if isinstance(filesystem, fsspec.AbstractFileSystem):
         return filesystem, filesystem._strip_protocol(text)
     from fsspec.implementations.arrow import ArrowFSWrapper
@@ -341,51 +308,46 @@ def find_files(
 
 
 def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[str, int]]:
-    if is_local(fs) and Path(path).is_file():
-        return [(path, Path(path).stat().st_size)]
-    if any(sign in path for sign in "*?["):
+    if not fs.isdir(path):  # a file or a pattern
         details = fs.glob(path, detail=True)
-    elif fs.isdir(path):
+    else:
         details = {
             name: info
             for name, info in fs.find(path, detail=True).items()
-            if not _hidden(name, path)
+            if not _hidden(name.removeprefix(path))
             and (extensions is None or name.lower().endswith(tuple(extensions)))
         }
-    else:
-        details = {path: fs.info(path)} if fs.exists(path) else {}
     return sorted(
         (name, int(info["size"] or 0)) for name, info in details.items() if info["type"] == "file"
     )
 
 
-def _hidden(name: str, folder: str) -> bool:
-    below = name[len(folder) :] if name.startswith(folder) else name
-    return any(part.startswith((".", "_")) for part in below.split("/"))
+def _hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
-def partitions(path: str) -> dict[str, str]:
+def partitions(path: str) -> dict[str, Any]:
     """Return the columns that the folders of a path name, as in ``year=2024/month=5``."""
-    found = {}
+    found: dict[str, Any] = {}
     for part in path.split("/")[:-1]:
         name, sign, value = part.partition("=")
         if sign and name:
-            found[name] = urllib.parse.unquote(value)
+            found[name] = int(value) if value.isdecimal() else urllib.parse.unquote(value)
     return found
 
 
-def with_path(table: Any, path: str, values: Mapping[str, Any], *, include: bool) -> Any:
-    """Return a table of a file with what its path tells.
+def with_path(table: Any, path: str, *, include: bool) -> Any:
+    """Return a table of a file with what its path tells; a column that is there stays.
 
     Args:
         table: The rows.
         path: Of the file.
-        values: Those of ``partitions``; a column that is there stays.
         include: Add the column "path".
     """
-    new = {name: value for name, value in values.items() if name not in table.column_names}
-    for name, value in {**new, **({"path": path} if include else {})}.items():
-        table = table.append_column(name, full(pa.scalar(value), table.num_rows))
+    new = {**partitions(path), **({"path": path} if include else {})}
+    for name, value in new.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
     return table
 
 

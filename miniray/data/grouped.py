@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from miniray.data.aggregate import (
     ALL,
@@ -16,10 +20,10 @@ from miniray.data.aggregate import (
     Partial,
     Std,
     Sum,
-    runs,
 )
 from miniray.data.blocks import check_format
 from miniray.data.context import compute_of, udf_of
+from miniray.data.exchange import ORDER
 from miniray.data.ordered import Ordered, key_table
 from miniray.data.plan import Apply, Exchange, optimised, schema_of
 from miniray.data.transforms import MapBatches
@@ -42,8 +46,18 @@ class MapGroups(MapBatches):
             if not self.keys or not table.num_rows:
                 yield table
                 continue
-            for low, high in runs(key_table(table, self.keys, self.name)):
+            keys = key_table(table, self.keys, self.name)
+            numbered = keys.append_column(ORDER, pa.array(np.arange(keys.num_rows)))
+            first = numbered.group_by(keys.column_names, use_threads=False)
+            starts = sorted(first.aggregate([(ORDER, "min")]).column(f"{ORDER}_min").to_pylist())
+            for low, high in itertools.pairwise([*starts, table.num_rows]):
                 yield table.slice(low, high - low)
+
+
+def known_columns(plan: PlanNode) -> list[str] | None:
+    """Return the columns of a plan; None if only executing it tells."""
+    schema = schema_of(optimised(plan))
+    return None if schema is None else list(schema.names)
 
 
 def key_names(caller: str, key: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -110,23 +124,14 @@ class GroupedData(Aggregating):
     """The groups of a dataset.
 
     Args:
-        plan: Of the dataset.
-        make: Makes a dataset of a plan.
+        dataset: The dataset.
         key: The columns whose values name the groups; None: all rows are one group.
         num_partitions: Of how many parts results are made. Default: by their bytes.
     """
 
-    def __init__(
-        self,
-        plan: PlanNode,
-        make: Callable[[PlanNode], Any],
-        key: Any,
-        num_partitions: int | None = None,
-    ) -> None:
-        self._plan = plan
-        self._make = make
-        schema = schema_of(optimised(plan))
-        self._columns = None if schema is None else list(schema.names)
+    def __init__(self, dataset: Any, key: Any, num_partitions: int | None = None) -> None:
+        self._dataset = dataset
+        self._columns = known_columns(dataset._plan)
         self._keys = () if key is None else key_names("groupby", key, self._columns)
         self._partitions = num_partitions
 
@@ -149,14 +154,14 @@ class GroupedData(Aggregating):
         if not aggs or len(set(names)) < len(names):
             raise ValueError(f"aggregate() needs aggregations of different names, not {names}.")
         keys = self._keys or (ALL,)
-        below = Apply((self._plan,), Partial(keys, aggs))
+        below = Apply((self._dataset._plan,), Partial(keys, aggs))
         how = Combine(keys, (False,) * len(keys), aggs=aggs)
-        return self._make(Exchange((below,), how, self._partitions))
+        return self._dataset._of(Exchange((below,), how, self._partitions))
 
     def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
         """Aggregate all columns that are no keys, if ``on`` is None."""
         if on is None:
-            known = self._columns or self._make(self._plan).columns() or []
+            known = self._columns or self._dataset.columns() or []
             on = [name for name in known if name not in self._keys]
         columns = [on] if isinstance(on, str) else list(on)
         if not columns:
@@ -186,16 +191,12 @@ class GroupedData(Aggregating):
         check_format("map_groups", batch_format)
         udf = udf_of("map_groups", fn, options)
         how = Ordered(self._keys, (False,) * len(self._keys), name="GroupBy")
-        below = Exchange((self._plan,), how, self._partitions if self._keys else 1)
+        plan = self._dataset._plan
+        below = Exchange((plan,), how, self._partitions if self._keys else 1)
         step = MapGroups(
-            udf,
-            batch_format=batch_format,
-            zero_copy=zero_copy_batch,
-            changes_count=True,
-            label=f"MapGroups({udf.name})",
-            keys=self._keys,
+            udf, "MapGroups", None, batch_format, zero_copy_batch, True, keys=self._keys
         )
-        return self._make(Apply((below,), step, compute_of("map_groups", udf, options)))
+        return self._dataset._of(Apply((below,), step, compute_of("map_groups", udf, options)))
 
     def __repr__(self) -> str:
         return f"GroupedData(key={list(self._keys)})"

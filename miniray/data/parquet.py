@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from miniray.data.blocks import from_file
-from miniray.data.expressions import Expr, comparisons, full
-from miniray.data.files import bunched, find_files, is_local, partitions, with_path
-from miniray.data.sources import Content, Datasource, ReadUnit, between
+from miniray.data.expressions import Expr, comparisons
+from miniray.data.files import bunched, is_local, with_path
+from miniray.data.sources import Content, Datasource, ReadUnit, between, overlapping
 from miniray.data.transforms import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from miniray.data.sources import CutWish
 
@@ -37,15 +37,15 @@ class Selection:
         filesystem: Where they are.
         columns: The names of the columns; None: all.
         expr: Leaves out rows; None: none.
-        schema: What all files have; the partitions' columns are not in it.
         paths: Whether the column "path" is added.
+        schema: Of the rows, before columns are left out.
     """
 
     filesystem: Any
     columns: Sequence[str] | None = None
     expr: Expr | None = None
-    schema: Any = None
     paths: bool = False
+    schema: Any = None
 
     def open(self, path: str) -> Any:
         """Open a file.
@@ -54,13 +54,23 @@ class Selection:
             DataError: It is no Parquet file.
         """
         try:
-            # pyarrow reads local files by itself, without the interpreter.
-            local = is_local(self.filesystem)
-            if local:  # a part at a time: else Arrow holds a whole row group
+            if is_local(self.filesystem):
+                # By pyarrow itself, without the interpreter, and a part at a time: else it holds
+                # a whole row group.
                 return pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
             return pq.ParquetFile(self.filesystem.open(path, "rb"))
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} is not a Parquet file: {error}") from error
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that come out."""
+        return list(self.schema.names if self.columns is None else self.columns)
+
+    @property
+    def used(self) -> set[str]:
+        """The columns that come out or that rows are chosen by."""
+        return {*self.names, *(self.expr.columns() if self.expr is not None else ())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,69 +110,39 @@ class ParquetRows(Content):
                 yield from self._read(file, piece)
 
     def _read(self, file: Any, piece: Piece) -> Iterator[Any]:
-        wanted = self.wanted
-        stored = file.schema_arrow.names
-        columns = wanted.columns
-        if columns is not None:
-            used = {*columns, *(wanted.expr.columns() if wanted.expr is not None else ())}
-            columns = [name for name in stored if name in used]
-        at = 0
+        used = self.wanted.used
+        columns = [name for name in file.schema_arrow.names if name in used]
         group = file.metadata.row_group(piece.group)
-        few = _BYTES * group.num_rows // max(1, _decoded(group, columns))
+        few = _BYTES * group.num_rows // max(1, _decoded(group, used))
+        batches = file.iter_batches(
+            max(1, min(_ROWS, few, piece.stop)),
+            row_groups=[piece.group],
+            columns=columns,
+            use_threads=False,
+        )
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
         try:
-            for batch in file.iter_batches(
-                max(1, min(_ROWS, few, piece.stop)),
-                row_groups=[piece.group],
-                columns=columns,
-                use_threads=False,
-            ):
-                low, high = max(piece.start - at, 0), min(piece.stop - at, batch.num_rows)
-                at += batch.num_rows
-                if low < high:
-                    table = pa.Table.from_batches([batch.slice(low, high - low)])
-                    yield self._finished(table, piece.path)
-                if at >= piece.stop:
-                    return
+            for table in between(tables, piece.start, piece.stop):
+                yield self._finished(table, piece.path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{piece.path}, row group {piece.group}: {error}") from error
 
     def _finished(self, table: Any, path: str) -> Any:
+        """Return rows of a file with the columns that come out, null where the file has none."""
         wanted = self.wanted
-        table = from_file(table)
-        if wanted.schema is not None and table.schema.names != wanted.schema.names:
-            table = _with_missing(table, wanted.schema, wanted)
-        table = with_path(table, path, _partition_values(path), include=wanted.paths)
+        table = with_path(from_file(table), path, include=wanted.paths)
+        for name in wanted.used.difference(table.column_names):
+            field = wanted.schema.field(name)
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         if wanted.expr is not None:
-            table = table.filter(full(wanted.expr.evaluate(table), table.num_rows))
-        return table.select(list(wanted.columns)) if wanted.columns is not None else table
+            table = table.filter(wanted.expr.values(table))
+        return table.select(wanted.names)
 
 
 def _range_of(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
     """Yield what has a range of the rows of pieces."""
-    for piece in pieces:
-        rows = piece.stop - piece.start
-        low, high = piece.start + max(start, 0), piece.start + min(stop, rows)
-        if low < high:
-            yield dataclasses.replace(piece, start=low, stop=high)
-        start, stop = start - rows, stop - rows
-
-
-def _with_missing(table: Any, schema: Any, wanted: Selection) -> Any:
-    """Add the columns that other files have, as null."""
-    filtered = wanted.expr.columns() if wanted.expr is not None else ()
-    used = {*(wanted.columns or ()), *filtered}
-    for field in schema:
-        needed = wanted.columns is None or field.name in used
-        if field.name not in table.column_names and needed:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-    names = [name for name in schema.names if name in table.column_names]
-    return table.select(names)
-
-
-def _partition_values(path: str) -> Mapping[str, Any]:
-    return {
-        name: int(value) if value.isdigit() else value for name, value in partitions(path).items()
-    }
+    for piece, low, high in overlapping(pieces, lambda each: each.stop - each.start, start, stop):
+        yield dataclasses.replace(piece, start=piece.start + low, stop=piece.start + high)
 
 
 class Footer(NamedTuple):
@@ -193,17 +173,16 @@ class ParquetDatasource(Datasource):
         self._wanted = wanted
         self._footers: dict[str, Footer] = {} if footers is None else footers
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_footers": {}}
-
     def schema(self) -> Any:
         """Return the schema, of the first footer and the folders' names."""
-        first = self._files[0][0]
-        schema = from_file(self._footer(first).schema.empty_table())
-        values = _partition_values(first)
-        schema = with_path(schema, first, values, include=self._wanted.paths)
-        columns = self._wanted.columns
-        return schema.schema if columns is None else schema.select(list(columns)).schema
+        schema = self._complete(self._footer(self._files[0][0]).schema)
+        names = dataclasses.replace(self._wanted, schema=schema).names
+        return pa.schema([schema.field(name) for name in names])
+
+    def _complete(self, schema: Any) -> Any:
+        """Return a schema of files with what their paths tell."""
+        table = from_file(schema.empty_table())
+        return with_path(table, self._files[0][0], include=self._wanted.paths).schema
 
     def files(self) -> list[str]:
         return [path for path, _ in self._files]
@@ -214,7 +193,7 @@ class ParquetDatasource(Datasource):
             return None
         return int(sum(footer.metadata.num_rows for footer in self._all_footers()))
 
-    def selected(self, columns: Sequence[str]) -> Datasource | None:
+    def selected(self, columns: Sequence[str]) -> ParquetDatasource:
         """Return a source of these columns; those that it lacks are an error."""
         known = self.schema().names
         missing = [name for name in columns if name not in known]
@@ -237,26 +216,23 @@ class ParquetDatasource(Datasource):
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
-        wanted = self._wanted
         footers = self._all_footers()
         schema = _unified([(p, f.schema) for (p, _), f in zip(self._files, footers, strict=True)])
-        schema = from_file(schema.empty_table()).schema
-        wanted = dataclasses.replace(wanted, schema=schema)
+        wanted = dataclasses.replace(self._wanted, schema=self._complete(schema))
         groups = [
-            (Piece(path, group, 0, metadata.row_group(group).num_rows), metadata.row_group(group))
+            (Piece(path, number, 0, group.num_rows), _decoded(group, wanted.used))
             for (path, _), (metadata, _) in zip(self._files, footers, strict=True)
-            for group in range(metadata.num_row_groups)
-            if metadata.row_group(group).num_rows and self._may_match(metadata.row_group(group))
+            for number, group in enumerate(map(metadata.row_group, range(metadata.num_row_groups)))
+            if group.num_rows and self._may_match(group)
         ]
-        sizes = [_decoded(group, wanted.columns) for _, group in groups]
-        rows = sum(piece.stop for piece, _ in groups)
-        step = wish.rows_each(rows, sum(sizes)) if rows else 1
+        rows, total = sum(piece.stop for piece, _ in groups), sum(size for _, size in groups)
+        step = wish.rows_each(rows, total) if rows else 1
         # Who reads the end of a row group decodes its beginning too: only for functions' sake.
-        cut = max(step, dataclasses.replace(wish, target=sum(sizes) + 1).rows_each(rows, 0))
-        for some in bunched(zip(groups, sizes, strict=True), lambda each: each[0][0].stop, step):
-            piece, size = some[0][0][0], sum(size for _, size in some)
+        cut = max(step, dataclasses.replace(wish, target=total + 1).rows_each(rows, 0))
+        for some in bunched(groups, lambda each: each[0].stop, step):
+            piece, size = some[0][0], sum(size for _, size in some)
             if piece.stop <= step:
-                yield _unit(wanted, tuple(each for (each, _), _ in some), size)
+                yield _unit(wanted, tuple(each for each, _ in some), size)
                 continue
             for start in range(0, piece.stop, cut):  # a row group that is larger is alone
                 part = dataclasses.replace(piece, start=start, stop=min(start + cut, piece.stop))
@@ -266,16 +242,16 @@ class ParquetDatasource(Datasource):
         """Return False if the statistics of a row group say that no row passes the filter."""
         if self._wanted.expr is None:
             return True
-        statistics = {}
-        for index in range(group.num_columns):
-            column = group.column(index)
-            if column.statistics is not None and column.statistics.has_min_max:
-                statistics[column.path_in_schema] = column.statistics
-        for name, function, value in comparisons(self._wanted.expr):
-            found = statistics.get(name)
-            if found is not None and not _possible(function, value, found.min, found.max):
-                return False
-        return True
+        statistics = {
+            column.path_in_schema: found
+            for column in map(group.column, range(group.num_columns))
+            if (found := column.statistics) is not None and found.has_min_max
+        }
+        return all(
+            _possible(function, value, statistics[name].min, statistics[name].max)
+            for name, function, value in comparisons(self._wanted.expr)
+            if name in statistics
+        )
 
     def _footer(self, path: str) -> Footer:
         if path not in self._footers:
@@ -311,14 +287,13 @@ def _possible(function: str, value: Any, least: Any, most: Any) -> bool:
         return True
 
 
-def _decoded(group: Any, columns: Sequence[str] | None) -> int:
+def _decoded(group: Any, columns: Collection[str]) -> int:
     """Return about how many bytes a row group takes in memory."""
-    size = 0
-    for index in range(group.num_columns):
-        column = group.column(index)
-        if columns is None or column.path_in_schema.partition(".")[0] in columns:
-            size += column.total_uncompressed_size
-    return size
+    return sum(
+        column.total_uncompressed_size
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema.partition(".")[0] in columns
+    )
 
 
 def _unified(found: Sequence[tuple[str, Any]]) -> Any:
@@ -334,16 +309,3 @@ def _unified(found: Sequence[tuple[str, Any]]) -> Any:
                 f"The Parquet files {first_path} and {path} do not go together: {error}"
             ) from error
     return schema
-
-
-def parquet_source(
-    paths: Any, filesystem: Any, columns: Sequence[str] | None, *, include_paths: bool
-) -> ParquetDatasource:
-    """Return the source of Parquet files at paths."""
-    found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
-    source = ParquetDatasource(files, Selection(found, paths=include_paths))
-    if columns is not None:
-        selected = source.selected([*columns, *(["path"] if include_paths else [])])
-        assert isinstance(selected, ParquetDatasource)
-        return selected
-    return source

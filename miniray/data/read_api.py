@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,13 +14,15 @@ from miniray.data.dataset import Dataset, MaterializedDataset
 from miniray.data.files import (
     BinaryFormat,
     CsvFormat,
+    FileFormat,
+    FilesDatasource,
     ImageFormat,
     JsonFormat,
     NumpyFormat,
     TextFormat,
-    files_source,
+    find_files,
 )
-from miniray.data.parquet import parquet_source
+from miniray.data.parquet import ParquetDatasource, Selection
 from miniray.data.plan import Read
 from miniray.data.sources import (
     BlockRows,
@@ -35,8 +39,6 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Sequence
 
-    from miniray.data.files import FileFormat
-
 #: Arguments of Ray's readers that only advise, and those that are not here.
 _ADVICE = ("override_num_blocks", "parallelism", "concurrency", "ray_remote_args", "num_cpus")
 
@@ -52,8 +54,6 @@ def _checked(caller: str, options: dict[str, Any], known: Sequence[str]) -> dict
 def _seed_of(caller: str, shuffle: Any) -> int | None:
     if shuffle not in (None, "files"):
         raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
-    import random
-
     return random.randrange(2**31) if shuffle else None  # noqa: S311 -- no secret
 
 
@@ -89,11 +89,8 @@ def from_arrow(tables: Any) -> Dataset:
     """Return the rows of a ``pyarrow.Table``, or of several."""
     given = tables if isinstance(tables, list | tuple) else [tables]
     found = [batch_to_table(table) for table in given]
-    units: list[ReadUnit] = []
-    start = 0
-    for table in found:
-        units.append(TableRows.unit(table, start))
-        start += table.num_rows
+    starts = itertools.accumulate(map(len, found), initial=0)
+    units = list(map(TableRows.unit, found, starts))
     schema = concat([table.slice(0, 0) for table in found]).schema
     return _of_units(units, "FromArrow", schema)
 
@@ -138,20 +135,13 @@ def from_torch(dataset: Any) -> Dataset:
     """Return the items of a dataset with ``__len__`` and ``__getitem__``, read in tasks."""
     from miniray.api import put
 
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            f"from_torch({type(dataset).__name__}) needs __len__ and __getitem__: tasks read items "
-            f"by number."
-        )
     unit = ReadUnit(Items(), len(dataset), refs=(put(dataset),))
     return _of_units([unit], "FromTorch")
 
 
 def from_huggingface(dataset: Any) -> Dataset:
     """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
-    if not hasattr(dataset, "with_format"):
-        raise TypeError(f"from_huggingface() takes a datasets.Dataset, not {type(dataset)}.")
-    if must_be_decoded(dict(getattr(dataset, "features", None) or {})):
+    if must_be_decoded(dict(dataset.features)):
         return from_torch(dataset)
     return from_arrow(dataset.with_format("arrow")[:])  # files that tasks may not have are mapped
 
@@ -195,7 +185,10 @@ def read_parquet(
         ValueError: A column is not there.
     """
     _checked("read_parquet", options, ())
-    source = parquet_source(paths, filesystem, columns, include_paths=include_paths)
+    found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
+    source = ParquetDatasource(files, Selection(found, paths=include_paths))
+    if columns is not None:
+        source = source.selected([*columns, *(["path"] if include_paths else [])])
     dataset = Dataset(Read(source, _seed_of("read_parquet", shuffle)))
     return dataset if filter is None else dataset.filter(expr=filter)
 
@@ -208,11 +201,11 @@ def _read(
     known: Sequence[str],
 ) -> Dataset:
     found = _checked(caller, options, (*known, "filesystem", "include_paths", "shuffle"))
-    filesystem = found.pop("filesystem", None)
-    include = found.pop("include_paths", False)
-    seed = _seed_of(caller, found.pop("shuffle", None))
     found = {name: value for name, value in found.items() if value is not None}
-    return Dataset(Read(files_source(kind, paths, filesystem, found, include=include), seed))
+    seed = _seed_of(caller, found.pop("shuffle", None))
+    paths_too = found.pop("include_paths", False)
+    fs, files = find_files(paths, found.pop("filesystem", None), kind.extensions, kind.kind)
+    return Dataset(Read(FilesDatasource(kind(fs, found, paths_too), files), seed))
 
 
 def read_csv(paths: Any, **options: Any) -> Dataset:

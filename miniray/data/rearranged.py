@@ -9,9 +9,9 @@ from miniray.data.aggregate import Unique
 from miniray.data.batches import check_whole
 from miniray.data.consumption import Consumption
 from miniray.data.exchange import Aligned, Numbered
-from miniray.data.grouped import Aggregating, GroupedData, key_names
+from miniray.data.grouped import Aggregating, GroupedData, key_names, known_columns
 from miniray.data.ordered import JOINS, Join, Ordered
-from miniray.data.plan import Exchange, PlanNode, Regroup, optimised, schema_of
+from miniray.data.plan import Exchange, PlanNode, Regroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,6 @@ class Rearranging(Consumption, Aggregating):
         strict: bool = False,
         shuffle: bool = False,
         keys: Sequence[str] | None = None,
-        sort: bool = False,
     ) -> Any:
         """Make other blocks of the rows.
 
@@ -44,10 +43,8 @@ class Rearranging(Consumption, Aggregating):
             target_num_rows_per_block: Rows of a block, at least; blocks are made as rows come.
             strict: Exactly so many in each block but the last.
             shuffle: Take the rows in turns: each block has some of all.
-            keys: Rows whose values of these columns are equal come into the same block.
-            sort: Sort by the keys, which is so in any case.
+            keys: Rows whose values of these columns are equal come into the same block, sorted.
         """
-        del sort
         if (num_blocks is None) == (target_num_rows_per_block is None):
             raise ValueError(
                 "repartition() takes num_blocks or target_num_rows_per_block, one of them."
@@ -67,9 +64,7 @@ class Rearranging(Consumption, Aggregating):
             how = Numbered(None, name="Repartition") if shuffle else Aligned()
         return self._of(Exchange((self._plan,), how, num_blocks))
 
-    def random_shuffle(
-        self, *, seed: int | None = None, num_blocks: int | None = None, **options: Any
-    ) -> Any:
+    def random_shuffle(self, *, seed: int | None = None, num_blocks: int | None = None) -> Any:
         """Bring all rows into another order, in which each is as likely at any place.
 
         Before a trainer that reorders the rows in each epoch it is left out, with a warning: that
@@ -79,9 +74,7 @@ class Rearranging(Consumption, Aggregating):
             seed: From which the order is drawn; rows of the same order get the same one, whatever
                 blocks they are in. Default: a new one, now.
             num_blocks: Of how many parts it is made. Default: by their bytes.
-            **options: Accepted as in Ray: options of tasks, without effect.
         """
-        del options
         seed = random.randrange(2**31) if seed is None else seed  # noqa: S311 -- no secret
         return self._of(Exchange((self._plan,), Numbered(seed), num_blocks))
 
@@ -110,8 +103,7 @@ class Rearranging(Consumption, Aggregating):
         return self._of(Exchange((self._plan,), how, len(given) + 1 if given else None))
 
     def _ordered(self, caller: str, key: Any, descending: Any, **options: Any) -> Ordered:
-        schema = schema_of(optimised(self._plan))
-        names = key_names(caller, key, None if schema is None else schema.names)
+        names = key_names(caller, key, known_columns(self._plan))
         down = [descending] * len(names) if isinstance(descending, bool) else list(descending)
         if len(down) != len(names) or not names:
             raise ValueError(
@@ -131,7 +123,7 @@ class Rearranging(Consumption, Aggregating):
             key: The columns; None: all rows are one group.
             num_partitions: Of how many parts results are made. Default: by their bytes.
         """
-        return GroupedData(self._plan, self._of, key, num_partitions)
+        return GroupedData(self, key, num_partitions)
 
     def aggregate(self, *aggs: AggregateFn) -> dict[str, Any] | None:
         """Return aggregations of all rows by name; None if there are no rows."""
@@ -160,7 +152,6 @@ class Rearranging(Consumption, Aggregating):
         right_on: Sequence[str] | None = None,
         left_suffix: str | None = None,
         right_suffix: str | None = None,
-        **options: Any,
     ) -> Any:
         """Join with another dataset, by equal values of columns. Null equals nothing.
 
@@ -173,19 +164,10 @@ class Rearranging(Consumption, Aggregating):
             right_on: Those of the other one. Default: the same names.
             left_suffix: Behind names of this one that both have.
             right_suffix: Behind those of the other one.
-            **options: Accepted as in Ray, without effect: ``partition_size_hint``,
-                ``aggregator_ray_remote_args``, ``validate_schemas``.
 
         Raises:
             ValueError: There is no such join or column, or both have a column of a name.
         """
-        unknown = options.keys() - {
-            "partition_size_hint",
-            "aggregator_ray_remote_args",
-            "validate_schemas",
-        }
-        if unknown:
-            raise TypeError(f"join() has no argument {min(unknown)!r}.")
         kind = str(getattr(join_type, "value", join_type))
         if kind not in JOINS:
             raise ValueError(f"join(join_type={join_type!r}) must be one of {', '.join(JOINS)}.")
@@ -195,8 +177,7 @@ class Rearranging(Consumption, Aggregating):
         right_on = right_on or on
         if len(right_on) != len(on) or not on:
             raise ValueError(f"join(on={list(on)}, right_on={list(right_on)}) differ in length.")
-        schemas = [schema_of(optimised(each._plan)) for each in (self, ds)]
-        left, right = (None if schema is None else schema.names for schema in schemas)
+        left, right = known_columns(self._plan), known_columns(ds._plan)
         how = Join(
             key_names("join", on, left),
             (False,) * len(on),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,12 @@ from miniray.data.blocks import batch_to_table, column, from_file, rows_to_table
 from miniray.data.tables import concat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from miniray.common.object_ref import ObjectRef
     from miniray.data.expressions import Expr
 
+T = TypeVar("T")
 #: Rows of one table that items or numbers are made into, at most.
 _TOGETHER = 65_536
 #: Rows of a Hugging Face dataset that are read at once: where these were selected, it copies them.
@@ -137,16 +138,29 @@ class ReadUnit:
         return dataclasses.replace(self, refs=())
 
 
-def between(tables: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
-    """Yield a range of rows of tables; what follows them is not read."""
+def overlapping(
+    items: Iterable[T], rows_of: Callable[[T], int], start: int, stop: int
+) -> Iterator[tuple[T, int, int]]:
+    """Yield what has rows of a range, each with where in it these begin and end.
+
+    What comes before the first row is yielded too, if it has none: it may have columns. What
+    follows the range is not looked at.
+    """
     at = 0
-    for table in tables:
-        low, high = max(start - at, 0), min(stop - at, table.num_rows)
-        at += table.num_rows
-        if low < high or at <= start == 0:
-            yield table.slice(low, high - low)
+    for item in items:
+        rows = rows_of(item)
+        low, high = max(start - at, 0), min(stop - at, rows)
+        at += rows
+        if low < high or at == start == 0:
+            yield item, low, high
         if at >= stop:
             return
+
+
+def between(tables: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
+    """Yield a range of rows of tables; what follows them is not read."""
+    for table, low, high in overlapping(tables, len, start, stop):
+        yield table.slice(low, high - low)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,21 +236,24 @@ class Numbers(Content):
         return f"range(0, {self.count})"
 
     @property
+    def _width(self) -> int:
+        return int(np.prod(self.shape or (1,)))
+
+    @property
     def unit(self) -> ReadUnit:
         """A unit of all of them."""
-        width = int(np.prod(self.shape)) if self.shape else 1
-        return ReadUnit(self, self.count, self.count * 8 * width)
+        return ReadUnit(self, self.count, self.count * 8 * self._width)
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        step = max(1, _TOGETHER // max(1, int(np.prod(self.shape or (1,)))))
+        step = max(1, _TOGETHER // max(1, self._width))
         for low in range(start, stop, step):
-            numbers: Any = np.arange(low, min(low + step, stop), dtype=np.int64)
+            numbers: Any = np.arange(low, min(low + step, stop))
             if self.shape is None:
                 yield pa.table({"id": numbers})
-                continue
-            ones: Any = np.ones((1, *self.shape), dtype=np.int64)
-            tensors = numbers.reshape(-1, *(1 for _ in self.shape)) * ones
-            yield pa.table({"data": column(tensors)})
+            else:
+                ones: Any = np.ones((1, *self.shape), dtype=np.int64)
+                tensors = numbers.reshape(-1, *(1 for _ in self.shape)) * ones
+                yield pa.table({"data": column(tensors)})
 
 
 class Items(Content):
@@ -374,9 +391,8 @@ class UnitsDatasource(Datasource):
         for unit in [unit for unit in self.parts if unit.rows != 0] or self.parts[:1]:
             if not step or not unit.rows or unit.rows <= step or (blocks and unit.refs):
                 yield unit
-                continue
-            for start in range(0, unit.rows, step):
-                yield unit.part(start, start + step)
+            else:
+                yield from (unit.part(low, low + step) for low in range(0, unit.rows, step))
 
     @property
     def made(self) -> bool:
@@ -395,12 +411,5 @@ class UnitsDatasource(Datasource):
 
 def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
     """Return the units, or parts of them, of a range of rows."""
-    found: list[ReadUnit] = []
-    at = 0
-    for unit in units:
-        rows = unit.rows or 0
-        low, high = max(start - at, 0), min(stop - at, rows)
-        if low < high:
-            found.append(unit if high - low == rows else unit.part(low, high))
-        at += rows
-    return found
+    found = overlapping(units, lambda unit: unit.rows or 0, start, stop)
+    return [unit if high - low == unit.rows else unit.part(low, high) for unit, low, high in found]

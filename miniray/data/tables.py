@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,52 +29,34 @@ def concat(tables: Sequence[Any]) -> Any:
     if all(table.schema.equals(schema) for table in tables[1:]):
         return pa.concat_tables(tables)
     filled = [table for table in tables if table.num_columns or table.num_rows]
-    try:
+    with contextlib.suppress(pa.ArrowException):
         return pa.concat_tables(filled, promote_options="permissive")
-    except pa.ArrowException:
+    try:
         return pa.concat_tables(_alike(filled), promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(f"Not all rows go together. {error}") from error
 
 
-def _alike(tables: Sequence[Any]) -> list[Any]:
+def _alike(tables: Sequence[Any]) -> Sequence[Any]:
     """Return tables whose tensors of different shapes are ragged, and the rest pickled."""
     for name in {name for table in tables for name in table.column_names}:
         kinds = {t.schema.field(name).type for t in tables if name in t.column_names}
         kinds.discard(pa.null())
         special = [kind for kind in kinds if isinstance(kind, pa.BaseExtensionType)]
         if len(kinds) < 2 or not special:
-            _check_types(name, kinds)
             continue
         as_objects = any(isinstance(k, Pickled) for k in kinds) or len(special) < len(kinds)
+        dtypes = [k.value_type.to_pandas_dtype() for k in special if not as_objects]
         changed = []
         for table in tables:
             if name in table.column_names:
                 place = table.column_names.index(name)
                 values = values_of(table.column(name))
-                made = pickled(values) if as_objects else ragged(values, _common(special))
+                made = pickled(values) if as_objects else ragged(values, np.result_type(*dtypes))
                 table = table.set_column(place, name, made)  # noqa: PLW2901
             changed.append(table)
         tables = changed
-    return list(tables)
-
-
-def _check_types(name: str, kinds: Iterable[Any]) -> None:
-    text = sorted(map(str, kinds))
-    try:
-        pa.unify_schemas([pa.schema([(name, k)]) for k in kinds], promote_options="permissive")
-    except pa.ArrowException as error:
-        raise ValueError(
-            f"The column {name!r} has types that do not go together: {', '.join(text)}."
-        ) from error
-
-
-def _common(kinds: Sequence[Any]) -> Any:
-    values = [
-        kind.value_type
-        if isinstance(kind, pa.FixedShapeTensorType)
-        else kind.storage_type.field("data").type.value_type
-        for kind in kinds
-    ]
-    return np.result_type(*(value.to_pandas_dtype() for value in values))
+    return tables
 
 
 def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Any]:

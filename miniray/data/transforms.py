@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import traceback
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from miniray.data.blocks import batch_to_table, rows_to_table, table_to_batch, table_to_rows
-from miniray.data.expressions import Expr, full
 from miniray.data.tables import concat, rebatched
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from miniray.data.expressions import Expr
 
 #: Bytes of a batch with batch_size="auto".
 _AUTO = 4 * 2**20
@@ -123,13 +125,21 @@ def failed(step: str, where: Where, rows: str, error: BaseException) -> DataErro
     return DataError(f"{text}\n{stack}" if stack else text)
 
 
+def check_columns(who: str, names: Iterable[str], table: Any) -> None:
+    """Raise DataError if a table lacks one of these columns."""
+    for name in names:
+        if name not in table.column_names:
+            there = ", ".join(table.column_names) or "none"
+            raise DataError(f"{who} has no column {name!r}, but {there}.")
+
+
 def _rows_text(start: int, count: int) -> str:
     return f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
 
 
 @dataclasses.dataclass(frozen=True)
-class MapRows(Transform):
-    """Calls a function for each row: map, flat_map or filter."""
+class Calls(Transform):
+    """Calls a function of the user: the base of what does."""
 
     udf: Udf
     kind: str
@@ -139,12 +149,17 @@ class MapRows(Transform):
     def name(self) -> str:  # type: ignore[override]
         return f"{self.kind}({self.udf.name})"
 
+    def prepared(self) -> Transform:
+        return dataclasses.replace(self, udf=self.udf.made())
+
+
+@dataclasses.dataclass(frozen=True)
+class MapRows(Calls):
+    """Calls a function for each row: the kind is "Map", "FlatMap" or "Filter"."""
+
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]
         return self.kind == "Map"
-
-    def prepared(self) -> Transform:
-        return dataclasses.replace(self, udf=self.udf.made())
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         at = 0
@@ -163,48 +178,43 @@ class MapRows(Transform):
                 step = min(_TOGETHER, max(1, _AUTO // max(size, 1)))
 
     def _table(self, table: Any, at: int, where: Where) -> Any:
+        rows = enumerate(table_to_rows(table), at)
+        made = [self._call(row, number, where) for number, row in rows]
         if self.kind == "Filter":
-            kept = [
-                bool(self._call(row, at + place, where))
-                for place, row in enumerate(table_to_rows(table))
-            ]
-            return table.filter(np.asarray(kept, dtype=bool))
-        made: list[Any] = []
-        for place, row in enumerate(table_to_rows(table)):
-            result = self._call(row, at + place, where)
-            rows = result if self.kind == "FlatMap" else (result,)
-            made += (self._checked(each, at + place, where) for each in rows)
-        return rows_to_table(made)
+            return table.filter(np.asarray(made, dtype=bool))
+        return rows_to_table(list(itertools.chain.from_iterable(made)))
 
     def _call(self, row: Any, number: int, where: Where) -> Any:
+        """Return the rows that are made of one; of a filter, whether it is kept."""
         try:
             result = self.udf(row)
-            return list(result) if self.kind == "FlatMap" else result
+            if self.kind == "Filter":
+                return bool(result)
+            rows = list(result) if self.kind == "FlatMap" else [result]
         except (Exception, SystemExit) as error:
             raise failed(self.name, where, _rows_text(number, 1), error) from error
-
-    def _checked(self, row: Any, number: int, where: Where) -> Any:
-        if hasattr(row, "keys"):
-            return row
-        expected = "a list of dictionaries" if self.kind == "FlatMap" else "a dictionary"
-        raise DataError(
-            f"{self.name} returned a {type(row).__name__} for row {number} of {where.label}; "
-            f"it must return {expected}, such as {{'item': value}}."
-        )
+        for each in rows:
+            if not hasattr(each, "keys"):
+                expected = "a list of dictionaries" if self.kind == "FlatMap" else "a dictionary"
+                raise DataError(
+                    f"{self.name} returned a {type(each).__name__} for row {number} of "
+                    f"{where.label}; it must return {expected}, such as {{'item': value}}."
+                )
+        return rows
 
 
 @dataclasses.dataclass(frozen=True)
-class MapBatches(Transform):
-    """Calls a function for each batch."""
+class MapBatches(Calls):
+    """Calls a function for each batch.
 
-    udf: Udf
+    Attributes:
+        changes_count: Whether other numbers of rows come out; False is checked, None says nothing.
+    """
+
     batch_size: int | str | None = None
     batch_format: str | None = "default"
     zero_copy: bool = False
-    keeps_count: bool = False
-    changes_count: bool = False
-    label: str = ""
-    user = True
+    changes_count: bool | None = None
     #: What a batch is called in errors, behind its rows.
     called: ClassVar[str] = ""
 
@@ -221,15 +231,12 @@ class MapBatches(Transform):
                 yield table
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.label or f"MapBatches({self.udf.name})"
+    def keeps_count(self) -> bool:  # type: ignore[override]
+        return self.changes_count is False
 
     @property
     def least(self) -> int:  # type: ignore[override]
         return self.batch_size if isinstance(self.batch_size, int) else 1
-
-    def prepared(self) -> Transform:
-        return dataclasses.replace(self, udf=self.udf.made())
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         at = 0
@@ -290,7 +297,7 @@ class FilterExpr(TableStep):
 
 def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
     try:
-        return full(expr.evaluate(table), table.num_rows)
+        return expr.values(table)
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
         raise failed(step.name, where, "rows", error) from None
 
@@ -307,12 +314,7 @@ class WithColumns(TableStep):
 
     def changed(self, table: Any, where: Where) -> Any:
         made = {name: _computed(self, e, table, where) for name, e in self.exprs.items()}
-        for name, values in made.items():
-            if name in table.column_names:
-                table = table.set_column(table.column_names.index(name), name, values)
-            else:
-                table = table.append_column(name, values)
-        return table
+        return pa.table({**dict(zip(table.column_names, table.columns, strict=True)), **made})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +322,7 @@ class Columns(TableStep):
     """Selects, drops or renames columns."""
 
     kind: str
-    names: Sequence[str] | Mapping[str, str]
+    names: list[str] | Mapping[str, str]
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -329,18 +331,9 @@ class Columns(TableStep):
     def changed(self, table: Any, where: Where) -> Any:
         if not table.num_columns and not table.num_rows:
             return table
-        missing = [name for name in self.names if name not in table.column_names]
-        if missing:
-            raise DataError(
-                f"{self.name}: {where.label} has no column {missing[0]!r}, but "
-                f"{', '.join(table.column_names) or 'none'}."
-            )
-        if self.kind == "SelectColumns":
-            return table.select(list(self.names))
-        if self.kind == "DropColumns":
-            return table.drop_columns(list(self.names))
-        names: Any = self.names
-        return table.rename_columns([names.get(name, name) for name in table.column_names])
+        check_columns(f"{self.name}: {where.label}", self.names, table)
+        methods = {"SelectColumns": "select", "DropColumns": "drop_columns"}
+        return getattr(table, methods.get(self.kind, "rename_columns"))(self.names)
 
 
 @dataclasses.dataclass(frozen=True)

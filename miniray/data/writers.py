@@ -14,10 +14,11 @@ import pyarrow as pa
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
 from miniray.data.files import is_local, resolve
 from miniray.data.plan import Apply, Regroup
-from miniray.data.transforms import DataError, Transform
+from miniray.data.tables import rebatched
+from miniray.data.transforms import DataError, Transform, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from miniray.data.transforms import Where
 
@@ -62,9 +63,9 @@ class Writer(Transform):
             if not table.num_rows:
                 continue
             for folder, part in self._partitioned(table):
-                for data in self._files(part, where):
+                for rows in rebatched([part], 1) if self.kind in _IMAGES else (part,):
                     place = f"{self.first + where.index:06d}-{number:06d}"
-                    self._store(folder, f"{place}{self.token}.{self.kind}", data)
+                    self._store(folder, f"{place}{self.token}.{self.kind}", self._file(rows, where))
                     number += 1
             yield pa.table({"rows": [table.num_rows]})
 
@@ -82,22 +83,18 @@ class Writer(Transform):
             below = "/".join(f"{name}={quote(str(value), safe='')}" for name, value in named)
             yield f"{self.folder}/{below}", rest.take(pa.array(rows))
 
-    def _files(self, table: Any, where: Where) -> Iterator[bytes]:
-        """Yield the contents of the files for a table."""
-        if self.kind in _IMAGES:
-            for row in range(table.num_rows):
-                yield self._image(table, row, where)
-        else:
-            yield self._bytes(table, where)
-
-    def _bytes(self, table: Any, where: Where) -> bytes:
-        pickled = [field.name for field in table.schema if isinstance(field.type, Pickled)]
-        if pickled and not self.column:
+    def _file(self, table: Any, where: Where) -> bytes:
+        """Return the contents of the file for a table; an image is for one of a single row."""
+        sink = io.BytesIO()
+        values = None
+        if self.column:
+            check_columns(f"{self.name}: {where.label}", [self.column], table)
+            values = to_numpy(table.column(self.column))
+        elif pickled := [field.name for field in table.schema if isinstance(field.type, Pickled)]:
             raise DataError(
                 f"{self.name}: the column {pickled[0]!r} has Python objects, which files can't "
                 f"hold. Drop or convert it ({where.label})."
             )
-        sink = io.BytesIO()
         if self.kind == "parquet":
             import pyarrow.parquet as pq
 
@@ -109,27 +106,14 @@ class Writer(Transform):
         elif self.kind == "json":
             for row in table_to_rows(table):
                 sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
-        else:
+        elif self.kind == "npy":
             import numpy as np
 
-            np.save(sink, to_numpy(self._only(table, where)), allow_pickle=False)
-        return sink.getvalue()
+            np.save(sink, values, allow_pickle=False)
+        else:
+            from PIL import Image
 
-    def _only(self, table: Any, where: Where) -> Any:
-        if self.column not in table.column_names:
-            raise DataError(
-                f"{self.name}: {where.label} has no column {self.column!r}, but "
-                f"{', '.join(table.column_names)}."
-            )
-        return table.column(self.column)
-
-    def _image(self, table: Any, row: int, where: Where) -> bytes:
-        from PIL import Image
-
-        sink = io.BytesIO()
-        array = to_numpy(self._only(table, where).slice(row, 1))[0]
-        kind = {"jpg": "jpeg"}.get(self.kind, self.kind)
-        Image.fromarray(array).save(sink, format=kind)
+            Image.fromarray(values[0]).save(sink, format=self.kind.replace("jpg", "jpeg"))
         return sink.getvalue()
 
     def _store(self, folder: str, name: str, data: bytes) -> None:
@@ -148,35 +132,40 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def write(dataset: Any, kind: str, path: str, options: dict[str, Any]) -> None:
+def write(
+    dataset: Any,
+    kind: str,
+    path: str,
+    *,
+    filesystem: Any = None,
+    mode: Any = "append",
+    min_rows_per_file: int | None = None,
+    column: str = "",
+    partition_cols: Sequence[str] | None = None,
+    **options: Any,
+) -> None:
     """Write a dataset as files below a folder.
 
     Raises:
         ValueError: A value makes no sense, or mode="create" and there are files.
     """
     caller = f"write_{'numpy' if kind == 'npy' else 'images' if kind in _IMAGES else kind}"
-    mode = str(getattr(options.get("mode"), "value", options.get("mode", "append"))).lower()
+    mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
-    fs, folder = resolve(path, options.get("filesystem"))
+    fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
     if there and mode == "create":
         raise ValueError(f"{caller}(mode='create'): there are files in {path!r}.")
     if there and mode == "ignore":
         return
-    rows = options.get("min_rows_per_file")
-    taken = ("mode", "filesystem", "min_rows_per_file", "column", "partition_cols")
-    writer = Writer(
-        kind,
-        fs,
-        folder.rstrip("/"),
-        _next_number(there),
-        f"-{secrets.token_hex(4)}" if mode == "append" else "",
-        options.get("column", ""),
-        tuple(options.get("partition_cols") or ()),
-        {name: value for name, value in options.items() if name not in taken},
-    )
-    below = dataset._plan if rows is None else Regroup((dataset._plan,), rows)
+    token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
+    columns = tuple(partition_cols or ())
+    first = _next_number(there)
+    writer = Writer(kind, fs, folder.rstrip("/"), first, token, column, columns, options)
+    below = dataset._plan
+    if min_rows_per_file is not None:
+        below = Regroup((below,), min_rows_per_file)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Apply((below,), writer), ordered=False):
         pass

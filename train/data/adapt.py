@@ -103,7 +103,7 @@ def _source_of(name: str, dataset: Any, *, shuffled: bool) -> Source | StreamSou
 
 
 def _items_of(name: str, dataset: Any) -> Source | StreamSource:
-    from miniray.train.data.sources import IterableSource, MapSource
+    from miniray.train.data.sources import MapSource, StreamSource
 
     refusal = _refusal(dataset)
     if refusal is not None:
@@ -114,7 +114,7 @@ def _items_of(name: str, dataset: Any) -> Source | StreamSource:
     if not iterable and hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
         return MapSource(dataset)
     if hasattr(kind, "__iter__"):
-        return IterableSource(dataset)
+        return StreamSource(dataset)
     raise TypeError(
         f"datasets[{name!r}] is {_short(dataset)}, which is no dataset. Give {_ALLOWED}."
     )
@@ -221,11 +221,11 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
 
     from miniray.data.read_api import must_be_decoded
     from miniray.data.sources import HubRows, ReadUnit
-    from miniray.train.data.sources import IterableSource, MapSource
+    from miniray.train.data.sources import MapSource, StreamSource
     from miniray.train.data.units import UnitsSource
 
     if isinstance(dataset, datasets.IterableDataset):
-        return IterableSource(dataset)
+        return StreamSource(dataset)
     if not isinstance(dataset, datasets.Dataset):
         if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
             raise ValueError(

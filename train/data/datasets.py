@@ -167,8 +167,8 @@ def _countable(node: PlanNode, dataset: Dataset) -> tuple[Read, tuple[Stage, ...
 
 def _expected(step: Transform) -> Transform:
     """Return a step that is checked to keep the number of rows, unless it says it does not."""
-    if isinstance(step, MapBatches) and not step.changes_count and not step.keeps_count:
-        return dataclasses.replace(step, keeps_count=True)
+    if isinstance(step, MapBatches) and step.changes_count is None:
+        return dataclasses.replace(step, changes_count=False)
     return step
 
 

@@ -10,7 +10,6 @@ import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.train.config.checks import is_whole
-from miniray.train.data.formats import formatter
 from miniray.train.data.position import (
     ENDLESS,
     Position,
@@ -20,7 +19,7 @@ from miniray.train.data.position import (
     state_of,
 )
 from miniray.train.data.reading import LocalShuffle, StreamReader, StreamShuffle
-from miniray.train.data.sources import Source
+from miniray.train.data.sources import Source, formatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from miniray.train.data.order import TOGETHER, EpochOrder, Permutation, derive_key
 from miniray.train.data.position import part, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from miniray.train.data.position import Range
 
 
-class Reader(Protocol):
+class Reader(abc.ABC):
     """Reads a rank's rows by their place in its part, pass after pass.
 
     Attributes:
         size: The rows of the pass that has begun.
     """
 
-    size: int
+    size: int = 0
 
-    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
+    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:  # noqa: B027
         """Make what can be made ahead of a pass; the arguments are those of ``begin``."""
 
+    @abc.abstractmethod
     def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
         """Begin a pass.
 
@@ -36,42 +38,32 @@ class Reader(Protocol):
             start: The place among these of the first row that is wanted.
         """
 
+    @abc.abstractmethod
     def read(self, start: int, stop: int) -> Any:
         """Return the rows from one place up to, without, another: a table, or a list of items."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027
         """End the pass."""
 
 
-class ItemReader:
+class ItemReader(Reader):
     """Reads items by number, one after another.
 
     Args:
-        items: Returns the items of some numbers.
-        count: How many there are.
+        dataset: Has the items, by number.
         seed: From which the orders of epochs are drawn.
     """
 
-    def __init__(
-        self, items: Callable[[list[int]], list[Any]], count: int, seed: int | None
-    ) -> None:
-        self.size = 0
-        self._items, self._count, self._seed = items, count, seed
-        self._epoch = 0
-        self._ranges: Sequence[Range] = ()
-        self._at = 0  # the place of the next number
-        self._numbers: Iterator[int] = iter(())
-
-    def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
-        del epoch, ranges, start
+    def __init__(self, dataset: Any, seed: int | None) -> None:
+        self._dataset, self._seed = dataset, seed
 
     def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
         self._epoch, self._ranges, self.size = epoch, ranges, size_of(ranges)
         self._seek(start)
 
     def _seek(self, start: int) -> None:
-        order = EpochOrder([self._count], self._seed, self._epoch)
-        self._at = start
+        order = EpochOrder([len(self._dataset)], self._seed, self._epoch)
+        self._at = start  # the place of the next number
         self._numbers = (
             int(number)
             for low, high in part(self._ranges, start, self.size)
@@ -84,10 +76,12 @@ class ItemReader:
         if start != self._at:
             self._seek(start)
         self._at = stop
-        return self._items(list(itertools.islice(self._numbers, stop - start)))
-
-    def end(self) -> None:
-        pass
+        numbers = list(itertools.islice(self._numbers, stop - start))
+        # As PyTorch's own loader does: datasets may read several items at once.
+        several = getattr(self._dataset, "__getitems__", None)
+        if several is not None:
+            return list(several(numbers))
+        return [self._dataset[number] for number in numbers]
 
 
 class LocalShuffle:

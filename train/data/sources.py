@@ -1,14 +1,20 @@
-"""What datasets are read as: sources of a known number of rows, or streams of items."""
+"""What datasets are read as: sources of a known number of rows, or streams of items.
+
+And the batches of NumPy, pandas or Arrow that are made of their rows.
+"""
 
 from __future__ import annotations
 
 import abc
+import functools
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from miniray.train.data.reading import ItemReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from miniray.train.data.position import Range
     from miniray.train.data.reading import Reader
@@ -42,16 +48,6 @@ class Source(abc.ABC):
         return sum(self.block_sizes)
 
 
-class StreamSource(abc.ABC):
-    """Data that can only be read from the beginning, of unknown length."""
-
-    modules: Sequence[str] = ()
-
-    @abc.abstractmethod
-    def items(self, epoch: int) -> Iterator[Any]:
-        """Return the items of an epoch."""
-
-
 class MapSource(Source):
     """A dataset with ``__len__`` and ``__getitem__``; its items are read one by one."""
 
@@ -66,29 +62,64 @@ class MapSource(Source):
 
     def passes(self, seed: int | None, whole: Sequence[Range], share: int) -> Reader:
         del whole, share
-        return ItemReader(self.items, len(self._dataset), seed)
-
-    def items(self, numbers: list[int]) -> list[Any]:
-        """Return the items of these numbers."""
-        # As PyTorch's own loader does: datasets may read several items at once.
-        several = getattr(self._dataset, "__getitems__", None)
-        if several is not None:
-            return list(several(numbers))
-        return [self._dataset[number] for number in numbers]
+        return ItemReader(self._dataset, seed)
 
 
-class IterableSource(StreamSource):
-    """A dataset with ``__iter__`` alone.
+class StreamSource:
+    """A dataset with ``__iter__`` alone, read from its beginning, of unknown length.
 
     Each rank iterates over all of it and keeps its own items, so that every rank knows where the
     data end. A dataset with ``set_epoch`` is told the epoch.
     """
 
+    modules: Sequence[str] = ()
+
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def items(self, epoch: int) -> Iterator[Any]:
+        """Return the items of an epoch."""
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
         return iter(self._dataset)
+
+
+def formatter(batch_format: str | None, *, tabular: bool) -> Callable[[Any], Any]:
+    """Return what turns rows of a source into a batch.
+
+    Args:
+        batch_format: ``"default"``, ``"numpy"``, ``"pandas"``, ``"pyarrow"``; None is the last.
+        tabular: Whether rows are tables of Arrow; otherwise they are lists of items.
+
+    Raises:
+        ValueError: There is no such format, or not for these rows.
+    """
+    if tabular:
+        from miniray.data.blocks import check_format, table_to_batch
+
+        check_format("iter_batches", batch_format)
+        return functools.partial(table_to_batch, batch_format=batch_format)
+    if batch_format not in ("default", "numpy"):
+        raise ValueError(
+            f"iter_batches(batch_format={batch_format!r}) is for tables. This dataset gives items, "
+            f"which come as batch_format='numpy'."
+        )
+    return collate_numpy
+
+
+def collate_numpy(items: Sequence[Any]) -> Any:
+    """Items as arrays, in the structure of one item: a dictionary, a tuple, or a value."""
+    first = items[0]
+    if isinstance(first, dict):
+        return {key: collate_numpy([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(collate_numpy(column) for column in zip(*items, strict=True))
+    arrays = [np.asarray(item) for item in items]
+    if arrays[0].dtype.kind in "US":
+        return np.array(items, dtype=object)
+    if len({array.shape for array in arrays}) > 1:
+        ragged: Any = np.empty(len(arrays), dtype=object)
+        ragged[:] = arrays
+        return ragged
+    return np.stack(arrays)

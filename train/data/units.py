@@ -11,6 +11,7 @@ from miniray.data.tables import concat
 from miniray.data.transforms import DataError
 from miniray.train.data.order import TOGETHER, EpochOrder
 from miniray.train.data.position import part, size_of
+from miniray.train.data.reading import Reader
 from miniray.train.data.sources import Source
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Passes(UnitFeed):
         return unit
 
 
-class PassReader:
+class PassReader(Reader):
     """Reads a rank's rows by their place in its part, pass after pass.
 
     While the rest of a pass is read, the first tasks of the next one run, if tasks make the rows,
@@ -170,7 +171,6 @@ class PassReader:
         self, source: UnitsSource, seed: int | None, whole: Sequence[Range], share: int
     ) -> None:
         self.source = source
-        self.size = 0
         self._seed, self._whole, self._share = seed, whole, share
         self._epoch = -1
         self._ranges: Sequence[Range] = ()

@@ -84,7 +84,7 @@ def test_a_column_that_is_null_in_some_blocks_takes_the_type_of_the_others() -> 
 
 
 def test_types_that_do_not_go_together_are_told_by_column() -> None:
-    with pytest.raises(ValueError, match="'a' has types that do not go together: int64, string"):
+    with pytest.raises(ValueError, match="a has incompatible types: int64 vs string"):
         tables_.concat([pa.table({"a": [1]}), pa.table({"a": ["x"]})])
 
 

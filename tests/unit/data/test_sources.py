@@ -273,7 +273,7 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.map(lambda row: row, concurrency=0)
     with pytest.raises(ValueError, match="min_size and max_size"):
         data.ActorPoolStrategy(size=2, max_size=3)
-    with pytest.raises(AttributeError, match="no 'to_tf': iter_batches"):
+    with pytest.raises(AttributeError, match="no 'to_tf' in miniray: iter_batches"):
         dataset.to_tf()
     with pytest.raises(AttributeError, match="Did you mean 'target_max_block_size'"):
         data.DataContext.get_current().target_max_blocksize = 5
