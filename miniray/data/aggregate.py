@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 #: The key of the one group of aggregations without keys.
 ALL = "__miniray_all__"
-#: The column of row numbers, and the one of those of each group.
-_ROWS, _LISTED = "__miniray_rows__", "__miniray_rows___list"
+#: The column of row numbers, and of ``grouped_by``: of those of each group.
+ROW, ROWS = "__miniray_row__", "__miniray_row___list"
+#: Has ``grouped_by`` tell these.
+LISTED = (ROW, "list", None)
 
 
 class AggregateFn:
@@ -66,7 +68,7 @@ class AggregateFn:
             again: Whether it is of results.
         """
         del name, again
-        return [(_ROWS, "list", None)]
+        return [LISTED]
 
     def partial(self, key: Any, table: Any) -> Any:
         """Return the accumulator of rows of one group."""
@@ -342,24 +344,25 @@ class Std(_ByArrow):
 # --- carrying out -----------------------------------------------------------------------
 
 
-def _grouped(
-    table: Any, keys: Sequence[str], aggs: Sequence[AggregateFn], *, again: bool = False
-) -> Any:
-    """Return the keys of each group, in order, with what Arrow computes of its rows.
+def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[tuple[str, str, Any]]) -> Any:
+    """Return the keys of each group, in order, with what calls of Arrow compute of its rows.
 
     Args:
-        table: The keys of rows, and the column of each aggregation, called by its place; or
-            what came of such tables.
-        keys: The names of the keys.
-        aggs: The aggregations.
-        again: Whether the table has what came of others.
+        table: The rows.
+        keys: The columns that are equal in a group.
+        calls: A column, a function and its options each.
     """
-    table = table.append_column(_ROWS, pa.array(np.arange(table.num_rows)))
-    calls = {
+    table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))
+    found = table.group_by(list(keys), use_threads=False).aggregate(list(calls))
+    return found.take(key_order(found.select(keys), [False] * len(keys)))
+
+
+def _calls(aggs: Sequence[AggregateFn], *, again: bool) -> list[tuple[str, str, Any]]:
+    """Return what Arrow computes for aggregations, of columns that are called by their places."""
+    found = {
         call[:2]: call for n, agg in enumerate(aggs) for call in agg.calls(_column(n), again=again)
     }
-    found = table.group_by(list(keys), use_threads=False).aggregate(list(calls.values()))
-    return found.take(key_order(found.select(keys), [False] * len(keys)))
+    return list(found.values())
 
 
 def _column(place: int) -> str:
@@ -403,18 +406,18 @@ class Partial(Transform):
             if pa.types.is_null(values.type) and isinstance(agg, Std):
                 values = values.cast(pa.float64())
             columns = columns.append_column(_column(place), values)
-        found = _grouped(columns, self.keys, self.aggs)
-        if _LISTED not in found.column_names:
+        found = grouped_by(columns, self.keys, _calls(self.aggs, again=False))
+        if ROWS not in found.column_names:
             return found
         whole = table.combine_chunks()
-        rows = [whole.take(numbers.values) for numbers in found.column(_LISTED)]
+        rows = [whole.take(numbers.values) for numbers in found.column(ROWS)]
         ids = [self._key(*key.values()) for key in found.select(self.keys).to_pylist()]
         for place, agg in enumerate(self.aggs):
             if not isinstance(agg, _ByArrow):
                 found = found.append_column(
                     _column(place), pickled(list(map(agg.partial, ids, rows)))
                 )
-        return found.drop_columns([_LISTED])
+        return found.drop_columns([ROWS])
 
     def _key(self, *values: Any) -> Any:
         """Return the key of a group as users know it."""
@@ -433,7 +436,7 @@ class Combine(Ordered):
         table = concat(sides[0])
         if not table.num_columns:
             return table
-        found = _grouped(table, self.keys, self.aggs, again=True)
+        found = grouped_by(table, self.keys, _calls(self.aggs, again=True))
         made = found.select(self.keys)
         for place, agg in enumerate(self.aggs):
             if isinstance(agg, _ByArrow):
@@ -441,7 +444,7 @@ class Combine(Ordered):
                 results = agg.result([found.column(f"{name}_{what}") for name, what, _ in calls])
             else:
                 values = values_of(table.column(_column(place)))
-                groups = [[values[n] for n in rows] for rows in found.column(_LISTED).to_pylist()]
+                groups = [[values[n] for n in rows] for rows in found.column(ROWS).to_pylist()]
                 try:
                     results = column(list(map(agg.merged, groups)))
                 except Exception as error:

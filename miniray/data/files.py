@@ -308,7 +308,7 @@ def find_files(
 
 
 def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[str, int]]:
-    if not fs.isdir(path):  # a file or a pattern
+    if any(sign in path for sign in "*?[") or not fs.isdir(path):  # a pattern or a file
         details = fs.glob(path, detail=True)
     else:
         details = {

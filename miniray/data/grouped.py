@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pyarrow as pa
 
 from miniray.data.aggregate import (
     ALL,
+    LISTED,
+    ROWS,
     AggregateFn,
     Combine,
     Count,
@@ -20,10 +18,10 @@ from miniray.data.aggregate import (
     Partial,
     Std,
     Sum,
+    grouped_by,
 )
 from miniray.data.blocks import check_format
 from miniray.data.context import compute_of, udf_of
-from miniray.data.exchange import ORDER
 from miniray.data.ordered import Ordered, key_table
 from miniray.data.plan import Apply, Exchange, optimised, schema_of
 from miniray.data.transforms import MapBatches
@@ -47,11 +45,8 @@ class MapGroups(MapBatches):
                 yield table
                 continue
             keys = key_table(table, self.keys, self.name)
-            numbered = keys.append_column(ORDER, pa.array(np.arange(keys.num_rows)))
-            first = numbered.group_by(keys.column_names, use_threads=False)
-            starts = sorted(first.aggregate([(ORDER, "min")]).column(f"{ORDER}_min").to_pylist())
-            for low, high in itertools.pairwise([*starts, table.num_rows]):
-                yield table.slice(low, high - low)
+            for rows in grouped_by(keys, keys.column_names, [LISTED]).column(ROWS):
+                yield table.slice(rows[0].as_py(), len(rows))
 
 
 def known_columns(plan: PlanNode) -> list[str] | None:

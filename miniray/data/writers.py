@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from miniray.data.aggregate import LISTED, ROWS, grouped_by
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
 from miniray.data.files import is_local, resolve
 from miniray.data.plan import Apply, Regroup
@@ -73,15 +74,12 @@ class Writer(Transform):
         if not self.partition_cols:
             yield self.folder, table
             return
-        keys = table.select(list(self.partition_cols)).to_pylist()
-        groups: dict[tuple[Any, ...], list[int]] = {}
-        for row, key in enumerate(keys):
-            groups.setdefault(tuple(key.values()), []).append(row)
-        rest = table.drop_columns(list(self.partition_cols))
-        for values, rows in groups.items():
-            named = zip(self.partition_cols, values, strict=True)
-            below = "/".join(f"{name}={quote(str(value), safe='')}" for name, value in named)
-            yield f"{self.folder}/{below}", rest.take(pa.array(rows))
+        rest = table.drop_columns(list(self.partition_cols)).combine_chunks()
+        groups = grouped_by(table, self.partition_cols, [LISTED])
+        keys = groups.drop_columns(ROWS).to_pylist()
+        for key, rows in zip(keys, groups.column(ROWS), strict=True):
+            named = (f"{name}={quote(str(value), safe='')}" for name, value in key.items())
+            yield "/".join([self.folder, *named]), rest.take(rows.values)
 
     def _file(self, table: Any, where: Where) -> bytes:
         """Return the contents of the file for a table; an image is for one of a single row."""
