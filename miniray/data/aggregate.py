@@ -324,21 +324,19 @@ class Std(_ByArrow):
 
     def result(self, parts: Sequence[Any]) -> Any:
         """Put counts, means and variances of parts of each group together."""
-        groups = zip(*(part.to_pylist() for part in parts), strict=True)
-        return pa.array([self._one(*map(list, group)) for group in groups], pa.float64())
-
-    def _one(self, counts: list[Any], means: list[Any], variances: list[Any]) -> float | None:
-        if None in means:
-            if not self._ignore_nulls or not any(counts):
-                return None
-            there = [place for place, mean in enumerate(means) if mean is not None]
-            counts, means, variances = ([v[p] for p in there] for v in (counts, means, variances))
-        n, mean, variance = map(np.asarray, (counts, means, variances))
-        total = int(n.sum())
-        if total <= self._ddof:
-            return float("nan")
-        squares = (n * variance).sum() + (n * (mean - (n * mean).sum() / total) ** 2).sum()
-        return float(np.sqrt(squares / (total - self._ddof)))
+        lists = [part.combine_chunks() for part in parts]
+        group = pc.list_parent_indices(lists[0]).to_numpy()
+        flat = [each.flatten().to_numpy(zero_copy_only=False) for each in lists]
+        known = lists[1].flatten().is_valid().to_numpy(zero_copy_only=False)
+        n, mean, variance = (np.where(known, values, 0.0) for values in flat)
+        total = np.bincount(group, n)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of groups that have no result
+            center = np.bincount(group, n * mean) / total
+            squares = np.bincount(group, n * (variance + (mean - center[group]) ** 2))
+            found = np.sqrt(squares / (total - self._ddof))
+        found[total <= self._ddof] = np.nan
+        unknown = np.bincount(group, ~known) > 0
+        return pa.array(found, mask=total == 0 if self._ignore_nulls else unknown)
 
 
 # --- carrying out -----------------------------------------------------------------------

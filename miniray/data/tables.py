@@ -94,7 +94,9 @@ def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
         size += table.nbytes
         if size >= target:
             made = True
-            yield from _parts(_joined(held), size, target)
+            whole = _joined(held)
+            rows = whole.num_rows if size < 2 * target else whole.num_rows * target // size
+            yield from rebatched([whole], max(1, rows))
             held, size = [], 0
     if held:
         yield _joined(held)
@@ -106,11 +108,3 @@ def _joined(tables: Sequence[Any]) -> Any:
     """Return tables as one whose columns have few chunks: each costs pickling and reading."""
     table = concat(tables)
     return table.combine_chunks() if table.nbytes < len(tables) * _SMALL else table
-
-
-def _parts(table: Any, size: int, target: int) -> Iterator[Any]:
-    rows = max(1, table.num_rows * target // max(size, 1))
-    if size < 2 * target:
-        rows = table.num_rows
-    for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
