@@ -174,46 +174,35 @@ def _from_arrow(dataset: Any) -> Source | None:
     from miniray.data.sources import FragmentRows
     from miniray.train.data.units import UnitsSource
 
-    if isinstance(dataset, pyarrow.Table):
-        return _of_table(dataset)
-    if isinstance(dataset, pyarrow.RecordBatch):
-        return _of_table(pyarrow.Table.from_batches([dataset]))
     if isinstance(dataset, pyarrow.dataset.InMemoryDataset):
-        return _of_table(dataset.to_table())
+        dataset = dataset.to_table()
     if isinstance(dataset, pyarrow.dataset.Dataset):
         return UnitsSource(FragmentRows.units(dataset))
-    return None
+    rows = isinstance(dataset, pyarrow.Table | pyarrow.RecordBatch)
+    return _from_rows(dataset) if rows else None
 
 
 def _from_pandas(dataset: Any) -> Source | None:
-    import pyarrow
-
-    if type(dataset).__name__ != "DataFrame":
-        return None
-    return _of_table(pyarrow.Table.from_pandas(dataset, preserve_index=False))
+    return _from_rows(dataset) if type(dataset).__name__ == "DataFrame" else None
 
 
-def _of_table(table: Any) -> Source:
-    from miniray.data.sources import TableRows
-    from miniray.train.data.units import UnitsSource
+def _from_rows(rows: Any) -> Source:
+    """Return the source of a table or a DataFrame.
 
-    return UnitsSource([TableRows.unit(_compact(table))])
-
-
-def _compact(table: Any) -> Any:
-    """Return the table in one chunk per column, and without what it is a slice of.
-
-    Taking rows out of many chunks puts these together each time.
+    It has one chunk per column, and nothing of what it is a slice of: taking rows out of many
+    chunks puts these together each time.
     """
     import pyarrow
 
-    if table.get_total_buffer_size() > _SLICE_FACTOR * table.nbytes:
-        sink = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        table = pyarrow.ipc.open_stream(sink.getvalue()).read_all()
+    from miniray.data.blocks import batch_to_table
+    from miniray.data.sources import TableRows
+    from miniray.train.data.units import UnitsSource
+
+    table = batch_to_table(rows)
+    if table.get_total_buffer_size() > _SLICE_FACTOR * table.nbytes:  # two parts are copied
+        table = pyarrow.concat_tables([table, table.slice(0, 0)])
     chunked = any(column.num_chunks > 1 for column in table.columns)
-    return table.combine_chunks() if chunked else table
+    return UnitsSource([TableRows.unit(table.combine_chunks() if chunked else table)])
 
 
 def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
