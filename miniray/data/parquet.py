@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -145,53 +145,40 @@ def _range_of(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]
         yield dataclasses.replace(piece, start=piece.start + low, stop=piece.start + high)
 
 
-class Footer(NamedTuple):
-    """The metadata and the Arrow schema of a Parquet file."""
-
-    metadata: Any
-    schema: Any
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class ParquetDatasource(Datasource):
     """Parquet files. Their footers are read when units are made, except for the first one's.
 
-    Args:
-        files: Paths and sizes.
+    Attributes:
+        found: Paths and sizes.
         wanted: What is read of them.
         footers: Those that were read before, by path.
     """
 
+    found: Sequence[tuple[str, int]]
+    wanted: Selection
+    footers: dict[str, Any] = dataclasses.field(default_factory=dict)
     name = "ReadParquet"
-
-    def __init__(
-        self,
-        files: Sequence[tuple[str, int]],
-        wanted: Selection,
-        footers: dict[str, Footer] | None = None,
-    ) -> None:
-        self._files = files
-        self._wanted = wanted
-        self._footers: dict[str, Footer] = {} if footers is None else footers
 
     def schema(self) -> Any:
         """Return the schema, of the first footer and the folders' names."""
-        schema = self._complete(self._footer(self._files[0][0]).schema)
-        names = dataclasses.replace(self._wanted, schema=schema).names
+        schema = self._complete(self._footer(self.found[0][0]).schema.to_arrow_schema())
+        names = dataclasses.replace(self.wanted, schema=schema).names
         return pa.schema([schema.field(name) for name in names])
 
     def _complete(self, schema: Any) -> Any:
         """Return a schema of files with what their paths tell."""
         table = from_file(schema.empty_table())
-        return with_path(table, self._files[0][0], include=self._wanted.paths).schema
+        return with_path(table, self.found[0][0], include=self.wanted.paths).schema
 
     def files(self) -> list[str]:
-        return [path for path, _ in self._files]
+        return [path for path, _ in self.found]
 
     def count(self) -> int | None:
         """Return the number of rows from the footers; None if rows are left out."""
-        if self._wanted.expr is not None:
+        if self.wanted.expr is not None:
             return None
-        return int(sum(footer.metadata.num_rows for footer in self._all_footers()))
+        return int(sum(footer.num_rows for footer in self._all_footers()))
 
     def selected(self, columns: Sequence[str]) -> ParquetDatasource:
         """Return a source of these columns; those that it lacks are an error."""
@@ -199,30 +186,29 @@ class ParquetDatasource(Datasource):
         missing = [name for name in columns if name not in known]
         if missing:
             raise ValueError(
-                f"{self._files[0][0]} has no column {missing[0]!r}, but {', '.join(known)}."
+                f"{self.found[0][0]} has no column {missing[0]!r}, but {', '.join(known)}."
             )
         return self._with(columns=tuple(columns))
 
     def filtered(self, expr: Expr) -> Datasource | None:
         """Return a source that leaves out the rows for which the expression is not true."""
-        if not expr.columns() <= set(self.schema().names) or self._wanted.columns is not None:
+        if not expr.columns() <= set(self.schema().names) or self.wanted.columns is not None:
             return None
-        both = expr if self._wanted.expr is None else self._wanted.expr & expr
+        both = expr if self.wanted.expr is None else self.wanted.expr & expr
         return self._with(expr=both)
 
     def _with(self, **changes: Any) -> ParquetDatasource:
-        wanted = dataclasses.replace(self._wanted, **changes)
-        return ParquetDatasource(self._files, wanted, self._footers)
+        return dataclasses.replace(self, wanted=dataclasses.replace(self.wanted, **changes))
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
-        footers = self._all_footers()
-        schema = _unified([(p, f.schema) for (p, _), f in zip(self._files, footers, strict=True)])
-        wanted = dataclasses.replace(self._wanted, schema=self._complete(schema))
+        found = list(zip(self.files(), self._all_footers(), strict=True))
+        schema = _unified([(path, footer.schema.to_arrow_schema()) for path, footer in found])
+        wanted = dataclasses.replace(self.wanted, schema=self._complete(schema))
         groups = [
             (Piece(path, number, 0, group.num_rows), _decoded(group, wanted.used))
-            for (path, _), (metadata, _) in zip(self._files, footers, strict=True)
-            for number, group in enumerate(map(metadata.row_group, range(metadata.num_row_groups)))
+            for path, footer in found
+            for number, group in enumerate(map(footer.row_group, range(footer.num_row_groups)))
             if group.num_rows and self._may_match(group)
         ]
         rows, total = sum(piece.stop for piece, _ in groups), sum(size for _, size in groups)
@@ -240,7 +226,7 @@ class ParquetDatasource(Datasource):
 
     def _may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group say that no row passes the filter."""
-        if self._wanted.expr is None:
+        if self.wanted.expr is None:
             return True
         statistics = {
             column.path_in_schema: found
@@ -249,22 +235,22 @@ class ParquetDatasource(Datasource):
         }
         return all(
             _possible(function, value, statistics[name].min, statistics[name].max)
-            for name, function, value in comparisons(self._wanted.expr)
+            for name, function, value in comparisons(self.wanted.expr)
             if name in statistics
         )
 
-    def _footer(self, path: str) -> Footer:
-        if path not in self._footers:
-            with self._wanted.open(path) as file:
-                self._footers[path] = Footer(file.metadata, file.schema_arrow)
-        return self._footers[path]
+    def _footer(self, path: str) -> Any:
+        if path not in self.footers:
+            with self.wanted.open(path) as file:
+                self.footers[path] = file.metadata
+        return self.footers[path]
 
-    def _all_footers(self) -> list[Footer]:
-        missing = [path for path, _ in self._files if path not in self._footers]
+    def _all_footers(self) -> list[Any]:
+        missing = [path for path, _ in self.found if path not in self.footers]
         if len(missing) > 1:
             with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
                 list(pool.map(self._footer, missing))
-        return [self._footer(path) for path, _ in self._files]
+        return [self._footer(path) for path, _ in self.found]
 
 
 def _unit(wanted: Selection, pieces: tuple[Piece, ...], size: int) -> ReadUnit:
