@@ -83,9 +83,6 @@ def batch_to_table(batch: Any) -> Any:
         return batch
     if isinstance(batch, pa.RecordBatch):
         return pa.Table.from_batches([batch])
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(batch, pandas.DataFrame):
-        return _from_pandas(batch)
     if not hasattr(batch, "keys"):
         raise TypeError(
             f"a batch is a dictionary of arrays, a pandas.DataFrame or a pyarrow.Table, "
@@ -95,40 +92,28 @@ def batch_to_table(batch: Any) -> Any:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns of a batch differ in length: {lengths}")
-    return pa.table(columns)
-
-
-def _from_pandas(frame: Any) -> Any:
-    columns = {
-        str(name): column(series.tolist())
-        if series.dtype == object
-        else pa.array(series, from_pandas=True)
-        for name, series in frame.items()
-    }
-    return pa.table(columns) if columns else _no_columns(len(frame))
+    return pa.table(columns) if columns else _no_columns(len(batch))
 
 
 def column(values: Any) -> Any:
-    """Return values as an Arrow array: an array, a tensor of PyTorch, or a list of anything."""
+    """Return values as an Arrow array: an array, a tensor, a Series, or a list of anything."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
-    torch = sys.modules.get("torch")
+    pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
         return _of_array(values)
-    if not isinstance(values, list | tuple | np.ndarray) or (
-        isinstance(values, np.ndarray) and not values.ndim
-    ):
-        raise TypeError(f"a column is an array or a list, not {type(values).__name__}")
-    return _of_values(list(values))
+    if pandas is not None and isinstance(values, pandas.Series) and values.dtype != object:
+        return pa.array(values, from_pandas=True)
+    if isinstance(values, list | tuple) or getattr(values, "ndim", 0):
+        return _of_values(list(values))
+    raise TypeError(f"a column is an array or a list, not {type(values).__name__}")
 
 
 def _of_array(values: Any) -> Any:
-    if values.ndim == 1:
-        if values.dtype.kind in "US":
-            return pa.array(values.tolist())
-        return pa.array(values)
+    if values.ndim == 1:  # Arrow ends texts of NumPy at a zero
+        return pa.array(values.tolist() if values.dtype.kind in "US" else values)
     if 0 in values.shape[1:] or values.dtype.kind not in "biuf":
         return _of_values(list(values))
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -160,18 +145,13 @@ def _of_values(values: list[Any]) -> Any:
 
 
 def _of_arrays(values: list[Any]) -> Any:
-    numeric = all(
-        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.size
-        for value in values
-    )
-    if numeric and len({(value.shape, value.dtype) for value in values}) == 1:
-        if not values[0].ndim:
-            return pa.array(np.stack(values))
-        return _of_array(np.stack(values))
-    if all(v is None or (isinstance(v, np.ndarray) and v.dtype.kind in "biuf") for v in values):
-        kind = np.result_type(*(value.dtype for value in values if value is not None))
-        return ragged(values, kind)
-    return pickled(values)
+    there = [value for value in values if value is not None]
+    if not all(isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in there):
+        return pickled(values)
+    alike = len({(value.shape, value.dtype) for value in there}) == 1
+    if alike and len(there) == len(values) and there[0].size:
+        return _of_array(np.stack(there))
+    return ragged(values, np.result_type(*(value.dtype for value in there)))
 
 
 def ragged(values: list[Any], kind: Any) -> Any:
