@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -232,12 +233,10 @@ def to_numpy(values: Any) -> Any:
     NaN in columns of numbers, and text is of dtype object.
     """
     if isinstance(values, pa.ChunkedArray):
-        if values.num_chunks == 1:
-            return to_numpy(values.chunk(0))
-        parts = [to_numpy(chunk) for chunk in values.chunks if len(chunk)]
-        if not parts:
-            special = isinstance(values.type, pa.BaseExtensionType)
-            return to_numpy(pa.array([], values.type.storage_type if special else values.type))
+        chunks = [chunk for chunk in values.chunks if len(chunk)] or [values.combine_chunks()]
+        parts = list(map(to_numpy, chunks))
+        if len(parts) == 1:
+            return parts[0]
         if len({part.shape[1:] for part in parts}) > 1:
             return _objects([row for part in parts for row in part])
         return np.concatenate(parts)
@@ -249,14 +248,11 @@ def to_numpy(values: Any) -> Any:
         return _objects(values_of(values))
     if isinstance(kind, pa.BaseExtensionType):
         return to_numpy(values.storage)
-    if pa.types.is_fixed_size_list(kind) and not values.null_count:
-        inner = to_numpy(values.flatten())
-        return inner.reshape(len(values), kind.list_size, *inner.shape[1:])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = set(values.value_lengths().to_pylist())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        lengths = pc.unique(pc.list_value_length(values)).to_pylist()
         if len(lengths) == 1 and None not in lengths:
             inner = to_numpy(values.flatten())
-            return inner.reshape(len(values), lengths.pop(), *inner.shape[1:])
+            return inner.reshape(len(values), *lengths, *inner.shape[1:])
     return values.to_numpy(zero_copy_only=False)
 
 
@@ -281,20 +277,15 @@ def values_of(values: Any) -> list[Any]:
         dtype = kind.value_type.to_pandas_dtype()
         return [None if v is None else np.array(v, dtype).reshape(kind.shape) for v in flat]
     if isinstance(kind, Ragged):
-        return _ragged_values(values.storage)
+        data, shape = values.storage.field("data"), values.storage.field("shape")
+        valid = values.is_valid().to_pylist()
+        return [
+            flat.values.to_numpy(zero_copy_only=False).reshape(dimensions) if there else None
+            for flat, dimensions, there in zip(data, shape.to_pylist(), valid, strict=True)
+        ]
     if not values.null_count and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
         return values.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return values.to_pylist()  # type: ignore[no-any-return]
-
-
-def _ragged_values(storage: Any) -> list[Any]:
-    shapes = storage.field("shape").to_pylist()
-    data = storage.field("data")
-    found: list[Any] = []
-    for index, valid in enumerate(storage.is_valid().to_pylist()):
-        flat = data[index].values.to_numpy(zero_copy_only=False) if valid else None
-        found.append(None if flat is None else flat.reshape(shapes[index]))
-    return found
 
 
 def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
