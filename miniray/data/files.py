@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import json
 import operator
 import os
 import urllib.parse
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from miniray.data.blocks import column, from_file, rows_to_table
@@ -26,37 +28,53 @@ T = TypeVar("T")
 _FIRST = 2**16
 
 
+class FileKind(NamedTuple):
+    """A kind of files.
+
+    Attributes:
+        name: Of the source in a plan.
+        called: In errors.
+        table: Makes the rows of a file, of the lines that begin within some bytes.
+        extensions: How the files' names end; None: anyhow.
+        options: What ``table`` can be told.
+        lines: Whether a file may be cut at ends of lines.
+        inflates: How many times its size a file takes in memory.
+    """
+
+    name: str
+    called: str
+    table: Callable[[FileFormat, str, int, int], Any]
+    extensions: tuple[str, ...] | None = None
+    options: tuple[str, ...] = ()
+    lines: bool = False
+    inflates: int = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
     """How files become rows.
 
     Attributes:
+        kind: What they are.
         filesystem: Where they are, of fsspec.
-        options: Of the format.
+        options: Of the kind.
         paths: Whether the column "path" is added.
     """
 
+    kind: FileKind
     filesystem: Any
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any]
     paths: bool = False
-
-    #: Name of the source in a plan.
-    name: ClassVar[str] = "ReadFiles"
-    #: What files are called in errors, and how their names end.
-    kind: ClassVar[str] = "data"
-    extensions: ClassVar[tuple[str, ...] | None] = None
-    #: Whether a file may be cut at ends of lines.
-    lines: ClassVar[bool] = False
-    #: How many times its size a file takes in memory.
-    inflates: ClassVar[int] = 1
-
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield the rows of a file, of the lines that begin within these bytes."""
-        raise NotImplementedError
 
     def can_be_cut(self, path: str) -> bool:
         """Return whether parts of a file can be read, each from a line on."""
-        return self.lines and not self.options and not path.endswith(".gz")
+        if not self.kind.lines or self.options or path.endswith(".gz"):
+            return False
+        if not path.endswith(".json"):
+            return True
+        with self.filesystem.open(path, "rb") as file:  # an object in each line, or a list
+            line, end, _ = file.read(_FIRST).strip().partition(b"\n")
+        return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
 
     def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
         """Return the lines of a file that begin within these bytes, or all of it."""
@@ -71,126 +89,98 @@ class FileFormat:
                 data += file.readline()
             return bytes(data)
 
-
-class CsvFormat(FileFormat):
-    """CSV with a header in each file."""
-
-    name = "ReadCSV"
-    kind = "CSV"
-    extensions = (".csv", ".csv.gz", ".tsv")
-    lines = True
-
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        import pyarrow.csv
+        """Yield the rows of a file, if there are any.
 
-        data = self.read(path, start, stop)
-        if start and not data:
-            return
-        options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **self.options}
-        if start:  # the names are at the beginning
-            with self.filesystem.open(path, "rb") as file:
-                names = pyarrow.csv.read_csv(io.BytesIO(file.readline())).column_names
-            options["read_options"].column_names = names
-        stream = pa.BufferReader(data)
-        packed = pa.CompressedInputStream(stream, "gzip") if path.endswith(".gz") else stream
-        yield pyarrow.csv.read_csv(packed, **options)
-
-
-class JsonFormat(FileFormat):
-    """JSON: an object in each line, or a list of objects."""
-
-    name = "ReadJSON"
-    kind = "JSON"
-    extensions = (".json", ".jsonl", ".ndjson")
-    lines = True
-    inflates = 2
-
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        import json
-
-        import pyarrow.json
-
-        data = self.read(path, start, stop)
-        if not data.strip():
-            return
-        read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        Raises:
+            DataError: It is not of this kind, or can't be read.
+        """
         try:
-            yield pyarrow.json.read_json(io.BytesIO(data), read_options=read, **self.options)
-        except pa.ArrowInvalid:
-            if start or stop < ENDLESS:
-                raise
-            found = json.loads(data)
-            yield rows_to_table(found if isinstance(found, list) else [found])
-
-    def can_be_cut(self, path: str) -> bool:
-        """Return whether a file has an object in each line, by its name or its first line."""
-        if not super().can_be_cut(path) or path.endswith((".jsonl", ".ndjson")):
-            return super().can_be_cut(path)
-        with self.filesystem.open(path, "rb") as file:
-            line, end, _ = file.read(_FIRST).strip().partition(b"\n")
-        return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
+            table = self.kind.table(self, path, start, stop)
+            if table is not None:
+                yield with_path(from_file(table), path, include=self.paths)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            called = self.kind.called
+            raise DataError(f"{path} can't be read as a {called} file: {error}") from error
 
 
-class TextFormat(FileFormat):
-    """A row for each line."""
+def _csv(files: FileFormat, path: str, start: int, stop: int) -> Any:
+    """Read CSV with a header in each file."""
+    import pyarrow.csv
 
-    name = "ReadText"
-    kind = "text"
-    lines = True
-
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        data = self.read(path, start, stop)
-        lines = data.decode(self.options.get("encoding", "utf-8")).splitlines()
-        if self.options.get("drop_empty_lines", True):
-            lines = [line for line in lines if line.strip()]
-        yield pa.table({"text": pa.array(lines, pa.string())})
-
-
-class BinaryFormat(FileFormat):
-    """A row for each file: its bytes."""
-
-    name = "ReadBinary"
-    kind = "binary"
-
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        yield pa.table({"bytes": pa.array([self.read(path)], pa.binary())})
+    data = files.read(path, start, stop)
+    if start and not data:
+        return None
+    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **files.options}
+    if start:  # the names are at the beginning
+        with files.filesystem.open(path, "rb") as file:
+            names = pyarrow.csv.read_csv(io.BytesIO(file.readline())).column_names
+        options["read_options"].column_names = names
+    stream = pa.BufferReader(data)
+    packed = pa.CompressedInputStream(stream, "gzip") if path.endswith(".gz") else stream
+    return pyarrow.csv.read_csv(packed, **options)
 
 
-class ImageFormat(FileFormat):
-    """A row for each image, decoded by Pillow."""
+def _json(files: FileFormat, path: str, start: int, stop: int) -> Any:
+    """Read an object in each line, or a list of objects."""
+    import pyarrow.json
 
-    name = "ReadImage"
-    kind = "image"
-    extensions = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-    inflates = 8
-
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        import numpy as np
-        from PIL import Image
-
-        image: Any = Image.open(io.BytesIO(self.read(path)))
-        size, mode = self.options.get("size"), self.options.get("mode")
-        if size is not None:
-            height, width = size
-            image = image.resize((width, height))
-        if mode is not None:
-            image = image.convert(mode)
-        yield pa.table({"image": column([np.asarray(image)])})
+    data = files.read(path, start, stop)
+    if not data.strip():
+        return None
+    read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        return pyarrow.json.read_json(io.BytesIO(data), read_options=read, **files.options)
+    except pa.ArrowInvalid:
+        if start or stop < ENDLESS:
+            raise
+        found = json.loads(data)
+        return rows_to_table(found if isinstance(found, list) else [found])
 
 
-class NumpyFormat(FileFormat):
-    """A row for each entry of the first axis of an array."""
+def _text(files: FileFormat, path: str, start: int, stop: int) -> Any:
+    """Make a row of each line."""
+    data = files.read(path, start, stop)
+    lines = data.decode(files.options.get("encoding", "utf-8")).splitlines()
+    if files.options.get("drop_empty_lines", True):
+        lines = [line for line in lines if line.strip()]
+    return pa.table({"text": pa.array(lines, pa.string())})
 
-    name = "ReadNumpy"
-    kind = "NumPy"
-    extensions = (".npy",)
 
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield one table. Arrays of Python objects are refused: they are pickled."""
-        import numpy as np
+def _bytes(files: FileFormat, path: str, start: int, stop: int) -> Any:
+    """Make a row of each file."""
+    return pa.table({"bytes": pa.array([files.read(path, start, stop)], pa.binary())})
 
-        array = np.load(io.BytesIO(self.read(path)), allow_pickle=False)
-        yield pa.table({"data": column(np.atleast_1d(array))})
+
+def _image(files: FileFormat, path: str, start: int, stop: int) -> Any:
+    """Make a row of each image, decoded by Pillow."""
+    from PIL import Image
+
+    image: Any = Image.open(io.BytesIO(files.read(path, start, stop)))
+    size, mode = files.options.get("size"), files.options.get("mode")
+    if size is not None:
+        height, width = size
+        image = image.resize((width, height))
+    if mode is not None:
+        image = image.convert(mode)
+    return pa.table({"image": column([np.asarray(image)])})
+
+
+def _numpy(files: FileFormat, path: str, start: int, stop: int) -> Any:
+    """Make a row of each entry of the first axis. Python objects are refused: they are pickled."""
+    array = np.load(io.BytesIO(files.read(path, start, stop)), allow_pickle=False)
+    return pa.table({"data": column(np.atleast_1d(array))})
+
+
+_PARTS_OF_CSV = ("read_options", "parse_options", "convert_options")
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+CSV = FileKind("ReadCSV", "CSV", _csv, (".csv", ".csv.gz", ".tsv"), _PARTS_OF_CSV, lines=True)
+_NAMES_OF_JSON = (".json", ".jsonl", ".ndjson")
+JSON = FileKind("ReadJSON", "JSON", _json, _NAMES_OF_JSON, ("parse_options",), True, 2)
+TEXT = FileKind("ReadText", "text", _text, None, ("encoding", "drop_empty_lines"), lines=True)
+BINARY = FileKind("ReadBinary", "binary", _bytes)
+IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, ("size", "mode"), inflates=8)
+NUMPY = FileKind("ReadNumpy", "NumPy", _numpy, (".npy",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,16 +198,8 @@ class FileRows(Content):
         return f"{path} (from byte {start})" if start else path
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        found = itertools.chain.from_iterable(self._tables(*span) for span in self.spans)
+        found = itertools.chain.from_iterable(self.format.tables(*span) for span in self.spans)
         return between(found, start, stop)
-
-    def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        try:
-            for table in self.format.tables(path, start, stop):
-                yield with_path(from_file(table), path, include=self.format.paths)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            kind = self.format.kind
-            raise DataError(f"{path} can't be read as a {kind} file: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,14 +211,14 @@ class FilesDatasource(Datasource):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self.format.name
+        return self.format.kind.name
 
     def files(self) -> list[str]:
         return [path for path, _ in self.found]
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: parts of large files, small files together."""
-        inflates = self.format.inflates
+        inflates = self.format.kind.inflates
         total = sum(size for _, size in self.found) * inflates
         target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
         for some in bunched(self.found, operator.itemgetter(1), target):
@@ -249,7 +231,7 @@ class FilesDatasource(Datasource):
                 yield self._unit([(path, start, stop)], target)
 
     def _unit(self, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
-        return ReadUnit(FileRows(self.format, tuple(spans)), size=size * self.format.inflates)
+        return ReadUnit(FileRows(self.format, tuple(spans)), size=size * self.format.kind.inflates)
 
 
 # --- paths ------------------------------------------------------------------------------

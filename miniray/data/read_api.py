@@ -12,14 +12,15 @@ from miniray.data.batches import check_whole
 from miniray.data.blocks import batch_to_table
 from miniray.data.dataset import Dataset, MaterializedDataset
 from miniray.data.files import (
-    BinaryFormat,
-    CsvFormat,
+    BINARY,
+    CSV,
+    IMAGES,
+    JSON,
+    NUMPY,
+    TEXT,
     FileFormat,
+    FileKind,
     FilesDatasource,
-    ImageFormat,
-    JsonFormat,
-    NumpyFormat,
-    TextFormat,
     find_files,
 )
 from miniray.data.parquet import ParquetDatasource, Selection
@@ -36,7 +37,6 @@ from miniray.data.sources import (
 from miniray.data.tables import concat
 
 if TYPE_CHECKING:
-    import builtins
     from collections.abc import Sequence
 
 #: Arguments of Ray's readers that only advise, and those that are not here.
@@ -193,19 +193,14 @@ def read_parquet(
     return dataset if filter is None else dataset.filter(expr=filter)
 
 
-def _read(
-    caller: str,
-    kind: builtins.type[FileFormat],
-    paths: Any,
-    options: dict[str, Any],
-    known: Sequence[str],
-) -> Dataset:
-    found = _checked(caller, options, (*known, "filesystem", "include_paths", "shuffle"))
+def _read(caller: str, kind: FileKind, paths: Any, options: dict[str, Any]) -> Dataset:
+    found = _checked(caller, options, (*kind.options, "filesystem", "include_paths", "shuffle"))
     found = {name: value for name, value in found.items() if value is not None}
     seed = _seed_of(caller, found.pop("shuffle", None))
     paths_too = found.pop("include_paths", False)
-    fs, files = find_files(paths, found.pop("filesystem", None), kind.extensions, kind.kind)
-    return Dataset(Read(FilesDatasource(kind(fs, found, paths_too), files), seed))
+    fs, files = find_files(paths, found.pop("filesystem", None), kind.extensions, kind.called)
+    format_ = FileFormat(kind, fs, found, paths_too)
+    return Dataset(Read(FilesDatasource(format_, files), seed))
 
 
 def read_csv(paths: Any, **options: Any) -> Dataset:
@@ -217,8 +212,7 @@ def read_csv(paths: Any, **options: Any) -> Dataset:
             ``parse_options``, ``convert_options`` of ``pyarrow.csv``, with which each file is read
             by one task.
     """
-    known = ("read_options", "parse_options", "convert_options")
-    return _read("read_csv", CsvFormat, paths, options, known)
+    return _read("read_csv", CSV, paths, options)
 
 
 def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Dataset:
@@ -230,12 +224,12 @@ def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Datas
         **options: ``filesystem``, ``include_paths``, ``shuffle``, ``parse_options``.
     """
     del lines
-    return _read("read_json", JsonFormat, paths, options, ("parse_options",))
+    return _read("read_json", JSON, paths, options)
 
 
 def read_text(paths: Any, **options: Any) -> Dataset:
     """Read lines of text into the column "text"; ``encoding``, ``drop_empty_lines=True``."""
-    return _read("read_text", TextFormat, paths, options, ("encoding", "drop_empty_lines"))
+    return _read("read_text", TEXT, paths, options)
 
 
 def read_images(paths: Any, **options: Any) -> Dataset:
@@ -246,14 +240,14 @@ def read_images(paths: Any, **options: Any) -> Dataset:
         **options: ``size``: (height, width) to scale to; ``mode``: of Pillow, such as "RGB";
             ``filesystem``, ``include_paths``, ``shuffle``.
     """
-    return _read("read_images", ImageFormat, paths, options, ("size", "mode"))
+    return _read("read_images", IMAGES, paths, options)
 
 
 def read_numpy(paths: Any, **options: Any) -> Dataset:
     """Read ``.npy`` files: a row in the column "data" for each entry of the first axis."""
-    return _read("read_numpy", NumpyFormat, paths, options, ())
+    return _read("read_numpy", NUMPY, paths, options)
 
 
 def read_binary_files(paths: Any, **options: Any) -> Dataset:
     """Read each file as a row, with its contents in the column "bytes"."""
-    return _read("read_binary_files", BinaryFormat, paths, options, ())
+    return _read("read_binary_files", BINARY, paths, options)
