@@ -60,16 +60,6 @@ class AggregateFn:
         self._init, self._merge, self._finalize = init, merge, finalize
         self._row, self._block = accumulate_row, accumulate_block
 
-    def calls(self, name: str, *, again: bool) -> list[tuple[str, str, Any]]:
-        """Return what Arrow computes of groups: column, function, options.
-
-        Args:
-            name: The column that has the values, or with whose name those that have results begin.
-            again: Whether it is of results.
-        """
-        del name, again
-        return [LISTED]
-
     def partial(self, key: Any, table: Any) -> Any:
         """Return the accumulator of rows of one group."""
         accumulator = self._init(key)
@@ -232,11 +222,8 @@ class _ByArrow(_OfColumn):
 
     parts: tuple[tuple[str, str], ...] = ()
 
-    def calls(self, name: str, *, again: bool) -> list[tuple[str, str, Any]]:
-        found = [(f"{name}_{one}", two) if again else (name, one) for one, two in self.parts]
-        return [(column, function, self._options(function)) for column, function in found]
-
-    def _options(self, function: str) -> Any:
+    def options(self, function: str) -> Any:
+        """Return the options of a function of Arrow."""
         if function == "list":
             return None
         if function == "count":
@@ -357,14 +344,17 @@ def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[tuple[str, str, 
 
 def _calls(aggs: Sequence[AggregateFn], *, again: bool) -> list[tuple[str, str, Any]]:
     """Return what Arrow computes for aggregations, of columns that are called by their places."""
-    found = {
-        call[:2]: call for n, agg in enumerate(aggs) for call in agg.calls(_column(n), again=again)
-    }
-    return list(found.values())
+    found = [] if all(isinstance(agg, _ByArrow) for agg in aggs) else [LISTED]
+    for place, agg in enumerate(aggs):
+        if isinstance(agg, _ByArrow):
+            for one, two in agg.parts:
+                name, function = (_column(place, one), two) if again else (_column(place), one)
+                found.append((name, function, agg.options(function)))
+    return found
 
 
-def _column(place: int) -> str:
-    return f"__miniray_{place}"
+def _column(place: int, *functions: str) -> str:
+    return "_".join([f"__miniray_{place}", *functions])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -438,8 +428,7 @@ class Combine(Ordered):
         made = found.select(self.keys)
         for place, agg in enumerate(self.aggs):
             if isinstance(agg, _ByArrow):
-                calls = agg.calls(_column(place), again=True)
-                results = agg.result([found.column(f"{name}_{what}") for name, what, _ in calls])
+                results = agg.result([found.column(_column(place, *part)) for part in agg.parts])
             else:
                 values = values_of(table.column(_column(place)))
                 groups = [[values[n] for n in rows] for rows in found.column(ROWS).to_pylist()]
