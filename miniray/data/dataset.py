@@ -253,17 +253,11 @@ class Dataset(Rearranging):
 
     def materialize(self) -> Any:
         """Execute the dataset, and return one whose blocks are in the object store."""
-        blocks: list[Any] = []
-        empty: Any = None
-        for unit in self._units():
-            block = stored(unit)
-            if block.rows != 0:
-                blocks.append(block)
-            else:
-                empty = empty or block
-        if blocks or empty is not None:
-            self._schema = self._schema or table_of((blocks or [empty])[0].part(0, 1)).schema
-        plan = Read(UnitsDatasource(blocks, self._schema))
+        blocks = [stored(unit) for unit in self._units()]
+        full = [block for block in blocks if block.rows != 0]
+        if blocks:
+            self._schema = self._schema or table_of((full or blocks)[0].part(0, 1)).schema
+        plan = Read(UnitsDatasource(full, self._schema))
         return MaterializedDataset(plan, self._schema, self._stats)
 
     # --- splits -------------------------------------------------------------------------
