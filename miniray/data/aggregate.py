@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 #: The key of the one group of aggregations without keys.
 ALL = "__miniray_all__"
-#: The column of row numbers, and of ``grouped_by``: of those of each group.
+#: The column of row numbers, and of those of each group, which the call has ``grouped_by`` tell.
 ROW, ROWS = "__miniray_row__", "__miniray_row___list"
-#: Has ``grouped_by`` tell these.
 LISTED = (ROW, "list", None)
 
 
@@ -335,9 +334,10 @@ def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[tuple[str, str, 
     Args:
         table: The rows.
         keys: The columns that are equal in a group.
-        calls: A column, a function and its options each.
+        calls: A column, a function and its options each; ``LISTED`` for the numbers of the rows.
     """
-    table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))
+    if LISTED in calls:
+        table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))
     found = table.group_by(list(keys), use_threads=False).aggregate(list(calls))
     return found.take(key_order(found.select(keys), [False] * len(keys)))
 
