@@ -107,7 +107,7 @@ def column(values: Any) -> Any:
         return _of_array(values)
     if pandas is not None and isinstance(values, pandas.Series) and values.dtype != object:
         return pa.array(values, from_pandas=True)
-    if isinstance(values, list | tuple) or getattr(values, "ndim", 0):
+    if isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0:
         return _of_values(list(values))
     raise TypeError(f"a column is an array or a list, not {type(values).__name__}")
 

@@ -84,7 +84,7 @@ class Writer(Transform):
     def _file(self, table: Any, where: Where) -> bytes:
         """Return the contents of the file for a table; an image is for one of a single row."""
         sink = io.BytesIO()
-        values = None
+        values: Any = None
         if self.column:
             check_columns(f"{self.name}: {where.label}", [self.column], table)
             values = to_numpy(table.column(self.column))
