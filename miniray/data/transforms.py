@@ -138,7 +138,7 @@ def _rows_text(start: int, count: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Calls(Transform):
+class UserStep(Transform):
     """Calls a function of the user: the base of what does."""
 
     udf: Udf
@@ -154,7 +154,7 @@ class Calls(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
-class MapRows(Calls):
+class MapRows(UserStep):
     """Calls a function for each row: the kind is "Map", "FlatMap" or "Filter"."""
 
     @property
@@ -204,7 +204,7 @@ class MapRows(Calls):
 
 
 @dataclasses.dataclass(frozen=True)
-class MapBatches(Calls):
+class MapBatches(UserStep):
     """Calls a function for each batch.
 
     Attributes:
