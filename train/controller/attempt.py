@@ -274,6 +274,12 @@ class Attempt:
         if self._late is not None:
             self._late.cancel()
 
+    def replace(self) -> None:
+        """Fail what its ranks wait for, as others run in their place."""
+        why = "Other workers run in place of these."
+        self.keys.close(why)
+        self._rendezvous.close(why)
+
     @property
     def running(self) -> list[int]:
         """The ranks of which no end is known."""

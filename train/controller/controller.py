@@ -133,7 +133,8 @@ class TrainController:
         except asyncio.CancelledError:
             try:
                 await self._record_rest(recording)  # before the end is told
-                await self._move(RunState.ABORTED)
+                if not self._state.terminal:  # else callbacks were just told of its end
+                    await self._move(RunState.ABORTED)
             except CallbackError as error:
                 self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
@@ -304,7 +305,7 @@ class TrainController:
         if self._state is RunState.RESIZING:
             self._feed.note(f"There is room for more workers than {self._size}.")
         await self._stop_group(graceful=False)
-        self._attempt.keys.close("Other workers run in place of these.")
+        self._attempt.replace()
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
         # Whatever ends workers at once at their start is given time to go by.
@@ -404,8 +405,8 @@ class TrainController:
     async def _finish(self) -> RunOutcome:
         aborted = self._state is RunState.ABORTED
         await self._logs.close(rank_logs.ABORT_TIMEOUT if aborted else rank_logs.TIMEOUT)
-        # Callbacks end first, so that what is stored of the run includes what they raise.
-        for ending in (self._end_callbacks, self._close):
+        # What is stored of the run comes last, so that it includes what the others raise.
+        for ending in (self._end_callbacks, self._close_recorder, self._write_end):
             try:
                 await self._blocking(ending)
             except Exception as error:  # noqa: PERF203, BLE001 - the driver is told
@@ -431,9 +432,12 @@ class TrainController:
         error = self._message if self._state is RunState.ERRORED else None
         self._callbacks.end(self._state, error)
 
-    def _close(self) -> None:
+    def _close_recorder(self) -> None:
         if self._recorder.owned:
             self._recorder.close()
+
+    def _write_end(self) -> None:
+        if self._recorder.owned:
             self._run_board.write(self._state, self._message)
 
     def _note_running(self) -> None:

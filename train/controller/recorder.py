@@ -18,7 +18,7 @@ from miniray.common.series import COUNTED
 from miniray.train.storage.metrics_log import History, MetricsLog, flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from miniray.train.base.reports import Step
     from miniray.train.callbacks import CallbackRunner
@@ -235,8 +235,8 @@ class RunRecorder:
         return self.storage.owned_by(self.token)
 
     def close(self) -> None:
-        self.storage.delete_incomplete()
         self._log.close()
+        self._tidy(self.storage.delete_incomplete)
 
     def _commit(self, number: int, step: Step) -> Checkpoint:
         name = step.uploads[0].name
@@ -247,8 +247,12 @@ class RunRecorder:
         COUNTED.count("train_checkpoints_total", (*self._tags, ("outcome", "complete")))
         COUNTED.took("train_checkpoint_seconds", seconds, self._tags)
         for surplus in self._book.add(record):
-            try:
-                self.storage.delete(surplus.name)
-            except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again
-                logger.warning("Checkpoint %s can't be deleted.", surplus.name, exc_info=True)
+            self._tidy(self.storage.delete, surplus.name)
         return self.storage.checkpoint(name)
+
+    def _tidy(self, delete: Callable[..., Any], *names: str) -> None:
+        """Delete old files; a failure does not end the run, as a later one tries again."""
+        try:
+            delete(*names)
+        except Exception:  # clients of stores raise what they like
+            logger.warning("Old files in %s can't be deleted.", self.storage.path, exc_info=True)

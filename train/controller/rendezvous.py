@@ -169,6 +169,10 @@ class Rendezvous:
         for meeting in list(self._meetings.values()):
             self._check(meeting)
 
+    def close(self, why: str) -> None:
+        """End all calls, and those that still come, with a sentence that says why."""
+        self._break(CollectiveError(why))
+
     def waiting(self, rank: int) -> tuple[str, float, list[int]] | None:
         """The call in which a rank waits, for how many seconds, and for whom; None if in none."""
         for meeting in self._meetings.values():

@@ -162,7 +162,7 @@ def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | 
                 ask("end", ended)
         outcome = controller.outcome()
         worker.finish_uploads()
-    except KeyboardInterrupt:
+    except BaseException:  # Ctrl-C, or a storage that this thread can't read
         controller.abort()
         raise
     # What a loop raises because its controller or another rank has failed is no cause.

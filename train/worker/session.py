@@ -286,5 +286,5 @@ def _delete(checkpoint: Checkpoint) -> None:
             shutil.rmtree(checkpoint.path)
         else:
             checkpoint.fsspec_filesystem.rm(checkpoint.path, recursive=True)
-    except OSError:
+    except Exception:  # clients of stores raise what they like
         logger.warning("%r was uploaded and can't be deleted.", checkpoint, exc_info=True)

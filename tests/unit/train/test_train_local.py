@@ -30,6 +30,7 @@ from miniray.train import (
 from miniray.train.callbacks import ProgressCallback
 from miniray.train.controller.attempt import Attempt
 from miniray.train.data_parallel_trainer import LOCAL_VARIABLE, is_local
+from miniray.train.storage.storage import RunStorage
 
 
 @pytest.fixture
@@ -432,10 +433,27 @@ def test_a_storage_that_can_not_be_used_fails_before_the_loop(fit, tmp_path):
         fit(lambda: pytest.fail("the loop ran"), storage_path=tmp_path / "file")
 
 
+def threads_of_runs():
+    return {each.name for each in threading.enumerate() if each.name.startswith("train-")}
+
+
 def test_no_thread_is_left_when_a_run_is_over(fit):
     fit(lambda: train.report({"n": 1}))
-    left = {thread.name for thread in threading.enumerate()}
-    assert not {name for name in left if name.startswith("train-")}
+    assert not threads_of_runs()
+
+
+def test_a_run_whose_storage_the_loop_can_not_read_does_not_go_on(fit, tmp_path, monkeypatch):
+    def facts_in_threads(storage):
+        if threading.current_thread() is threading.main_thread():
+            raise PermissionError("403 Forbidden")
+        return facts(storage)
+
+    facts = RunStorage.run_facts
+    monkeypatch.setattr(RunStorage, "run_facts", facts_in_threads)
+    with pytest.raises(PermissionError, match="403"):
+        fit(lambda: pytest.fail("the loop ran"), name="mine")
+    assert not threads_of_runs()
+    assert json.loads((tmp_path / "runs/mine/run.json").read_text())["state"] == "ABORTED"
 
 
 def test_the_variable_makes_runs_local(tmp_path, monkeypatch):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 
 import pytest
 from controller_helpers import FakeGroup, run
 
 from miniray.train import Callback, CallbackError
 from miniray.train.base.states import RunState
+from miniray.train.storage.storage import RunStorage
 
 
 def test_callbacks_see_states_reports_and_failures(start):
@@ -136,6 +138,37 @@ def test_an_aborted_run_tells_callbacks_of_its_end_also_if_one_fails_at_it(start
     outcome = asyncio.run(scenario())
     assert "no route to host" in outcome.message
     assert ended == [RunState.ERRORED]
+
+
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.ERRORED])
+def test_a_run_that_is_stopped_while_callbacks_learn_how_it_ended_has_ended_so(
+    start, tmp_path, state
+):
+    class Slow(Callback):
+        def on_state_change(self, run_context, old, new):
+            if new is state:
+                learning.set()
+                assert stopped.wait(20)
+
+        def on_end(self, run_context, state, error):
+            ended.append(state)
+
+    async def loop(rank):
+        if state is RunState.ERRORED:
+            raise ValueError("boom")
+
+    async def scenario():
+        controller = start(callbacks=[Slow()])
+        result = asyncio.ensure_future(controller.run(controller, [loop]))
+        assert await asyncio.to_thread(learning.wait, 20)
+        await controller.abort()
+        stopped.set()
+        return await result
+
+    ended, learning, stopped = [], threading.Event(), threading.Event()
+    assert asyncio.run(scenario()).state is state
+    assert ended == [state]
+    assert RunStorage(tmp_path, "run").run_facts()["state"] == state.value
 
 
 def test_an_exception_in_a_callback_ends_the_run_as_the_controllers(start):

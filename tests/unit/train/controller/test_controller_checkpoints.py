@@ -15,6 +15,7 @@ from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.reports import Report
 from miniray.train.base.states import RunState
 from miniray.train.progress.feed import Seen
+from miniray.train.storage.metrics_log import MetricsLog
 from miniray.train.storage.storage import RunStorage
 
 
@@ -190,3 +191,34 @@ def test_uploads_of_a_rank_that_is_lost_are_not_waited_for(start):
     outcome = run(start(), loop)
     assert sorted(outcome.worker_failures) == [0, 1]
     assert time.monotonic() - began < 20
+
+
+def test_old_checkpoints_that_can_not_be_deleted_do_not_end_the_run(start, monkeypatch, caplog):
+    def refuse(*_):
+        raise RuntimeError("403 Forbidden")  # as the client of a store may
+
+    async def loop(rank):
+        for _ in range(2):
+            await rank.report({}, {"model": "x"})
+        monkeypatch.setattr(RunStorage, "delete_incomplete", refuse)
+
+    monkeypatch.setattr(RunStorage, "delete", refuse)
+    outcome = run(start(workers=1, num_to_keep=1), loop)
+    assert outcome.state is RunState.FINISHED
+    assert [record.number for record in outcome.checkpoints] == [1]
+    assert caplog.text.count("RuntimeError: 403 Forbidden") == 2
+
+
+def test_a_run_whose_metrics_can_not_be_written_at_its_end_has_not_gone_on(
+    start, tmp_path, monkeypatch
+):
+    def fail(_):
+        raise OSError("disk full")
+
+    async def loop(rank):
+        await rank.report({})
+
+    monkeypatch.setattr(MetricsLog, "close", fail)
+    assert run(start(), loop).state is RunState.ERRORED
+    facts = RunStorage(tmp_path, "run").run_facts()
+    assert (facts["state"], facts["error"]) == ("ERRORED", "OSError: disk full")

@@ -125,6 +125,20 @@ def test_who_waits_for_whom_is_known():
     assert seconds >= 0
 
 
+def test_of_ranks_that_were_replaced_nobody_is_told_that_they_wait(monkeypatch):
+    async def scenario(rendezvous):
+        tasks = await waiting(rendezvous, 0)
+        rendezvous.close("Others run in their place.")
+        await asyncio.sleep(0.05)
+        tasks += await waiting(rendezvous, 1)
+        return [str((await task).error) for task in tasks]
+
+    told = []
+    monkeypatch.setattr("miniray.train.controller.rendezvous.NOTE_AFTER", 0.01)
+    assert meet(scenario, tell=told.append) == ["Others run in their place."] * 2
+    assert told == []
+
+
 def test_the_user_is_told_for_whom_ranks_wait(monkeypatch):
     async def scenario(rendezvous):
         tasks = await waiting(rendezvous, 0, 2)

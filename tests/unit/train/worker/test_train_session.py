@@ -173,6 +173,17 @@ def test_local_files_are_deleted_after_the_upload_if_asked(session, make_checkpo
     assert not Path(deleted.path).exists()
 
 
+def test_what_was_uploaded_and_can_not_be_deleted_is_reported_all_the_same(
+    session, controller, make_checkpoint, monkeypatch
+):
+    def refuse(_):
+        raise RuntimeError("403 Forbidden")  # as the client of a store may
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    report({}, make_checkpoint(), delete_local_checkpoint_after_upload=True)
+    assert len(controller.reports) == 1
+
+
 def test_a_checkpoint_that_holds_the_runs_folder_is_not_deleted(session, tmp_path):
     with pytest.raises(ValueError, match="is inside the checkpoint"):
         report(
