@@ -150,15 +150,12 @@ class FolderCache:
 
     async def _obtain_lock(self, key: str, build: Callable[[Path, int], Awaitable[None]]) -> int:
         """Build the folder if it does not exist, and return a lock that keeps it."""
-        build_lock = await _lock_exclusive(self._root / f"{key}.build")
+        build_lock = await _wait_for_lock(self._root / f"{key}.build")
         try:
             if not _marker(self._root, key).exists():
                 await self._build(key, build, build_lock)
                 self._collect()
-            use_lock = os.open(self._root / f"{key}.use", os.O_RDWR | os.O_CREAT, 0o600)
-            # Never waits: who locks this exclusively holds the build lock.
-            fcntl.flock(use_lock, fcntl.LOCK_SH)
-            return use_lock
+            return _use(self._root, key)
         finally:
             os.close(build_lock)
 
@@ -174,10 +171,7 @@ class FolderCache:
         except BaseException:
             await uninterrupted(_remove_tree, folder)
             raise
-        marker = _marker(self._root, key)
-        draft = marker.with_suffix(".draft")
-        draft.write_text(json.dumps({"bytes": size}), encoding="utf-8")
-        draft.rename(marker)
+        _mark(self._root, key, size)
 
     def _collect(self) -> None:
         """Remove unused folders beyond the limit, in the background."""
@@ -197,6 +191,61 @@ class FolderCache:
             except OSError:
                 logger.exception("The cache %s can't be cleaned.", self._root)
             again = self._collect_again
+
+
+@contextlib.contextmanager
+def folder_in_use(root: Path, key: str, build: Callable[[Path], None]) -> Iterator[Path]:
+    """Have a finished folder, as ``FolderCache.acquire`` does, without an event loop; blocks.
+
+    What was used last is removed: there is no limit below which unused folders stay. So is what
+    killed processes have left, before it could be used again.
+
+    Args:
+        root: Where the folders are, and nothing else; made for as long as one is used.
+        key: A file name that says what is in the folder.
+        build: Fills the new, empty folder that it is given.
+    """
+    _remove_unused(root)
+    try:
+        build_lock = _lock_exclusive(root / f"{key}.build")
+        try:
+            if not _marker(root, key).exists():
+                _remove_tree(root / key)  # what a builder left that has failed
+                (root / key).mkdir(mode=0o700)
+                build(root / key)
+                _mark(root, key, 0)
+            use_lock = _use(root, key)
+        finally:
+            _unlock(build_lock)
+        try:
+            yield root / key
+        finally:
+            _unlock(use_lock)
+    finally:
+        _remove_unused(root)
+        with contextlib.suppress(OSError):  # others have folders there, or have removed it
+            root.rmdir()
+
+
+def _remove_unused(root: Path) -> None:
+    """Remove all folders that nobody builds or uses."""
+    with contextlib.suppress(FileNotFoundError):  # another process removes them too
+        for entry in root.glob("*.build"):
+            _remove_if_unused(root, entry.stem, unfinished=False)
+
+
+def _unlock(descriptor: int) -> None:
+    """Give back a lock, also if a process that was forked meanwhile has the file open too."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _use(root: Path, key: str) -> int:
+    """Return a lock that keeps a finished folder, to one who has the lock for building it."""
+    use_lock = os.open(root / f"{key}.use", os.O_RDWR | os.O_CREAT, 0o600)
+    # Never waits: who locks this exclusively holds the build lock.
+    fcntl.flock(use_lock, fcntl.LOCK_SH)
+    return use_lock
 
 
 def collect(root: Path, limit: int) -> None:
@@ -252,22 +301,22 @@ def _try_exclusive(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-async def _lock_exclusive(path: Path) -> int:
+def _lock_exclusive(path: Path) -> int:
     """Wait for a lock and return its descriptor; closing it gives the lock back."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            descriptor = await _wait_for_lock(path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # who used the cache last has removed its folder
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_current(descriptor, path):
             return descriptor
         os.close(descriptor)
 
 
 async def _wait_for_lock(path: Path) -> int:
-    """Wait in a thread of its own, which a cancelled caller leaves behind.
+    """Wait for a lock in a thread of its own, which a cancelled caller leaves behind.
 
     The thread is no executor's, so that a process can end while another one builds.
     """
@@ -281,8 +330,7 @@ async def _wait_for_lock(path: Path) -> int:
             locked.set_result(descriptor)
 
     def wait() -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = _lock_exclusive(path)
         try:
             loop.call_soon_threadsafe(deliver, descriptor)
         except RuntimeError:  # the loop was closed, nobody waits
@@ -308,6 +356,13 @@ def _is_current(descriptor: int, path: Path) -> bool:
 def _marker(root: Path, key: str) -> Path:
     """Return the file whose existence says that the folder of this key is finished."""
     return root / f"{key}.ready"
+
+
+def _mark(root: Path, key: str, size: int) -> None:
+    """Enter that the folder of this key is finished, and has so many bytes."""
+    draft = root / f"{key}.draft"
+    draft.write_text(json.dumps({"bytes": size}), encoding="utf-8")
+    draft.rename(_marker(root, key))
 
 
 def _remove_tree(folder: Path) -> None:

@@ -142,9 +142,9 @@ class WorkerGroup:
 
     def why_waiting(self) -> str:
         """Return which resources are short, and by how much; block for a moment."""
-        assert self._room is not None
         try:
-            demand = waiting_demand(self._room.name)
+            # An elastic group that still looks for its size has no room yet.
+            demand = None if self._room is None else waiting_demand(self._room.name)
             total, free = api.cluster_resources(), api.available_resources()
         except (MinirayError, OSError) as error:
             logger.warning("It is not known why the workers wait for resources: %s", error)

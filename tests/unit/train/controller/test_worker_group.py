@@ -113,3 +113,9 @@ def test_nodes_that_can_not_reach_each_other_end_the_start():
     with pytest.raises(GroupStartError) as caught:
         group()._take_ranks([info("a", "10.0.0.1"), info("b", "127.0.1.1")], None, 1)
     assert "--host" in caught.value.failures[0].summary
+
+
+def test_a_group_that_looks_for_its_size_says_why_it_waits(monkeypatch):
+    monkeypatch.setattr(worker_group.api, "cluster_resources", lambda: {"CPU": 3.0})
+    monkeypatch.setattr(worker_group.api, "available_resources", lambda: {"CPU": 1.0})
+    assert "Waiting for the resources of 4 workers" in group((2, 4)).why_waiting()

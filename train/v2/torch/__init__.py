@@ -1,0 +1,1 @@
+"""Modules with names of ``miniray.train.torch``."""
