@@ -394,9 +394,6 @@ async def uninterrupted(function: Callable[..., T], *args: Any) -> T:
     return future.result()
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclasses.dataclass(eq=False)
 class JobFolders:
     """The folders of each job. Belongs to one event loop."""

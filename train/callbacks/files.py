@@ -11,10 +11,10 @@ import mmap
 import os
 import time
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from miniray.train.config.run import Callback
-from miniray.train.storage.metrics_log import flatten
+from miniray.train.storage.metrics_log import flat_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ class CsvFile:
         """Write rows; they are with the operating system when this returns."""
         for row in rows:
             # A line is a row, so that half a row can be told from whole ones.
-            cells = {_one_line(key): _one_line(value) for key, value in row.items()}
+            cells = {_one_line(key): _one_line(value) for key, value in flat_row(row).items()}
             added = [key for key in cells if key not in self._columns]
             if added:
                 self._widen(added)
@@ -107,6 +107,8 @@ def _cut_half_a_line(path: Path) -> None:
 class _FileCallback(Callback):
     """Writes a row for each report."""
 
+    _kind: ClassVar[type[JsonLinesFile | CsvFile]]
+
     def __init__(self, path: str | os.PathLike[str], *, all_ranks: bool = False) -> None:
         name = type(self).__name__
         text = os.fspath(path)
@@ -121,6 +123,9 @@ class _FileCallback(Callback):
         self.all_ranks = all_ranks
         self._file: JsonLinesFile | CsvFile | None = None
 
+    def on_start(self, run_context: RunContext) -> None:
+        self._file = self._kind(self.path)
+
     def after_report(
         self,
         run_context: RunContext,
@@ -133,13 +138,9 @@ class _FileCallback(Callback):
             "time": time.time(),
             "checkpoint": PurePosixPath(checkpoint.path).name if checkpoint else None,
         }
-        if not self.all_ranks:
-            if metrics[0] or checkpoint is not None:
-                self._file.append([{**about, **self._values(metrics[0])}])
-            return
         self._file.append(
-            {**about, "rank": rank, **self._values(values)}
-            for rank, values in enumerate(metrics)
+            {**about, **({"rank": rank} if self.all_ranks else {}), "metrics": values}
+            for rank, values in enumerate(metrics if self.all_ranks else metrics[:1])
             if values or checkpoint is not None
         )
 
@@ -147,9 +148,6 @@ class _FileCallback(Callback):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
 
 
 class JSONCallback(_FileCallback):
@@ -163,11 +161,7 @@ class JSONCallback(_FileCallback):
         ValueError: The path is no file of this machine.
     """
 
-    def on_start(self, run_context: RunContext) -> None:
-        self._file = JsonLinesFile(self.path)
-
-    def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return {"metrics": metrics}
+    _kind = JsonLinesFile
 
 
 class CSVCallback(_FileCallback):
@@ -177,8 +171,4 @@ class CSVCallback(_FileCallback):
     then; rows before have nothing in it. The arguments are those of ``JSONCallback``.
     """
 
-    def on_start(self, run_context: RunContext) -> None:
-        self._file = CsvFile(self.path)
-
-    def _values(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return flatten(metrics)
+    _kind = CsvFile

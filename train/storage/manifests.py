@@ -67,7 +67,7 @@ def named(entries: set[str]) -> tuple[set[str], set[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointRecord:
-    """A complete checkpoint.
+    """A complete checkpoint, as its manifest tells of it.
 
     Attributes:
         name: Name of its folder in the run's folder.
@@ -76,6 +76,7 @@ class CheckpointRecord:
         size: Bytes of all its files.
         seconds: From the begin of its first upload until it was complete.
         time: When it was complete, in seconds since the epoch.
+        files: Size in bytes of each file, by its path in the folder; only in the manifest.
     """
 
     name: str
@@ -84,23 +85,10 @@ class CheckpointRecord:
     size: int = 0
     seconds: float = 0.0
     time: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest(CheckpointRecord):
-    """What is known of a complete checkpoint.
-
-    Attributes:
-        files: Size in bytes of each file, by its path in the folder.
-    """
-
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def record(self) -> CheckpointRecord:
-        """Return the checkpoint without the names of its files."""
-        return CheckpointRecord(
-            self.name, self.number, self.metrics, self.size, self.seconds, self.time
-        )
+    def without_files(self) -> CheckpointRecord:
+        return dataclasses.replace(self, files={})
 
     def text(self) -> str:
         """Return the manifest as it is stored; metrics that are not JSON become text."""
@@ -118,15 +106,15 @@ class Manifest(CheckpointRecord):
         )
 
 
-_FIELDS = {field.name for field in dataclasses.fields(Manifest)}
+_FIELDS = {field.name for field in dataclasses.fields(CheckpointRecord)}
 
 
-def parse(text: str) -> Manifest | None:
-    """Return the manifest that a file holds; None if it holds no whole one."""
+def parse(text: str) -> CheckpointRecord | None:
+    """Return what the manifest in a file tells; None if it is no whole one."""
     try:
         facts = json.loads(text)
         # What a later version has added is left out.
-        manifest = Manifest(**{name: facts[name] for name in _FIELDS & facts.keys()})
+        manifest = CheckpointRecord(**{name: facts[name] for name in _FIELDS & facts.keys()})
     except (ValueError, TypeError, AttributeError):
         return None
     whole = (

@@ -192,12 +192,14 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its metrics, by flat key, behind what else is in it."""
+    return {**{key: row[key] for key in row if key != "metrics"}, **flatten(row.get("metrics", {}))}
+
+
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows as CSV: number, time, checkpoint, then a column for each metric."""
-    table = [
-        {**{key: row[key] for key in row if key != "metrics"}, **flatten(row["metrics"])}
-        for row in rows
-    ]
+    table = [flat_row(row) for row in rows]
     columns = list(dict.fromkeys(key for row in table for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -19,7 +19,7 @@ from miniray.train.base.reports import Upload
 from miniray.train.storage import manifests
 from miniray.train.storage.checkpoint import METADATA_FILE, Checkpoint
 from miniray.train.storage.filesystem import protocols, resolve, shown
-from miniray.train.storage.manifests import CheckpointRecord, Manifest, check_folder_name
+from miniray.train.storage.manifests import CheckpointRecord, check_folder_name
 from miniray.train.storage.store import Store, list_files, merge
 
 if TYPE_CHECKING:
@@ -244,10 +244,11 @@ class RunStorage:
             files = self.files.sizes(name)
         files.pop(METADATA_FILE, None)
         size = sum(files.values())
-        manifest = Manifest(name, number, dict(metrics), size, seconds, int(time.time()), files)
-        self.files.write(manifests.manifest_path(name), manifest.text())
+        now = int(time.time())
+        record = CheckpointRecord(name, number, dict(metrics), size, seconds, now, files)
+        self.files.write(manifests.manifest_path(name), record.text())
         self._unmark(name)
-        return manifest.record()
+        return record.without_files()
 
     def revoke(self, name: str) -> None:
         """Make a checkpoint incomplete and leave its files; ``delete_incomplete`` deletes them."""
@@ -283,7 +284,7 @@ class RunStorage:
                 missing[0],
             )
             found.pop()
-        return [each.record() for each in found]
+        return [each.without_files() for each in found]
 
     def delete_incomplete(self) -> int:
         """Delete checkpoints and files that are incomplete; return the first number free."""
@@ -304,7 +305,7 @@ class RunStorage:
         numbers += [record.number for record in self.records()]
         return max(numbers, default=-1) + 1
 
-    def _manifest(self, name: str) -> Manifest | None:
+    def _manifest(self, name: str) -> CheckpointRecord | None:
         text = self.files.read(manifests.manifest_path(name))
         manifest = None if text is None else manifests.parse(text)
         return manifest if manifest is not None and manifest.name == name else None
