@@ -190,25 +190,28 @@ class ScalingConfig:
     @property
     def workers_step(self) -> int:
         """The number of workers is a multiple of this: the hosts of a TPU slice, else 1."""
-        shape = _slice_shape(self) if self.use_tpu else None
+        shape = _slice_shape(self)
         return shape.hosts if shape is not None else 1
 
     @property
     def worker_resources(self) -> dict[str, float]:
         """What each worker holds, by resource name, without zeros."""
+        shape = _slice_shape(self)
         if self.resources_per_worker is not None:
             resources = {
                 name: amount for name, amount in self.resources_per_worker.items() if amount
             }
-        elif self.use_tpu:
-            resources = _default_resources(self)
+        elif self.use_gpu or (self.use_tpu and shape is None):
+            resources = {}
         else:
-            resources = {} if self.use_gpu else {"CPU": 1.0}
+            resources = {"CPU": 1.0}
         if self.use_gpu:
             resources.setdefault("GPU", 1.0)
         if self.use_tpu:
-            resources.setdefault("TPU", _default_chips(self))
-        kind = _type_of_nodes(self) if self.use_tpu else self.accelerator_type
+            resources.setdefault("TPU", 1.0 if shape is None else float(shape.chips_per_host))
+        kind = self.accelerator_type
+        if shape is not None:  # nodes name the type by the generation alone
+            kind = f"TPU-{shape.pod_type.partition('-')[0].upper()}"
         if kind is not None:
             resources.setdefault(f"accelerator_type:{kind}", ACCELERATOR_TYPE_SHARE)
         return resources
@@ -323,28 +326,6 @@ def _slice_shape(config: ScalingConfig) -> SliceShape | None:
             f"ScalingConfig(topology={config.topology!r}, "
             f"accelerator_type={config.accelerator_type!r}): {error}."
         ) from None
-
-
-def _type_of_nodes(config: ScalingConfig) -> str | None:
-    """The accelerator type as nodes name it: ``TPU-V6E`` for the hosts of a slice of ``v6e``."""
-    if _slice_shape(config) is None:
-        return config.accelerator_type
-    from miniray.accelerators.tpu import generation
-
-    assert config.accelerator_type is not None
-    return f"TPU-{generation(config.accelerator_type).upper()}"
-
-
-def _default_chips(config: ScalingConfig) -> float:
-    """Chips of a worker that are not given: those of a host of the slice, else 1."""
-    shape = _slice_shape(config)
-    return float(shape.chips_per_host) if shape is not None else 1.0
-
-
-def _default_resources(config: ScalingConfig) -> dict[str, float]:
-    """Return what a worker holds when nothing is given; of a host of a slice, a CPU as well."""
-    cpus = {} if _slice_shape(config) is None else {"CPU": 1.0}
-    return {**cpus, "TPU": _default_chips(config)}
 
 
 def _slice_labels(config: ScalingConfig, index: int) -> dict[str, str]:
