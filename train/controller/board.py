@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.runtime import runtime_or_none
 from miniray.common.state_types import TRAIN_RUNS
 from miniray.exceptions import EngineError
-from miniray.train.progress.feed import Seen
 from miniray.train.storage.metrics_log import shown_row
 
 if TYPE_CHECKING:
@@ -71,10 +70,9 @@ class RunBoard:
         }
         loop = asyncio.get_running_loop()
 
-        def told(seen: Sequence[Any], newest: int) -> Callable[[], str]:
+        def told(version: int) -> Callable[[], str]:
             def wait() -> str:
-                telling = self._told(Seen(*seen), newest)
-                return asyncio.run_coroutine_threadsafe(telling, loop).result()
+                return asyncio.run_coroutine_threadsafe(self._told(version), loop).result()
 
             return wait
 
@@ -117,10 +115,9 @@ class RunBoard:
         assert self._runtime is not None
         self._told_at = time.monotonic()
         history, attempt = self.recorder.history, self._attempt
-        newest = history.shown(history.reports - 2)
         row = self._row | {
             "reports": history.reports,
-            "metrics": dict([*newest[-1]["metrics"].items()][:MAX_LISTED]) if newest else {},
+            "metrics": dict([*shown_row(history.newest)["metrics"].items()][:MAX_LISTED]),
             "checkpoints": len(self.recorder.checkpoints),
             "workers": attempt.world_size if attempt is not None else 0,
         }
@@ -135,22 +132,22 @@ class RunBoard:
                 for key in known[:-MAX_RUNS]:
                     self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
 
-    async def _told(self, seen: Seen, newest: int) -> str:
-        """Tell all that may have changed for a reader whose newest report has this number."""
-        progress = self.feed.since(seen)
-        facts = self.facts.as_json(self.feed.state, "")
+    async def _told(self, version: int) -> str:
+        """Tell of the run; what is long only to a reader who knows an older version of it."""
         page = {
-            **public(facts),
+            **public(self.facts.as_json(self.feed.state, "")),
             "ranks": self._ranks(),
             "kept": [shown_checkpoint(each) for each in self.recorder.checkpoints],
             "reports": self.recorder.history.reports,
             "heat": self._attempt.lags() if self._attempt is not None else {},
         }
-        if progress is not None:
-            page |= {"seen": list(progress.seen), "notes": progress.notes}
-            page["rows"] = self.recorder.history.shown(newest)
-            if not seen.version:
-                page["config"] = dict(self.spec.configuration)
+        if self.feed.version != version:
+            page |= {
+                "version": self.feed.version,
+                "notes": self.feed.notes,
+                "rows": self.recorder.history.shown(),
+                "config": dict(self.spec.configuration),
+            }
         return json.dumps(page, default=str)
 
     def _lags(self) -> list[tuple[Any, ...]]:

@@ -80,6 +80,15 @@ class ProgressFeed:
         self._now = Seen()
         self._changed = asyncio.Event()
 
+    @property
+    def version(self) -> int:
+        return self._now.version
+
+    @property
+    def notes(self) -> list[str]:
+        """The newest remarks."""
+        return list(self._notes)
+
     def set_state(self, state: RunState) -> None:
         self.state = state
         self._publish()
@@ -95,14 +104,8 @@ class ProgressFeed:
 
     async def after(self, seen: Seen) -> Progress:
         """Wait for news that the reader does not have."""
-        while (news := self.since(seen)) is None:
+        while self._now.version <= seen.version:
             await self._changed.wait()
-        return news
-
-    def since(self, seen: Seen) -> Progress | None:
-        """Return the news that the reader does not have; None if there are none."""
-        if self._now.version <= seen.version:
-            return None
         new_rows = self._now.rows - seen.rows
         rows = _last(self._rows, new_rows)
         notes = _last(self._notes, self._now.notes - seen.notes)

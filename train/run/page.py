@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that controllers and ranks have to answer: user code may keep ranks busy.
 _PATIENCE, _RANK_PATIENCE = 1.0, 0.5
-#: Remarks that are kept, the newest.
-_MAX_NOTES = 50
 
 _ENDED = ("FINISHED", "ERRORED", "ABORTED")
 _LOST = (
@@ -76,11 +74,8 @@ class RunPage:
         #: What its folder told when it had ended, and the row's state and time of then.
         self._ended: dict[str, Any] = {}
         self._written: tuple[str, float] | None = None
-        self._facts: dict[str, Any] = {}
-        self._config: dict[str, Any] = {}
-        self._history = History()
-        self._notes: list[str] = []
-        self._seen: list[int] = [0, 0, 0]
+        #: What the controller has told while the run goes on.
+        self._told: dict[str, Any] = {}
         self._of_ranks: dict[str, dict[str, Any]] = {}  # by the id of the rank's process
 
     def look(self, cluster: ClusterSource) -> dict[str, Any]:
@@ -106,27 +101,20 @@ class RunPage:
 
     def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> list[Told]:
         """Take what the controller tells of the run; nothing is returned if it is gone."""
-        about = self._seen, self._history.reports - 1
-        question = question_about(self._id), about, [_id(row["worker_id"])]
+        known = (self._told.get("version", -1),)
+        question = question_about(self._id), known, [_id(row["worker_id"])]
         nodes = [_id(row["node_id"])]
         told = list(_answers(cluster.ask_nodes("processes", question, _PATIENCE, nodes)))
         for _, answer, _ in told:
-            if answer is None:
-                continue
-            facts = json.loads(answer)
-            self._seen = facts.pop("seen", self._seen)
-            self._config = facts.pop("config", self._config)
-            self._notes = [*self._notes, *facts.pop("notes", ())][-_MAX_NOTES:]
-            for report in facts.pop("rows", ()):
-                self._history.add(report)
-            self._facts = facts
+            if answer is not None:
+                self._told |= json.loads(answer)
         return told
 
     def _living(
         self, cluster: ClusterSource, row: Mapping[str, Any], problem: str
     ) -> dict[str, Any]:
         """Return what is known of a run that goes on; a silent rank keeps what it has told."""
-        ranks = self._facts.get("ranks", ())
+        ranks = self._told.get("ranks", ())
         placed = [rank for rank in ranks if rank.get("worker_id")]
         question = "train_rank", (), [_id(rank["worker_id"]) for rank in placed]
         nodes = sorted({_id(rank["node_id"]) for rank in placed})
@@ -136,8 +124,7 @@ class RunPage:
             found = self._of_ranks.setdefault(process.hex(), {})
             found |= {**(answer or {}), "problem": why}
         shown = [{**rank, **self._of_ranks.get(rank.get("worker_id", ""), {})} for rank in ranks]
-        about = {"config": self._config, "problem": problem, "ranks": shown, "notes": self._notes}
-        return _page({**row, **self._facts, **about}, self._history)
+        return _page({**row, "config": {}, **self._told, "problem": problem, "ranks": shown})
 
 
 def ended(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +141,6 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
         printed), and ``notes``.
     """
     page = {**row, "problem": ""}
-    history = History()
     try:
         storage = RunStorage.of_run(str(row["path"]))
         facts = storage.run_facts() if storage.exists() else {}
@@ -166,18 +152,20 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
         elif facts.get("run_id") != row["run_id"]:
             page["problem"] = "Another run of the same name went on in the folder of this one."
         else:
-            page |= _of_folder(row, storage, facts, history)
+            page |= _of_folder(row, storage, facts)
     except Exception as error:  # clients of stores raise what they like
         logger.debug("%s can't be read", row["path"], exc_info=True)
         page["problem"] = f"{row['path']} can't be read: {type(error).__name__}: {error}"
-    return _page(page, history)
+    return _page(page)
 
 
 def _of_folder(
-    row: Mapping[str, Any], storage: RunStorage, facts: dict[str, Any], history: History
+    row: Mapping[str, Any], storage: RunStorage, facts: dict[str, Any]
 ) -> dict[str, Any]:
+    history = History()
     history.read(storage)
-    page = public(facts)
+    reports = max(history.reports, row.get("reports") or 0)  # some may not be written yet
+    page = {**public(facts), "rows": history.shown(), "reports": reports}
     if facts.get("state") in _ENDED:
         page["ended"] = facts["written"]
     elif not row["alive"]:
@@ -194,19 +182,19 @@ def _of_folder(
     return page
 
 
-def _page(facts: dict[str, Any], history: History) -> dict[str, Any]:
+def _page(facts: dict[str, Any]) -> dict[str, Any]:
     """Return what ``ended`` describes, of all that is known of a run."""
-    rows = history.shown()
-    names = dict.fromkeys(key for row in rows for key in row["metrics"] if key != "step")
     path, attempts = facts["path"], facts.get("history", [])
     page = {name: facts.pop(name, default) for name, default in _PARTS.items()}
+    rows = page.pop("rows")
+    names = dict.fromkeys(key for row in rows for key in row["metrics"] if key != "step")
     kept = [{**each, "path": f"{path}/{each['name']}"} for each in facts.get("kept", ())]
-    facts |= {"reports": max(history.reports, facts.get("reports") or 0), "checkpoints": len(kept)}
+    facts |= {"reports": facts.get("reports") or 0, "checkpoints": len(kept)}
     if attempts:
         facts["workers"] = attempts[-1]["workers"]
     return {
         **page,
-        "run": {key: value for key, value in facts.items() if key not in ("history", "kept")},
+        "run": {key: value for key, value in facts.items() if key not in _ELSEWHERE},
         "series": {
             "step": [row["number"] for row in rows],
             **{name: [_number(row["metrics"].get(name)) for row in rows] for name in names},
@@ -217,8 +205,10 @@ def _page(facts: dict[str, Any], history: History) -> dict[str, Any]:
     }
 
 
-#: Parts of a page beside the run itself, and what they are where nothing is known.
-_PARTS: dict[str, Any] = {"ranks": [], "heat": {}, "notes": []}
+#: Parts of a page beside the run itself, and what they are where nothing is known; and what is
+#: shown under another name, or not.
+_PARTS: dict[str, Any] = {"ranks": [], "heat": {}, "notes": [], "rows": []}
+_ELSEWHERE = ("history", "kept", "version")
 
 
 def _number(value: Any) -> float | None:

@@ -143,11 +143,11 @@ class History:
         """How many reports the run has made."""
         return int(self.newest["number"]) + 1
 
-    def shown(self, after: int = -1) -> list[dict[str, Any]]:
-        """Return the rows with a higher number than ``after``, and the newest, as JSON values."""
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the rows that are kept and the newest, as JSON values."""
         newest = self.newest
         rows = {**self._rows, newest["number"]: shown_row(newest)}  # another thread may add rows
-        return [rows[number] for number in sorted(rows) if number > max(after, -1)]
+        return [rows[number] for number in sorted(rows) if number >= 0]
 
 
 def shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
