@@ -17,6 +17,7 @@ from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import listed
 from miniray.train.base.reports import ReportBoard, ReportMismatchError
 from miniray.train.controller.rendezvous import NOTE_AFTER, GroupKeys, Rendezvous
+from miniray.train.controller.waits import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -93,11 +94,10 @@ class Attempt:
         self._lost: set[int] = set()
         self._last_report = [0.0] * self.world_size
         self._draining = False
-        self._given_up = asyncio.Event()
-        self._uploads_ended = asyncio.Event()
         self._highest = -1  # index of the last report that a rank has begun
         self._recorded = 0
-        self._recording: asyncio.Event = asyncio.Event()
+        #: Set, and replaced by a new one, at each change that a call may wait for.
+        self._changed = asyncio.Event()
 
     def begin(self) -> None:
         self._began = True
@@ -138,7 +138,7 @@ class Attempt:
             AttemptOverError: The attempt is over.
         """
         if self._draining and index not in {begun for _, begun in self._uploading}:
-            await self._given_up.wait()
+            await self._until(lambda: False)
         if self._closed:
             raise AttemptOverError(
                 f"Rank {rank} of attempt {self.number} may not upload checkpoint {name!r}: the run "
@@ -175,15 +175,9 @@ class Attempt:
         Returns:
             The checkpoints, and the ranks that have not made these reports if time ran out.
         """
-        limit = self.collective_timeout if timeout is None else timeout
-        deadline = None if not limit else time.monotonic() + limit
-        while self._recorded < count and not self._closed:
-            left = None if deadline is None else deadline - time.monotonic()
-            try:
-                await asyncio.wait_for(self._recording.wait(), left)
-            except asyncio.TimeoutError:
-                return self.recorder.checkpoints, self._board.missing(count - 1)
-        return self.recorder.checkpoints, []
+        limit = timeout if timeout is not None else self.collective_timeout or None
+        in_time = await within(limit, self._until(lambda: self._recorded >= count))
+        return self.recorder.checkpoints, [] if in_time else self._board.missing(count - 1)
 
     async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
         """Wait in a collective call for the other ranks; see ``Rendezvous.join``."""
@@ -229,7 +223,7 @@ class Attempt:
         if self._began and not self.failures:
             self._activities = self._look_around()
         self.failures.setdefault(rank, failure)
-        self._uploads_ended.set()  # wakes drain() and settle()
+        self._change()
         self._rendezvous.leave(rank, f"failed ({failure.summary.splitlines()[0]})")
         self.over.set()
         self._check_ended()
@@ -242,15 +236,11 @@ class Attempt:
     async def drain(self) -> None:
         """Wait until the uploads that have begun have ended; others may not begin."""
         self._draining = True
-        while self._uploading and not self._closed and not self.failures:
-            self._uploads_ended.clear()
-            await self._uploads_ended.wait()
+        await self._until(lambda: not self._uploading or bool(self.failures))
 
     async def settle(self) -> None:
         """After a failure, wait for uploads that make a step complete which every rank has made."""
-        while not self._closed and self._board.completes_with(self._coming()):
-            self._uploads_ended.clear()
-            await self._uploads_ended.wait()
+        await self._until(lambda: not self._board.completes_with(self._coming()))
 
     def _coming(self) -> set[tuple[int, int]]:
         """Reports that come as soon as an upload has ended, by rank and index."""
@@ -260,7 +250,16 @@ class Attempt:
     def _end_upload(self, rank: int, index: int) -> None:
         self._uploading.pop((rank, index), None)
         self._announced.discard((rank, index))
-        self._uploads_ended.set()
+        self._change()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait until this is so, or the attempt is closed."""
+        while not (self._closed or done()):
+            await self._changed.wait()
+
+    def _change(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
 
     # --- what has become of it --------------------------------------------------------------
 
@@ -268,9 +267,7 @@ class Attempt:
         """Take no more reports: what was reported by now is what the attempt has achieved."""
         self._complete([] if self._closed else self._board.close(time.monotonic()))
         self._closed = True
-        self._given_up.set()
-        self._recording.set()
-        self._uploads_ended.set()
+        self._change()
         if self._late is not None:
             self._late.cancel()
 
@@ -329,8 +326,7 @@ class Attempt:
     def recorded(self, index: int) -> None:
         """Enter that the step of this index is in the storage, and all before it."""
         self._recorded = index + 1
-        event, self._recording = self._recording, asyncio.Event()
-        event.set()
+        self._change()
 
     def activities(self) -> dict[int, str]:
         """What ranks did, as far as is known, when another one failed; without those that ended."""

@@ -30,8 +30,8 @@ async def end(*futures: asyncio.Future[Any]) -> None:
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, Any]) -> bool:
-    """Return whether work ends within so many seconds; else it is cancelled.
+async def within(seconds: float | None, work: Coroutine[Any, Any, Any]) -> bool:
+    """Return whether work ends within so many seconds, None for no limit; else it is cancelled.
 
     ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the work ends.
     """

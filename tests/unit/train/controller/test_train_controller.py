@@ -31,6 +31,16 @@ def test_that_ranks_do_not_report_equally_often_is_told_once():
     assert len(told) == 1
 
 
+def test_who_does_not_wait_for_reports_gets_the_checkpoints_that_there_are():
+    async def scenario():
+        recorder = types.SimpleNamespace(next_number=0, checkpoints=["one"])
+        attempt = Attempt(1, 2, recorder, BlockingWork("runs/run", print), asyncio.Queue(), print)
+        await attempt.report(0, 0, Report({}))
+        return await asyncio.wait_for(attempt.reported_checkpoints(0, 1, 0), 20)
+
+    assert asyncio.run(scenario()) == (["one"], [1])
+
+
 def test_the_driver_is_told_of_states_and_rows(start):
     async def loop(rank):
         for epoch in range(3):
