@@ -251,20 +251,18 @@ class TrainController:
         self._attempt.begin()
         self._growth.begin(self._group)
         outcomes = self._group.run(loop[0], setup, carrier)
-        watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
+        ranks = (self._watch(rank, each) for rank, each in enumerate(outcomes))
+        watching = asyncio.gather(*ranks, self._watch_for_hang(self._attempt))
         over = asyncio.ensure_future(self._attempt.over.wait())
-        hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
         try:
-            ends: set[asyncio.Future[Any]] = {over, watches, hang}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for watching in (watches, hang):
-                if watching.done():
-                    watching.result()  # raises what is wrong with the watching itself
+            await asyncio.wait({over, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
                 await within(FAILURE_GRACE, self._attempt.all_ended.wait())
                 await within(UPLOAD_GRACE, self._attempt.settle())
         finally:
-            await end(over, watches, hang)
+            await end(over, watching)
         self._attempt.close()
         await self._steps.join()
         if self._attempt.failures:
@@ -277,7 +275,6 @@ class TrainController:
             assert self._group is not None
             look = self._group.stacks
             await watch_for_hang(attempt, limit, look, storage.path, storage.write_text)
-        await attempt.over.wait()
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
         assert self._attempt is not None
