@@ -112,6 +112,7 @@ class TrainController:
         self._failure: WorkerFailure | None = None
         self._machine: asyncio.Task[None] | None = None
         self._stop_asked = False
+        self._began = False  # whether it has written to its folder, or tried to
 
     # --- calls of the driver and the ranks ---------------------------------------------
 
@@ -191,9 +192,13 @@ class TrainController:
     def _open(self) -> None:
         storage = self._spec.storage
         try:
+            storage.refuse_strangers()
+            self._began = True
             self._run_board.write(self._state, self._message)
             configuration = json.dumps(dict(self._spec.configuration), indent=1)
             storage.write_text("config.json", configuration)
+        except StorageUnusableError:
+            raise
         except Exception as error:  # clients of stores raise what they like
             raise StorageUnusableError(
                 f"The storage path {storage.storage_fs_path} can't be used: "
@@ -430,11 +435,11 @@ class TrainController:
         self._callbacks.end(self._state, error)
 
     def _close_recorder(self) -> None:
-        if self._recorder.owned:
+        if self._began and self._recorder.owned:
             self._recorder.close()
 
     def _write_end(self) -> None:
-        if self._recorder.owned:
+        if self._began and self._recorder.owned:
             self._run_board.write(self._state, self._message)
 
     def _note_running(self) -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.base.exceptions import RunTakenOverError
+from miniray.train.base.exceptions import RunTakenOverError, StorageUnusableError
 from miniray.train.base.reports import Upload
 from miniray.train.storage import manifests
 from miniray.train.storage.checkpoint import METADATA_FILE, Checkpoint
@@ -119,6 +119,19 @@ class RunStorage:
 
     def exists(self) -> bool:
         return self.files.exists(_RUN_FILE)
+
+    def refuse_strangers(self) -> None:
+        """Raise StorageUnusableError if a folder that is no run's has what a run would delete."""
+        if self.exists() or self.files.names(manifests.FOLDER):
+            return
+        names = self.files.names()
+        if strangers := sorted(each for each in names if manifests.number_of(each) is not None):
+            raise StorageUnusableError(
+                f"The folder {self.path} is not that of a run of miniray, and has "
+                f"{strangers[0]!r}, which a run would take for an incomplete checkpoint of its own "
+                f"and delete. Give the run another name with RunConfig(name=...); to begin from "
+                f"those files, pass their path in train_loop_config."
+            )
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the run's folder in place of an older one."""

@@ -222,3 +222,13 @@ def test_a_run_whose_metrics_can_not_be_written_at_its_end_has_not_gone_on(
     assert run(start(), loop).state is RunState.ERRORED
     facts = RunStorage(tmp_path, "run").run_facts()
     assert (facts["state"], facts["error"]) == ("ERRORED", "OSError: disk full")
+
+
+def test_a_folder_with_checkpoints_of_other_programs_is_not_touched(start, tmp_path):
+    theirs = tmp_path / "run" / "checkpoint_000007"
+    theirs.mkdir(parents=True)
+    (theirs / "model").write_text("weights")
+    failure = run(start(), None).controller_failure
+    assert "'checkpoint_000007', which a run would take for an incomplete" in failure.summary
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint_000007"]
+    assert (theirs / "model").read_text() == "weights"
