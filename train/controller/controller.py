@@ -260,7 +260,8 @@ class TrainController:
         watching = asyncio.gather(*ranks, self._watch_for_hang(self._attempt))
         over = asyncio.ensure_future(self._attempt.over.wait())
         try:
-            await asyncio.wait({over, watching}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {over, watching}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:

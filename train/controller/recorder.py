@@ -146,6 +146,7 @@ class RunRecorder:
 
     def clear_incomplete(self, least: int) -> None:
         """Delete what ended workers left incomplete; later reports begin at ``least`` or above."""
+        self.storage.require_owner(self.token)
         self._begun.clear()
         free = self.storage.delete_incomplete()
         self.next_number = max(self.next_number, least, free)

@@ -31,8 +31,8 @@ _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated"
 def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
     """A local folder with the files, which other processes of this machine may read too."""
     key = _key_of(filesystem, path)
-    folder = None if key is None else _folder_of_copies()
-    if folder is None:
+    folder = _folder_of_copies()
+    if key is None or folder is None:
         with tempfile.TemporaryDirectory(prefix="miniray_checkpoint_") as own:
             download(filesystem, path, Path(own))
             yield own

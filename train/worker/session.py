@@ -227,7 +227,7 @@ class RankSession:
         """Upload and report, in the thread for uploads."""
         try:
             upload = self._upload(index, given)
-        except Exception as error:
+        except BaseException as error:  # also sys.exit() in the user's own upload
             note = f"Raised in the background upload of report {index}."
             if isinstance(error, FileNotFoundError):
                 note += (

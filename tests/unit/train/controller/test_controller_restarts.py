@@ -80,6 +80,39 @@ def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
     assert [record.metrics for record in storage.records()] == [{"second": True}]
 
 
+def test_a_run_that_another_driver_has_taken_over_deletes_nothing_when_its_workers_fail(
+    start, tmp_path
+):
+    async def first(rank):
+        started.set()
+        await other_uploads.wait()
+        raise ValueError("boom")
+
+    async def second(rank):
+        folder = tmp_path / "run" / "checkpoint_000000"
+        folder.mkdir()
+        (folder / "uploaded").write_text("")
+        other_uploads.set()
+        await one_over.wait()
+        assert (folder / "uploaded").exists()
+
+    async def scenario():
+        nonlocal started, other_uploads, one_over
+        started, other_uploads, one_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        one, two = start(workers=1, max_failures=3), start(workers=1)
+        first_ends = asyncio.ensure_future(one.run(one, [first]))
+        await started.wait()
+        second_ends = asyncio.ensure_future(two.run(two, [second]))
+        outcome = await first_ends
+        one_over.set()
+        return outcome, await second_ends
+
+    started = other_uploads = one_over = None
+    one, two = asyncio.run(scenario())
+    assert isinstance(one.controller_failure.exception(), RunTakenOverError)
+    assert two.state is RunState.FINISHED, two.message
+
+
 def test_workers_that_can_not_be_started_end_the_run(start):
     groups = []
 

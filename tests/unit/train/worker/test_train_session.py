@@ -137,22 +137,23 @@ def test_the_storage_has_rays_names(session, tmp_path):
     assert found.type.name == "Directory"
 
 
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
 def test_a_failed_upload_in_the_background_reaches_the_user_as_it_was_raised(
-    session, controller, make_checkpoint
+    session, controller, make_checkpoint, kind
 ):
     def broken(*args, **options):
-        raise OSError("the disk is full")
+        raise kind("the disk is full")
 
     session.storage.upload = broken
     report({}, make_checkpoint(), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-    with pytest.raises(OSError, match="the disk is full") as caught:
+    with pytest.raises(kind, match="the disk is full") as caught:
         session.finish()
     assert caught.value.__notes__ == ["Raised in the background upload of report 0."]
     ((attempt, rank, index, failure),) = calls(controller.upload_failed)
     assert (attempt, rank, index) == (2, 1, 0)
     assert "the disk is full" in failure.traceback
     assert failure.exception().__notes__ == caught.value.__notes__
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(kind, match="the disk is full"):
         report({"next": 1})
     assert controller.reports == []
 
