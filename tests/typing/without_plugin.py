@@ -11,9 +11,6 @@ from typing_extensions import assert_type
 import miniray
 from miniray import ActorHandle, ObjectRef, ObjectRefGenerator
 from miniray.actor import ActorClass, ActorProxy
-from miniray.train.v2.api.config import RunConfig
-from miniray.train.v2.api.result import Result
-from miniray.train.v2.torch.torch_trainer import TorchTrainer
 
 number: ObjectRef[int] = miniray.put(1)
 text: ObjectRef[str] = miniray.put("x")
@@ -135,10 +132,6 @@ def use(proxy: ActorProxy[Plain], handle: ActorHandle[Plain]) -> None:
 
 use(counter, miniray.get_actor("counter"))
 use(miniray.get_actor("counter"), miniray.get_actor("counter"))
-
-# Names of training at the paths where Ray has them.
-assert_type(TorchTrainer(print, run_config=RunConfig(name="x")).fit(), Result)
-RunConfig(nam="x")  # error: call-arg
 
 counter.add.remote("x")  # error: call-overload
 counter.add.remote()  # error: call-overload

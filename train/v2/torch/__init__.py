@@ -1,1 +1,0 @@
-"""Modules with names of ``miniray.train.torch``."""
