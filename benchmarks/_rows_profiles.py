@@ -1,4 +1,4 @@
-"""Rows about stacks and profiles: how long a look takes, and what a profile costs."""
+"""Rows about stacks, profiles and the timeline: how long a look takes, and what they cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import threading
 import time
+import timeit
 from typing import Any
 
 from _common import CPUS, Engine, Figure, row
@@ -14,6 +15,8 @@ from _common import CPUS, Engine, Figure, row
 _LOOKS, _TURNS = 20, 5
 #: Seconds of each turn.
 _SECONDS = 2.0
+#: Turns of the timeline's test, and how often each makes it.
+_TESTS, _TIMES = 200, 100_000
 
 
 class _Busy:
@@ -78,3 +81,25 @@ def profile_cost(engine: Engine) -> tuple[float, float]:
             outside.append(ray.get(running))
     base = statistics.median(alone)
     return tuple(100 * (1 - statistics.median(each) / base) for each in (inside, outside))  # type: ignore[return-value]
+
+
+@row(
+    "timeline_off",
+    Figure("what the timeline costs a call while it is off", "ns", 10),
+    Figure("that test, which is there for calls above 1 ms too", "ns"),
+)
+def timeline_off(_engine: Engine) -> tuple[float, float]:
+    """Time what a call passes: the test at its end (``Replies.answer``) is all of it.
+
+    Who submits, waits or loads arguments has another function put in its place while all is
+    recorded. Without a timeline, that test would be with a constant.
+    """
+    from miniray.common.spans import LONG, SPANS
+
+    def quickest(test: str) -> float:
+        timer = timeit.Timer(test, "seconds = 1e-5", globals={"SPANS": SPANS, "LONG": LONG})
+        return 1e9 * min(timer.repeat(_TESTS, _TIMES)) / _TIMES
+
+    nothing, constant = quickest("pass"), quickest("if seconds > LONG: pass")
+    timeline = quickest("if seconds > SPANS.least: pass")
+    return timeline - constant, timeline - nothing

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -157,8 +156,6 @@ def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = F
             return
         atexit.unregister(shutdown)
         try:
-            if (metrics := sys.modules.get("miniray.util.metrics")) is not None:
-                metrics.leave()
             runtime.shutdown()
         finally:
             set_runtime(None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.common.object_ref import ObjectRef
-from miniray.common.series import how_many, no_values, took
+from miniray.common.series import COUNTED, how_many, no_values, took
 from miniray.common.task_error import MinirayError, text_only, wrap_pickled
 from miniray.messages.protocol import STREAM_AGAIN, VALUE_ERROR, VALUE_PICKLE
 from miniray.messages.value import NOTHING, is_shared, payload_of
@@ -152,6 +152,7 @@ class Call:
 
     def try_again(self, *, crashed: bool = False) -> float:
         """Count one more run; return how many seconds after the last it is due."""
+        COUNTED.count("task_retries_total", (("function", short_name(self.name)),))
         steps = self.tries - crashed
         self.tries += 1
         if self.retries > 0:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import duration
+from miniray.cli.parsing import Parsed, duration, print_notes
 from miniray.cli.services import finds_cluster
 from miniray.common.names import printable
-from miniray.logs.log_files import MOST_LINES, LogQuery
+from miniray.logs.log_files import MOST_LINES, LogQuery, pattern
 from miniray.util.logs import Logs, follow, logs, of_folder, whose
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def since_of(text: str, now: float) -> float:
     """Return the moment that ``10m``, ``14:30`` or ``2026-11-24 14:30`` means.
 
     Raises:
-        click.BadParameter: It means none.
+        ValueError: It means none.
     """
     with contextlib.suppress(ValueError):
         return now - duration(text)
@@ -43,10 +43,10 @@ def since_of(text: str, now: float) -> float:
     for date in ("", f"{today} "):
         with contextlib.suppress(ValueError):
             return datetime.datetime.fromisoformat(date + given).timestamp()
-    raise click.BadParameter(
-        f"{text!r} is no time. Write 30s, 10m, 2h, 1d, 14:30 or '2026-11-24 14:30'.",
-        param_hint="'--since'",
-    )
+    raise ValueError(f"{text!r} is no time. Write 30s, 10m, 2h, 1d, 14:30 or '2026-11-24 14:30'.")
+
+
+_SINCE = Parsed("TIME", lambda text: since_of(text, time.time()))
 
 
 @click.command("logs")
@@ -62,7 +62,7 @@ def since_of(text: str, now: float) -> float:
     help="How many of the last lines.",
 )
 @click.option("--grep", default="", metavar="REGEX", help="Only lines that match; nodes search.")
-@click.option("--since", metavar="TIME", help="Only lines since then: 10m, 14:30, a date.")
+@click.option("--since", type=_SINCE, help="Only lines since then: 10m, 14:30, a date.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 @finds_cluster
 def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: Any) -> None:
@@ -72,16 +72,11 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
     `head` or `node` for the logs of miniray itself. Ended processes and lost nodes are among them;
     without a running cluster, those of the last one of this machine.
     """
-    from miniray.profiling.targets import TargetError
     from miniray.system.session import find_clusters
 
-    since = since_of(how["since"], time.time()) if how["since"] else 0.0
-    query = LogQuery(tail=how["tail"], grep=how["grep"], since=since)
+    query = LogQuery(tail=how["tail"], grep=how["grep"], since=how["since"] or 0.0)
     show = _as_json if how["as_json"] else _as_text
-    try:
-        re.compile(query.grep)
-    except re.error as error:
-        raise click.ClickException(f"{query.grep!r} is no regular expression: {error}.") from None
+    pattern(query.grep)
     try:
         connection = connect()
     except ConnectionError:
@@ -93,11 +88,8 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         _show(of_folder(folder, _offline(query, of)), show, of)
         return
     with contextlib.closing(connection), contextlib.suppress(KeyboardInterrupt):
-        try:
-            wanted = whose(connection, of, how["rank"], query)
-            found = logs(connection, wanted)
-        except (TargetError, ValueError) as error:
-            raise click.ClickException(str(error)) from None
+        wanted = whose(connection, of, how["rank"], query)
+        found = logs(connection, wanted)
         _show(found, show, None if how["goes_on"] else of)
         told = set(found.notes)
         while how["goes_on"]:
@@ -117,8 +109,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
 def _show(found: Logs, show: Callable[[LogLineRead], str], of: str | None) -> None:
     for each in found.lines:
         click.echo(show(each))
-    for note in found.notes:
-        click.echo(printable(note), err=True)
+    print_notes(found.notes)
     if of is not None and not found.lines:
         raise click.ClickException(
             f"Nothing was printed by {of!r}. It is the name, id or class of an actor, a task, a "

@@ -15,7 +15,7 @@ from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.common.ids import short_id
 from miniray.common.names import UNITS, format_bytes
 from miniray.common.state_types import MAX_OBJECTS
-from miniray.util.memory_records import cluster_memory
+from miniray.util.memory_records import ask_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,9 +92,7 @@ def memory(
     as_json: bool,
 ) -> None:
     """Show what is in the object store, whose it is, and why it is still held."""
-    reports = cluster.memory_report(limit, detail, timeout)
-    nodes = cluster.listing("node_states")
-    state = cluster_memory(reports, nodes, limit, detail=detail)
+    state = ask_memory(cluster, limit, timeout, detail=detail)
     if as_json:
         print_json(state.asdict())
         return

@@ -45,29 +45,29 @@ class Services:
 
 
 def finds_cluster(function: Callable[..., Any]) -> Any:
-    """Give a command the options of ``cluster_options``, and its function what connects, first."""
+    """Give a command the options of ``cluster_options``, and its function what connects, first.
+
+    A ValueError of the function says what the user has named wrongly.
+    """
 
     def run(
         services: Services, /, address: str | None, token_file: str | None, **options: Any
     ) -> None:
         with wrong_use():
             token = join_token(None, token_file) if token_file is not None else None
-        function(lambda: services.connect(address, token), **options)
+        try:
+            function(lambda: services.connect(address, token), **options)
+        except ValueError as error:
+            raise click.ClickException(printable(str(error))) from None
 
     return cluster_options(click.pass_obj(functools.update_wrapper(run, function)))
 
 
 def asks_cluster(function: Callable[..., Any]) -> Any:
-    """Do as ``finds_cluster``, and give the function a connection.
-
-    A ValueError of the function says what the user has named wrongly.
-    """
+    """Do as ``finds_cluster``, and give the function a connection."""
 
     def run(connect: Callable[[], CommandConnection], /, **options: Any) -> None:
         with contextlib.closing(connect()) as connection:
-            try:
-                function(connection, **options)
-            except ValueError as error:
-                raise click.ClickException(printable(str(error))) from None
+            function(connection, **options)
 
     return finds_cluster(functools.update_wrapper(run, function))

@@ -6,6 +6,7 @@ shows.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -28,16 +29,8 @@ if TYPE_CHECKING:
     from miniray.client.command_connection import CommandConnection
     from miniray.util.state_records import Filter
 
-_ONES = {
-    "actor": ("actors", "actor_id"),
-    "task": ("tasks", "task_id"),
-    "node": ("nodes", "node_id"),
-    "worker": ("workers", "worker_id"),
-    "job": ("jobs", "job_id"),
-    "group": ("groups", "placement_group_id"),
-    "object": ("objects", "object_id"),
-    "event": ("events", "event_id"),
-}
+#: What there is one of, by its name in `get`; the first field of its record is its id.
+_ONES = {thing.removesuffix("s"): thing for thing in KINDS if thing != "waiting"}
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.5
 
@@ -194,7 +187,7 @@ def list_(
     if as_json:
         print_json([record.asdict() for record in shown])
     else:
-        title = f"{len(shown)} {what if len(shown) != 1 else what[:-1]}"
+        title = f"{len(shown)} {what if len(shown) != 1 else what.removesuffix('s')}"
         rows = [_row(what, record) for record in shown]
         draw(title, [Section(what.capitalize(), tuple(_TABLES[what]), rows)])
     if len(found) > limit:
@@ -220,7 +213,9 @@ def get(cluster: CommandConnection, what: str, id: str, timeout: float, as_json:
 
     ID is its id or the first digits of it; of an actor, also its name.
     """
-    thing, key = _ONES[what]
+    thing = _ONES[what]
+    _, kind = KINDS[thing]
+    key = dataclasses.fields(kind)[0].name
     records = listed(cluster, thing, None, sys.maxsize, timeout)
     names = [each for each in records if what == "actor" and each.name == id]
     found = names or [each for each in records if str(each[key]) == id]

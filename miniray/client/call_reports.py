@@ -95,13 +95,17 @@ class CallReports:
         for call in open_calls:
             states[_kind(call), call.name, call.status] += 1
         running = [(id, name, since) for id, name, since in works if since is not None]
-        names = collections.Counter(name for _, name, _ in running)
+        by_name: dict[str, tuple[int, float]] = {}
+        for _, name, seconds in running:
+            count, longest = by_name.get(name, (0, 0.0))
+            by_name[name] = count + 1, max(longest, seconds)
         return {
             "calls": [self._row(call) for call in open_calls[:limit]],
             "states": [(*key, count) for key, count in states.items()],
             "ended": self.calls.ended.told(),
             "running": running[:limit],
-            "running_by_name": dict(names),
+            #: By name, how many run, and for how long the longest of them.
+            "running_by_name": by_name,
             "queued": [(id, name) for id, name, since in works if since is None][:limit],
             "num_queued": len(works) - len(running),
             "threads": threads,

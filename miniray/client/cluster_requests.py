@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from miniray.client.actor_clients import ActorClients
     from miniray.common.object_ref import ObjectRef
     from miniray.common.runtime import ActorLocation
-    from miniray.common.state_types import NodeMemory
     from miniray.objects.objects import ObjectTable
     from miniray.wire.node_link import NodeLink
 
@@ -129,12 +128,6 @@ class ClusterRequests(RuntimeHead):
 
     def tell(self, method: str, *args: Any) -> None:
         self.link.head_notice(method, *args)
-
-    def tell_node(self, method: str, *args: Any) -> None:
-        self.link.node_notice(method, *args)
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        return self.link.memory_report(limit, detail, seconds)
 
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None

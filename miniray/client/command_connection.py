@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from miniray.common.specs import CommandSpec
-    from miniray.common.state_types import NodeMemory
 
 #: Seconds for an answer of the head: what it is asked is in its memory.
 _PATIENCE = 5.0
@@ -83,13 +82,6 @@ class CommandConnection:
         """
         with self.attached() as attachment:
             return bool(attachment.link.head_request("await_drained", node_id, timeout=seconds))
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """Return what every node and process holds; each process has so many seconds to answer."""
-        with self.attached() as attachment:
-            reports = attachment.link.memory_report(limit, detail, seconds)
-        own = bytes.fromhex(self._node.node_id) if self._node.process is not None else b""
-        return [report for report in reports if report["node"] != own]
 
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None

@@ -28,6 +28,10 @@ class Config:
     head_grace: float = 60.0
     #: How long the page's process stays after its last client.
     dashboard_idle: float = 300.0
+    #: What the names of metrics begin with; "ray" for dashboards that were made for Ray.
+    metrics_prefix: str = "miniray"
+    #: Whether metrics tell named actors of a class apart.
+    metrics_per_actor: bool = False
     #: How long a process asked to end may take before it is killed.
     stop_grace: float = 5.0
     #: A worker that is not gone so long after it was killed, or that leaves something which is not,

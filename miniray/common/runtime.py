@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from miniray.common.object_ref import ObjectRef
     from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
-    from miniray.common.state_types import NodeMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,17 +245,10 @@ class RuntimeHead(abc.ABC):
     def tell(self, method: str, *args: Any) -> None:  # noqa: B027 - others have no head
         """Send the head a request whose answer does not matter; returns at once."""
 
-    def tell_node(self, method: str, *args: Any) -> None:  # noqa: B027
-        """Send the daemon of this node a message that needs no answer."""
-
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Return one of the head's listings: "actors", "node_states", ..."""
         found: list[dict[str, Any]] = self.head_call("state", what)
         return found
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """Return what every node and process holds; each process has so many seconds to answer."""
-        _only_of_miniray()
 
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,17 +60,17 @@ class Series:
         """Count how long something took."""
         self.change(("histogram", name, "", SECONDS), tags, seconds)
 
-    def change(self, metric: Metric, tags: Tags, value: float) -> Tags | None:
-        """Add to a counter, set a gauge, or count in a histogram.
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self.change(("gauge", name, "", ()), (), value)
 
-        Returns:
-            The tags of the series; None if it is left out.
-        """
+    def change(self, metric: Metric, tags: Tags, value: float) -> None:
+        """Add to a counter, set a gauge, or count in a histogram; too many are left out."""
         kind, _, _, boundaries = metric
         with self.lock:
             if not self._takes(metric):
-                return None
-            tags, values = self._find(metric, tags)
+                return
+            values = self._find(metric, tags)
             if kind == "histogram":
                 values[bisect_left(boundaries, value)] += 1
                 values[-1] += value
@@ -78,41 +78,32 @@ class Series:
                 values[0] += value
             else:
                 values[0] = value
-        return tags
 
     def values(self, metric: Metric, tags: Tags) -> list[float]:
         """Return the values of a series, for one who counts often and changes them himself."""
         with self.lock:
-            _, values = self._find(metric, tags)
-            return values
+            return self._find(metric, tags)
 
     def _takes(self, metric: Metric) -> bool:
         return metric in self.known or len(self.known) < MOST
 
-    def _find(self, metric: Metric, tags: Tags) -> tuple[Tags, list[float]]:
+    def _find(self, metric: Metric, tags: Tags) -> list[float]:
         kind, _, _, boundaries = metric
         series = self.known.setdefault(metric, {})
         if tags not in series and len(series) - (OVERFLOW in series) >= MOST:
             tags = OVERFLOW
         if tags not in series:
             series[tags] = no_values(boundaries) if kind == "histogram" else [0.0]
-        return tags, series[tags]
-
-    def put(self, kind: str, name: str, about: str, boundaries: Any, tags: Any, value: Any) -> None:
-        """Enter a row in the place of the same one as it was before."""
-        metric = (kind, name, about, tuple(boundaries))
-        with self.lock:
-            if self._takes(metric):
-                self.known.setdefault(metric, {})[tuple(map(tuple, tags))] = value
+        return series[tags]
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add what others have counted; of gauges, the last value counts."""
         with self.lock:
-            for *metric, tags, more in rows:
-                key: Metric = tuple(metric)  # type: ignore[assignment]
-                if self._takes(key):
-                    _, values = self._find(key, tags)
-                    is_gauge = key[0] == "gauge"
+            for kind, name, about, boundaries, tags, more in rows:
+                metric = (kind, name, about, tuple(boundaries))
+                if self._takes(metric):
+                    values = self._find(metric, tuple([(key, value) for key, value in tags]))
+                    is_gauge = kind == "gauge"
                     values[:] = more if is_gauge else map(sum, zip(values, more, strict=True))
 
     def rows(self) -> list[Row]:

@@ -143,7 +143,7 @@ async def watch_liveness(head: Head) -> None:
     while True:
         due = clock() + config().heartbeat_interval
         await asyncio.sleep(config().heartbeat_interval)
-        COUNTED.change(("gauge", "head_event_loop_lag_seconds", "", ()), (), clock() - due)
+        COUNTED.set("head_event_loop_lag_seconds", clock() - due)
         head.check_liveness()
 
 

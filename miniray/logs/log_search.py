@@ -7,7 +7,6 @@ meanwhile: a daemon that searched itself would fall silent, and be given up.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import signal
@@ -17,11 +16,10 @@ from typing import Any
 
 from miniray.common.process_state import python_command
 from miniray.logs.log_files import LogQuery, pattern, read
+from miniray.system.programs import HelperFailedError, output_of
 
 #: Seconds after which a search ends by itself, as when who has started it is gone.
 _LONGEST = 60
-#: Seconds in which one that was killed is usually gone.
-_LAST_SECONDS = 1.0
 
 
 async def find(folder: Path, query: LogQuery, seconds: float) -> dict[str, Any]:
@@ -34,27 +32,14 @@ async def find(folder: Path, query: LogQuery, seconds: float) -> dict[str, Any]:
     """
     if pattern(query.grep) is None:
         return await asyncio.to_thread(read, folder, query)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", python_command("miniray.logs.log_search")),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    program = sys.executable, "-c", python_command("miniray.logs.log_search")
     asked = json.dumps([str(folder), dataclasses.asdict(query)]).encode()
     try:
-        output, errors = await asyncio.wait_for(process.communicate(asked), seconds)
-    except asyncio.TimeoutError:
+        found: dict[str, Any] = json.loads(await output_of(program, seconds, asked))
+    except TimeoutError:
         raise TimeoutError(f"to search takes more than {seconds:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, asyncio.TimeoutError):
-                process.kill()
-                # Else its pipes outlive the caller's event loop.
-                await asyncio.wait_for(process.communicate(), _LAST_SECONDS)
-    if process.returncode:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise OSError(f"the search failed: {last}")
-    found: dict[str, Any] = json.loads(output)
+    except HelperFailedError as error:
+        raise OSError(f"the search failed: {error}") from None
     return found
 
 

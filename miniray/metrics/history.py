@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from miniray.profiling.targets import answers
+
 if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource
 
@@ -31,8 +33,8 @@ def charts(cluster: ClusterSource) -> dict[str, Any]:
         ``{"interval": seconds, "times": [epoch], "charts": [{"title", "unit", "series": [{"name":
         node, "values": [number or None]}]}]}``.
     """
-    told = cluster.ask_nodes("history", (), _PATIENCE)
-    nodes = [(node.hex()[:8], *answer) for node, answer, why in told if not why and answer[0]]
+    told, _ = answers(cluster, "history", (), _PATIENCE)
+    nodes = [(node[:8], *answer) for node, answer in told.items() if answer[0]]
     if not nodes:
         return {"interval": INTERVAL, "times": [], "charts": []}
     last = max(slot for _, slot, _ in nodes)

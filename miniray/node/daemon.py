@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.node.base.node_config import NodeConfig
+    from miniray.node.metrics import Sample
     from miniray.node.relay.relayed import Relayed
     from miniray.node.workers.worker import Worker
     from miniray.wire.poller import Pace
@@ -93,7 +94,7 @@ class NodeDaemon:
         self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
         devices = DeviceUse(node.accelerators, this_host())
         folder = str(node.session_dir)
-        self._metrics = NodeMetrics(clients, questions, folder, objects.figures, devices)
+        self._metrics = NodeMetrics(clients, questions, folder, self._figures, devices)
         self.web = WebDoor(node, clients, pool.fork_helper, page_opened)
         WorkerNotices(clients, pool, to_head)
         LogSearch(node, questions)
@@ -104,7 +105,7 @@ class NodeDaemon:
     # --- the head ----------------------------------------------------------------
     def heartbeat(self) -> head_pb2.Heartbeat:
         self._memory_kills.look()
-        self._metrics.look()
+        self._metrics.look(self._objects.store.used, self._objects.spilling.spilled)
         return head_pb2.Heartbeat(
             object_store_used=self._objects.store.used,
             object_store_capacity=self._objects.store.capacity,
@@ -215,6 +216,10 @@ class NodeDaemon:
             ended, worker.work, gone=worker.quarantine is None, why=worker.why_killed
         )
 
+    def _figures(self) -> Sample:
+        kills = float(self._memory_kills.count())
+        return [("node_oom_kills_total", {}, kills), *self._objects.figures()]
+
     def tell_event(self, source: str, event: str, message: str, severity: str) -> None:
         """Have the head remember what has happened here (head/directories/events.py)."""
         self._head.notify("event", source, event, message, severity)
@@ -227,6 +232,8 @@ class NodeDaemon:
         return f"{why} {worker.where_log_is()}".strip()
 
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
+        stream = "err" if is_stderr else "out"
+        COUNTED.count("log_lines_total", (("stream", stream),), len(lines))
         self._outputs.send(worker, is_stderr, lines)
 
     def template_gone(self) -> None:

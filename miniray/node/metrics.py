@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.accelerators.host import DetectionError, ToolNotFoundError
 from miniray.accelerators.registry import FAMILIES
 from miniray.common.process_state import stat_of
-from miniray.common.series import COUNTED, MOST, Series
+from miniray.common.series import COUNTED, Series
 from miniray.system.machine import available_memory, memory_limit
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class NodeMetrics:
             clients: The processes of this node.
             questions: Passes on what is asked.
             folder: Where this node keeps its files.
-            figures: Returns what other parts of the daemon count.
+            figures: Returns what other parts of the daemon count, to any thread.
             devices: Of this node.
         """
         self._clients = clients
@@ -134,29 +134,27 @@ class NodeMetrics:
         """Return what processes count, and what the machine does: a disk may take its time."""
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         told = await self._questions.ask_processes(clients, "metrics", (), _SOON)
-        gauges: list[Any] = []
-        for client, (_, rows, _) in zip(clients, told, strict=True):
-            if rows and client.process_id in self._clients.clients:  # else it has ended meanwhile
-                gauges += [row for row in rows if row[0] == "gauge"]
-                counted = Series()
-                for row in rows:
-                    if row[0] != "gauge":
-                        counted.put(*row)
-                # In place of all that it has told of a metric: names that it has folded into others
-                # would count twice.
-                self._told.setdefault(client.process_id, Series()).known.update(counted.known)
-        found = self._figures() + await asyncio.to_thread(self._sample)
+        for client, (_, rows, missing) in zip(clients, told, strict=True):
+            if not missing and client.process_id in self._clients.clients:  # else it has ended
+                self._take(client, rows)
+        found = await asyncio.to_thread(lambda: self._figures() + self._sample())
         total = Series()
         for each in (COUNTED, self._ended, *self._told.values()):
             total.add(each.rows())
-        return total.rows() + gauges[:MOST], found
+        return total.rows(), found
 
     # --- what processes tell ---------------------------------------------------------
     def _take(self, client: Client, rows: list[Any]) -> None:
-        # Taken out and put in again: the process that told last comes last, and its gauges count.
-        told = self._told[client.process_id] = self._told.pop(client.process_id, Series())
-        for row in rows:
-            told.put(*row)
+        """Take what a process has counted, in place of what it told of these metrics before.
+
+        What it tells no more, as of a train loop that has ended, stays, but for gauges.
+        """
+        counted = Series()
+        counted.add(rows)
+        for metric, series in self._told.get(client.process_id, Series()).known.items():
+            if metric[0] != "gauge":
+                counted.known.setdefault(metric, series)
+        self._told[client.process_id] = counted
 
     def ended(self, process_id: bytes) -> None:
         """Keep what a process counted; its gauges go."""
@@ -230,15 +228,20 @@ class NodeMetrics:
         return found
 
     # --- the last hour -----------------------------------------------------------------
-    def look(self) -> None:
-        """Note a point of the last hour, if it is time: called with each heartbeat."""
+    def look(self, used: float, spilled: float) -> None:
+        """Note a point of the last hour, if it is time: called with each heartbeat.
+
+        Args:
+            used: Bytes of the object store that are in use.
+            spilled: Bytes of values that are on disk.
+        """
         now = time.time()
         slot = int(now // INTERVAL)
         if slot == self._slot:
             return
         gap = min(slot - self._slot - 1, _POINTS) if self._slot else 0
         try:
-            point = self._point(now)
+            point = {**self._point(now), "store": used, "spilled": spilled}
         except OSError:  # no file can be opened now, which must not end the heartbeats
             point = dict.fromkeys(self._rings, math.nan)
         for name, value in point.items():
@@ -255,14 +258,11 @@ class NodeMetrics:
         self._before = now, counts
         used, limit = _memory()
         workers = [of_process(pid) for role, pid in self._processes() if role == "worker"]
-        figures = {name: value for name, _, value in self._figures()}
         point = {
             "load": os.getloadavg()[0],
             "memory": used / limit if limit else math.nan,
             "workers": len(workers),
             "workers_memory": sum(memory for _, memory in workers),
-            "store": figures["object_store_used_bytes"],
-            "spilled": figures["object_store_spilled_bytes"],
         }
         if before and now > when:
             point["cpu"] = _busy_share(before, counts)

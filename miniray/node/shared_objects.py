@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.node.objects.adopted import AdoptedObjects
-from miniray.node.objects.memory_service import MemoryService, describe_holders
+from miniray.node.objects.memory_service import MemoryService, describe_holders, store_totals
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.store.segments import Copies, SegmentStore
 from miniray.node.store.spill_files import SpillFiles
@@ -84,12 +84,25 @@ class SharedObjects:
         return own | self._transfers.table_sizes() | self._serving.table_sizes()
 
     def figures(self) -> list[tuple[str, dict[str, str], float]]:
-        """Return what is a metric of values on this node: (name, labels, value)."""
+        """Return what is a metric of values on this node, to any thread: (name, labels, value)."""
         spilling, received = self.spilling, self._transfers.received
+        segments = list(self.store)
+        totals = store_totals(self.store, segments)
+        in_memory = sum(segment.in_memory for segment in segments)
+        used = {
+            "values": totals["used"] - totals["freed"] - totals["writing"],
+            "freed": totals["freed"],
+            "writing": totals["writing"],
+            "pooled": totals["pooled"],
+        }
         return [
-            ("object_store_used_bytes", {}, self.store.used),
+            *(("object_store_used_bytes", {"state": state}, used[state]) for state in used),
             ("object_store_capacity_bytes", {}, self.store.capacity),
             ("object_store_spilled_bytes", {}, spilling.spilled),
+            ("objects", {"place": "memory"}, in_memory),
+            ("objects", {"place": "disk"}, len(segments) - in_memory),
+            ("object_transfers", {"direction": "in"}, self._transfers.table_sizes()["arriving"]),
+            ("object_transfers", {"direction": "out"}, self._serving.table_sizes()["offers"]),
             ("object_spill_bytes_total", {}, spilling.written),
             ("object_restore_bytes_total", {}, spilling.restored),
             ("object_transfer_bytes_total", {"direction": "in"}, received),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.profiling.forms import tree_of
-from miniray.profiling.targets import TargetError, find
+from miniray.profiling.targets import TargetError, answers, find
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
@@ -116,9 +116,8 @@ def ask_of(
         TargetError: No node knows a process that is meant.
     """
     nodes = None if "" in pids else [bytes.fromhex(node) for node in pids]
-    answers = cluster.ask_nodes(question, (pids, *args), seconds, nodes)
-    told = [process for _, answer, _ in answers for process in answer or ()]
-    notes = [f"Node {node.hex()[:8]}: {why}." for node, _, why in answers if why]
+    found, notes = answers(cluster, question, (pids, *args), seconds, nodes)
+    told = [process for processes in found.values() for process in processes]
     if not told and not notes:
         named = sorted({str(pid) for each in pids.values() for pid in each})
         raise TargetError(f"No process of this cluster has the pid {', '.join(named)}.")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from miniray.common.process_state import SHOW_STACKS, STATE, WORKER_FILE, python_command, stat_of
 from miniray.profiling.inside import samples_of
 from miniray.profiling.stacks import trimmed
+from miniray.system.programs import HelperFailedError, output_of
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
@@ -80,24 +81,12 @@ async def run_py_spy(*args: str, patience: float = _PATIENCE) -> tuple[str, str]
     program = py_spy()
     if program is None:
         return "", "py-spy is not installed: pip install 'miniray[profile]'."
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *args,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     try:
-        output, errors = await asyncio.wait_for(process.communicate(), patience)
-    except asyncio.TimeoutError:
+        return (await output_of((program, *args), patience)).decode(errors="replace"), ""
+    except TimeoutError:
         return "", "py-spy took too long."
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    if process.returncode == 0:
-        return output.decode(errors="replace"), ""
-    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return "", f"py-spy failed: {' '.join(lines)[-300:]}"
+    except HelperFailedError as error:
+        return "", f"py-spy failed: {error}"
 
 
 async def cpu(pid: int, seconds: float) -> tuple[Samples, str]:
@@ -135,18 +124,11 @@ def _of_raw(line: str) -> tuple[list[Frame], float]:
 
 async def read_memray(path: str, leaks: bool) -> Samples:
     """Return what memray has recorded in a file, read by a process of its own."""
-    command = [sys.executable, "-c", python_command("miniray.profiling.memray_file"), path]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        "leaks" if leaks else "peak",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await process.communicate()
-    if process.returncode:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ValueError(f"what memray recorded cannot be read: {last}")
+    program = sys.executable, "-c", python_command("miniray.profiling.memray_file")
+    try:
+        output = await output_of((*program, path, "leaks" if leaks else "peak"))
+    except HelperFailedError as error:
+        raise ValueError(f"what memray recorded cannot be read: {error}") from None
     return [(frames, size) for frames, size in json.loads(output)]
 
 

@@ -28,6 +28,15 @@ class ClusterSource(Protocol):
         """Return (node id, answer or None, why there is none) of each node that is asked."""
 
 
+def answers(
+    cluster: ClusterSource, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Ask nodes; return their answers by hex id, and a sentence on each that has none."""
+    told = cluster.ask_nodes(what, arguments, seconds, nodes)
+    notes = [f"Node {node.hex()[:8]}: {why}." for node, _, why in told if why]
+    return {node.hex(): answer for node, answer, why in told if not why}, notes
+
+
 class TargetError(ValueError):
     """Nothing that lives is meant, or too much."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.runtime import current_runtime
 from miniray.engines import refuse_on_ray
+from miniray.profiling.targets import answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,15 +53,14 @@ def record(cluster: ClusterSource, seconds: float) -> tuple[list[Event], list[st
     """
     if not 0 <= seconds <= LONGEST:
         raise ValueError(f"A timeline takes up to {LONGEST:g} seconds, not {seconds:g}.")
-    told = cluster.ask_nodes("timeline", (float(seconds),), seconds + _PATIENCE)
-    notes = [f"Node {node.hex()[:8]}: {why}." for node, _, why in told if why]
-    clocks = _clocks(cluster, [node for node, _, why in told if not why], notes)
+    told, notes = answers(cluster, "timeline", (float(seconds),), seconds + _PATIENCE)
+    clocks = _clocks(cluster, [*map(bytes.fromhex, told)], notes)
     events: list[Event] = []
     processes = []
-    for place, (node, answer, _) in enumerate(told, 1):
-        events.append(_named("process_name", place, 0, f"node {node.hex()[:8]}"))
-        for process in answer or ():
-            process["ahead"] -= clocks.get(node, 0.0)
+    for place, (node, found) in enumerate(told.items(), 1):
+        events.append(_named("process_name", place, 0, f"node {node[:8]}"))
+        for process in found:
+            process["ahead"] -= clocks.get(bytes.fromhex(node), 0.0)
             processes.append((place, process))
             name = f"{process['name'] or 'worker'} (pid {process['pid']})"
             if process["note"]:

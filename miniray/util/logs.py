@@ -23,6 +23,8 @@ from miniray.logs.log_files import (
     read_on,
 )
 from miniray.logs.log_search import find
+from miniray.profiling.targets import TargetError, actors_called, answers, process_called
+from miniray.profiling.targets import find as find_targets
 
 if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource
@@ -86,7 +88,6 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         TargetError: A run has no such rank, or no node is called so.
     """
     from miniray.profiling.looks import ask_of
-    from miniray.profiling.targets import TargetError, actors_called, find, process_called
 
     if of is None:
         return Whose(query)
@@ -100,7 +101,7 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
     if any(each["class_name"] == of for each in actors):
         return named
     try:
-        targets = find(source, of)
+        targets = find_targets(source, of)
     except TargetError:
         ended = _ended_run(source, of, rank, query)
         if ended is None and rank is not None:
@@ -121,8 +122,6 @@ def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery
     Raises:
         TargetError: It has no such rank, or its folder is on no disk of this machine.
     """
-    from miniray.profiling.targets import TargetError
-
     runs = [run for run in source.listing("runs") if of in (run.get("name"), run.get("run_id"))]
     if not runs:
         return None
@@ -146,6 +145,7 @@ def logs(source: ClusterSource, wanted: Whose) -> Logs:
         TimeoutError: To search the folder of an ended run takes too long.
     """
     query = wanted.query
+    pattern(query.grep)
     if wanted.folder is not None:
         return of_folder(wanted.folder, query)
     found = Logs()
@@ -180,13 +180,10 @@ def _ask(source: ClusterSource, wanted: Whose, found: Logs, ends: Any) -> None:
         bytes.fromhex(each["node_id"]) for each in _nodes(source, wanted) if each["state"] != "DEAD"
     ]
     arguments = dataclasses.asdict(wanted.query), ends
-    for node, answer, missing in source.ask_nodes("logs", arguments, _PATIENCE, living):
-        if not missing:
-            found.add(node.hex(), answer)
-        elif missing.startswith("ValueError: "):
-            raise ValueError(missing.partition(": ")[2])
-        else:
-            found.notes.append(f"Node {node.hex()[:8]}: {missing}.")
+    told, notes = answers(source, "logs", arguments, _PATIENCE, living)
+    found.notes += notes
+    for node, answer in told.items():
+        found.add(node, answer)
 
 
 def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:

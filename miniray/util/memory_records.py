@@ -1,4 +1,4 @@
-"""What nodes and processes report of their objects, joined into records. Pure.
+"""What nodes and processes report of their objects, joined into records. All but asking is pure.
 
 A node's daemon knows the segments of its shared memory: how large they are, who has them mapped.
 An object's owner and borrowers know what it is, and why they hold it.
@@ -11,7 +11,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.ids import short_id
-from miniray.common.state_types import PICKLED, order
+from miniray.common.state_types import MAX_OBJECTS, PICKLED, order
 from miniray.util.state_records import ClusterMemoryState, HolderState, NodeMemoryState, ObjectState
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ReferenceType,
         SegmentRow,
     )
+    from miniray.profiling.targets import ClusterSource
 
 #: Node and segment.
 _Place = tuple[bytes, int]
@@ -59,6 +60,28 @@ class _Process:
             return f"the daemon of node {self.node.hex()[:_SHORT]}"
         name = "driver" if row["type"] == "DRIVER" else row["name"] or "worker"
         return f"{name} (pid {row['pid']})"
+
+
+def ask_memory(
+    source: ClusterSource, limit: int, seconds: float, *, detail: bool
+) -> ClusterMemoryState:
+    """Ask every node, and its processes, which have so many seconds; then as ``cluster_memory``."""
+    told = source.ask_nodes("memory", (min(limit, MAX_OBJECTS), detail), seconds)
+    reports = [_silent(node, why) if why else report for node, report, why in told]
+    return cluster_memory(reports, source.listing("node_states"), limit, detail=detail)
+
+
+def _silent(node_id: bytes, reason: str) -> NodeMemory:
+    sizes = ("capacity", "used", "pooled", "freed", "writing", "spilled", "segments")
+    nothing: Any = {**dict.fromkeys(sizes, 0), "freed_by": {}}
+    return {
+        "node": node_id,
+        "reason": reason,
+        "totals": nothing,
+        "processes": [],
+        "segments": [],
+        "objects": [],
+    }
 
 
 def cluster_memory(

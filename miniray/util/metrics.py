@@ -1,99 +1,24 @@
 """``Counter``, ``Gauge`` and ``Histogram`` with Ray's names, for programs, tasks and actors.
 
-A process keeps its values and tells its node what has changed, every two seconds; the cluster's
-``/metrics`` (``miniray metrics``) has the sums. Counts of a process that was killed are at most two
-seconds short.
+A process keeps its values, beside those that miniray counts there, until the cluster's ``/metrics``
+(``miniray metrics``) are read or it leaves the cluster.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.runtime import runtime_or_none
-from miniray.common.series import Series
+from miniray.common.series import COUNTED
 from miniray.engines import refuse_on_ray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.common.series import Metric as Family
-    from miniray.common.series import Tags
-
 __all__ = ["Counter", "Gauge", "Histogram"]
 
-#: Seconds between two messages to the node.
-_INTERVAL = 2.0
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
-
-
-class _Values:
-    """The values of this process, by metric and tags."""
-
-    def __init__(self) -> None:
-        self._series = Series()
-        self._changed: set[tuple[Family, Tags]] = set()
-        self._timer: threading.Timer | None = None
-        self._at_exit = False
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        """Count anew in a forked child, which has none of its parent's threads."""
-        self._series.clear()
-        self._changed, self._timer = set(), None
-
-    def change(self, metric: Family, tags: Tags, value: float) -> None:
-        """Add to a counter, set a gauge, or count in a histogram."""
-        with self._series.lock:
-            known = self._series.change(metric, tags, value)
-            if known is None:
-                return
-            self._changed.add((metric, known))
-            if self._timer is None:
-                self._begin()
-
-    def _begin(self) -> None:
-        if not self._at_exit:
-            refuse_on_ray("util.metrics")
-            self._at_exit = True
-            atexit.register(self.tell)
-        self._timer = threading.Timer(_INTERVAL, self.tell)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def tell(self) -> None:
-        """Tell the node what has changed; without a cluster, keep it."""
-        with self._series.lock:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            runtime = runtime_or_none()
-            if runtime is None or not self._changed:
-                return
-            known = self._series.known
-            rows = [(*metric, tags, list(known[metric][tags])) for metric, tags in self._changed]
-            self._changed.clear()
-        runtime.head.tell_node("metrics", rows)
-
-    def leave(self) -> None:
-        """Tell what has changed, and count anew in the next cluster."""
-        if self._at_exit:
-            self.tell()
-        with self._series.lock:
-            self._series.known.clear()
-            self._changed.clear()
-
-
-_VALUES = _Values()
-
-
-def leave() -> None:
-    """Tell the node what was counted since it was told last, as the cluster is left."""
-    _VALUES.leave()
 
 
 class Metric:
@@ -161,8 +86,9 @@ class Metric:
         missing = [key for key in self._tag_keys if key not in given]
         if missing:
             raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
+        refuse_on_ray("util.metrics")
         metric = (self._kind, self._name, self._description, self._boundaries())
-        _VALUES.change(metric, tuple([(key, given[key]) for key in self._tag_keys]), float(value))
+        COUNTED.change(metric, tuple([(key, given[key]) for key in self._tag_keys]), float(value))
 
     def _boundaries(self) -> tuple[float, ...]:
         return ()

@@ -17,7 +17,7 @@ from miniray.common.host_port import same_address
 from miniray.common.runtime import runtime_or_none
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.engines import refuse_on_ray
-from miniray.util.memory_records import cluster_memory
+from miniray.util.memory_records import ask_memory
 from miniray.util.state_records import (
     ActorState,
     ClusterEventState,
@@ -128,9 +128,7 @@ def listed(
         processes, _ = ask_processes(source, timeout, looked_at)
         found: list[Any] = list(task_states(processes))
     elif thing == "objects":
-        reports = source.memory_report(looked_at, True, timeout)
-        nodes = source.listing("node_states")
-        found = list(cluster_memory(reports, nodes, looked_at, detail=True).objects)
+        found = ask_memory(source, looked_at, timeout, detail=True).objects
     else:
         found = [kind.of(data) for data in source.listing(what)]
     return chosen(found, filters, limit)
@@ -266,9 +264,7 @@ def summary(source: RuntimeHead | CommandConnection, thing: str, timeout: float)
         processes, _ = ask_processes(source, timeout, 0)
         return {"cluster": summary_of(processes)}
     if thing == "objects":
-        reports = source.memory_report(MAX_OBJECTS, False, timeout)
-        nodes = source.listing("node_states")
-        objects = cluster_memory(reports, nodes, MAX_OBJECTS, detail=False).objects
+        objects = ask_memory(source, MAX_OBJECTS, timeout, detail=False).objects
         return {"cluster": _summary_of_objects(objects)}
     actors = [ActorState.of(data) for data in source.listing("actors")]
     counts: dict[str, collections.Counter[str]] = {}
@@ -310,9 +306,7 @@ def get_cluster_memory(
     """
     check_all(ObjectState, None, limit)
     with _source(address, "util.memory") as source:
-        reports = source.memory_report(operator.index(limit), bool(detail), float(timeout))
-        nodes = source.listing("node_states")
-    return cluster_memory(reports, nodes, limit, detail=detail)
+        return ask_memory(source, operator.index(limit), float(timeout), detail=bool(detail))
 
 
 def _summary_of_objects(objects: list[ObjectState]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def summary_of(processes: list[ProcessCalls]) -> dict[str, Any]:
                 for name, count in counts.items():
                     add(name, kind, state, count)
     for each in processes:
-        for name, count in (each.told["running_by_name"] if each.told else {}).items():
+        for name, (count, _) in (each.told["running_by_name"] if each.told else {}).items():
             _move_to_running(summary.get(short_name(name)), count)
     totals: collections.Counter[str] = collections.Counter()
     for entry in summary.values():

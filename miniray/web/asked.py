@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import short_name
+from miniray.profiling.targets import answers
 from miniray.util.state import listed, summary
 from miniray.util.state_records import ActorState
 from miniray.util.task_records import ask_processes
@@ -56,15 +57,9 @@ def _objects(feed: Feed) -> Asked:
 
 def _usage(feed: Feed) -> Asked:
     """Return what each node uses."""
-    told = feed.source.ask_nodes("usage", (True,), _USE)
-    return Asked(
-        {
-            node.hex(): {**usage, "processes": len(usage["processes"])}
-            for node, usage, _ in told
-            if usage is not None
-        },
-        {},
-    )
+    told, _ = answers(feed.source, "usage", (True,), _USE)
+    rows = {node: {**use, "processes": len(use["processes"])} for node, use in told.items()}
+    return Asked(rows, {})
 
 
 def _actor(id: str, feed: Feed) -> Asked:
@@ -94,10 +89,10 @@ def _process(feed: Feed, node: str, pid: int) -> tuple[dict[str, Row], Row]:
     told, _ = ask_processes(feed.source, _PATIENCE, _MOST_CALLS, nodes=nodes)
     calls: dict[str, Row] = {}
     found: Row = {}
-    for _, usage, _why in feed.source.ask_nodes("usage", (False,), _PATIENCE, nodes):
-        for each, seconds, memory in (usage or {}).get("processes", ()):
-            if each == pid:
-                found |= {"cpu_seconds": seconds, "memory": memory}
+    usage, _ = answers(feed.source, "usage", (False,), _PATIENCE, nodes)
+    for each, seconds, memory in (row for use in usage.values() for row in use["processes"]):
+        if each == pid:
+            found |= {"cpu_seconds": seconds, "memory": memory}
     now = time.time()
     for process in told:
         if process.pid != pid or process.told is None:

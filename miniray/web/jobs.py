@@ -21,6 +21,8 @@ from miniray.common.names import format_bytes
 from miniray.job_submission import JobSubmissionClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
 
     from miniray.web.answers import JsonAnswers
@@ -61,10 +63,10 @@ class JobRoutes:
             Route(package, self._put_package, methods=["PUT"]),
             Route("/api/jobs/", self._list, methods=["GET"]),
             Route("/api/jobs/", self._submit, methods=["POST"]),
-            Route(one, self._info, methods=["GET"]),
-            Route(one, self._delete, methods=["DELETE"]),
-            Route(f"{one}/stop", self._stop, methods=["POST"]),
-            Route(f"{one}/logs", self._logs, methods=["GET"]),
+            self._of(one, "GET", lambda job: dataclasses.asdict(self._client.get_job_info(job))),
+            self._of(one, "DELETE", lambda job: {"deleted": self._client.delete_job(job)}),
+            self._of(f"{one}/stop", "POST", lambda job: {"stopped": self._client.stop_job(job)}),
+            self._of(f"{one}/logs", "GET", lambda job: {"logs": self._client.get_job_logs(job)}),
         ]
 
     @functools.cached_property
@@ -95,21 +97,13 @@ class JobRoutes:
             lambda: [dataclasses.asdict(job) for job in self._client.list_jobs()]
         )
 
-    async def _info(self, request: Request) -> Response:
-        job = request.path_params["job"]
-        return await self._answers.of(lambda: dataclasses.asdict(self._client.get_job_info(job)))
+    def _of(self, path: str, method: str, function: Callable[[str], Any]) -> Route:
+        """Return the route of what is asked about one job."""
 
-    async def _stop(self, request: Request) -> Response:
-        job = request.path_params["job"]
-        return await self._answers.of(lambda: {"stopped": self._client.stop_job(job)})
+        async def answer(request: Request) -> Response:
+            return await self._answers.of(function, request.path_params["job"])
 
-    async def _delete(self, request: Request) -> Response:
-        job = request.path_params["job"]
-        return await self._answers.of(lambda: {"deleted": self._client.delete_job(job)})
-
-    async def _logs(self, request: Request) -> Response:
-        job = request.path_params["job"]
-        return await self._answers.of(lambda: {"logs": self._client.get_job_logs(job)})
+        return Route(path, answer, methods=[method])
 
     # --- packages --------------------------------------------------------------------------
     def _path(self, name: str) -> Path:

@@ -6,7 +6,6 @@ What is meant, and how it is found out, is what commands of the same names do.
 from __future__ import annotations
 
 import functools
-import math
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -46,16 +47,15 @@ class LookRoutes:
     async def _stack(self, request: Request) -> Response:
         from miniray.profiling.looks import look
 
-        of = _named((await self._answers.posted(request)).get("of"))
-        return await self._answers.of(look, self._source, *of)
+        return await self._answers.of(
+            look, self._source, *_meant(await self._answers.posted(request))
+        )
 
     async def _profile(self, request: Request) -> Response:
         asked = await self._answers.posted(request)
-        of, rank = _named(asked.get("of"))
-        kind, seconds = str(asked.get("kind")), asked.get("seconds", 5)
-        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-            raise HTTPException(400, f"seconds is a number, not {seconds!r:.80}.")
-        return await self._answers.of(self._profiled, kind, of, float(seconds), rank)
+        of, rank = _meant(asked)
+        kind, seconds = asked.get("kind"), asked.get("seconds", 5.0)
+        return await self._answers.of(self._profiled, kind, of, seconds, rank)
 
     def _profiled(self, *asked: Any) -> dict[str, Any]:
         """Return a profile, without its samples: they are in the tree."""
@@ -66,13 +66,8 @@ class LookRoutes:
 
     async def _why(self, request: Request) -> Response:
         """Answer why something waits; without an id or name, whatever drivers wait for."""
-        match (await self._answers.posted(request)).get("of", {}):
-            case {"id": str(id)}:
-                return await self._answers.of(self._chain, id)
-            case {} as of if not of:
-                return await self._answers.of(self._chain, "")
-            case of:
-                raise HTTPException(400, f"of has an id, not {of!r:.80}.")
+        of, _ = _meant({"of": "", **await self._answers.posted(request)})
+        return await self._answers.of(self._chain, of)
 
     def _chain(self, of: str) -> dict[str, Any]:
         from miniray.util.why import NothingWaitsError, why
@@ -86,16 +81,11 @@ class LookRoutes:
 
     async def _logs(self, request: Request) -> Response:
         wanted = request.query_params
-        of: dict[str, Any] = {name: wanted[name] for name in ("actor", "run") if name in wanted}
-        try:
-            if "node" in wanted:
-                of = {"node": wanted["node"], "pid": int(wanted.get("pid", ""))}
-            if wanted.get("rank", "").isdigit():
-                of["rank"] = int(wanted["rank"])
-            tail = min(max(1, int(wanted.get("tail", "200"))), _MOST_LINES)
-        except ValueError:
-            raise HTTPException(400, "pid and tail are whole numbers.") from None
-        return await self._answers.of(self._lines, *_named(of), tail, wanted.get("grep", ""))
+        tail = wanted.get("tail", "200")
+        if not tail.isdecimal():
+            raise HTTPException(400, f"tail is a whole number, not {tail!r:.80}.")
+        most = min(max(1, int(tail)), _MOST_LINES)
+        return await self._answers.of(self._lines, *_meant(wanted), most, wanted.get("grep", ""))
 
     async def _charts(self, _request: Request) -> Response:
         from miniray.metrics.history import charts
@@ -136,18 +126,15 @@ def _line(line: LogLineRead, *, named: bool) -> str:
     return f"{line.time}{who} {_COLOURS.sub('', line.text)}"
 
 
-def _named(of: Any) -> tuple[str, int | None]:
+def _meant(asked: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return what is meant, as commands name it, and the rank of a run that is meant alone.
 
     Raises:
-        HTTPException: It is no description of an actor, a process or a run.
+        HTTPException: It is not told.
     """
-    match of:
-        case {"actor": str(actor)}:
-            return actor, None
-        case {"node": str(node), "pid": int(pid)}:
-            return f"{node}:{pid}", None
-        case {"run": str(run), **rest}:
-            rank = rest.get("rank")
-            return run, rank if isinstance(rank, int) else None
-    raise HTTPException(400, f"of names an actor, a node and a pid, or a run, not {of!r:.80}.")
+    of, rank = asked.get("of"), asked.get("rank")
+    if not isinstance(of, str):
+        raise HTTPException(400, f"of names an actor, NODE:PID or a run, not {of!r:.80}.")
+    if rank is not None and not str(rank).isdecimal():
+        raise HTTPException(400, f"rank is a whole number, not {rank!r:.80}.")
+    return of, None if rank is None else int(rank)

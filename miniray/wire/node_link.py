@@ -24,7 +24,6 @@ from miniray.wire.sockets import connect, too_large
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.common.state_types import NodeMemory
     from miniray.wire.io_loop import IOLoop
 
 
@@ -277,13 +276,6 @@ class NodeLink:
         question = (what, arguments, float(seconds), nodes)
         told, _ = self.node_request("ask_nodes", question, seconds + _PATIENCE)
         return [tuple(each) for each in told]
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """Ask what every node and process holds; each process has ``seconds`` to answer."""
-        question = (limit, detail, seconds)
-        report: list[NodeMemory]
-        report, _ = self.node_request("memory_report", question, seconds + _PATIENCE)
-        return report
 
     # --- telling -----------------------------------------------------------------
     @uncut

@@ -250,7 +250,7 @@ def test_the_stack_of_an_actor_is_shown_while_it_runs(page: PageClient) -> None:
     actor = Counter.remote()
     pid = miniray.get(actor.pid.remote())
     running = actor.wait.remote()
-    of = {"actor": actor._actor_id.hex()}
+    of = actor._actor_id.hex()
 
     def shown() -> str:
         status, _, answer = page.ask("POST", "/api/stack", {"of": of})
@@ -261,7 +261,7 @@ def test_the_stack_of_an_actor_is_shown_while_it_runs(page: PageClient) -> None:
     miniray.kill(actor)
     with pytest.raises(miniray.exceptions.ActorDiedError):
         miniray.get(running)
-    status, _, answer = page.ask("POST", "/api/stack", {"of": {"node": "x", "pid": pid}})
+    status, _, answer = page.ask("POST", "/api/stack", {"of": f"x:{pid}"})
     assert (status, "x" in answer["error"]) == (400, True)
     assert page.ask("POST", "/api/stack", {"of": 7})[0] == 400
     assert page.ask("GET", "/api/stack")[0] == 405
@@ -326,18 +326,18 @@ def test_the_log_of_an_actor_is_shown_and_searched_after_its_end_too(page: PageC
     actor = Counter.remote()
     id = actor._actor_id.hex()
     miniray.get(actor.say.remote("first line", "second line"))
-    assert page.ask("GET", f"/api/logs?actor={'f' * 32}&tail=5")[2]["lines"] == []
+    assert page.ask("GET", f"/api/logs?of={'f' * 32}&tail=5")[2]["lines"] == []
     miniray.kill(actor)
 
     def shown(query: str) -> list[str]:
-        status, _, answer = page.ask("GET", f"/api/logs?actor={id}&{query}")
+        status, _, answer = page.ask("GET", f"/api/logs?of={id}&{query}")
         assert status == 200, answer
         return [" ".join(line.split()[-2:]) for line in answer["lines"]]
 
     wait_until(lambda: shown("tail=400") == ["first line", "second line"])
     assert len(shown("grep=second")) == 1
     assert len(shown("grep=(second")) == 0
-    assert "--tail" in page.ask("GET", f"/api/logs?actor={id}&tail=1")[2]["more"]
+    assert "--tail" in page.ask("GET", f"/api/logs?of={id}&tail=1")[2]["more"]
     assert page.ask("GET", "/api/logs")[0] == 400
 
 
@@ -347,11 +347,11 @@ def test_why_something_waits_is_answered_as_on_the_command_line(page: PageClient
     running, waits = actor.wait.remote(), actor.pid.remote()
 
     def told() -> str:
-        status, _, answer = page.ask("POST", "/api/why", {"of": {"id": waits.hex()}})
+        status, _, answer = page.ask("POST", "/api/why", {"of": waits.hex()})
         return str(answer["chain"]) if status == 200 else ""
 
     wait_until(lambda: "wait" in told() and "busy" in told())
-    status, _, answer = page.ask("POST", "/api/why", {"of": {"id": "no such thing"}})
+    status, _, answer = page.ask("POST", "/api/why", {"of": "no such thing"})
     assert (status, "no such thing" in answer["error"]) == (400, True)
     miniray.kill(actor)
     for ref in (running, waits):
@@ -374,7 +374,7 @@ def test_a_busy_actor_is_profiled(page: PageClient) -> None:
     actor = Counter.remote()
     miniray.get(actor.pid.remote())
     running = actor.spin.remote()
-    asked = {"of": {"actor": actor._actor_id.hex()}, "kind": "cpu", "seconds": 0.5}
+    asked = {"of": actor._actor_id.hex(), "kind": "cpu", "seconds": 0.5}
     status, _, answer = page.ask("POST", "/api/profile", asked)
     assert status == 200, answer
     assert "spin" in str(answer["tree"])

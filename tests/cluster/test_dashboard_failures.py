@@ -90,7 +90,7 @@ def test_a_process_that_hangs_in_native_code_is_looked_at_from_outside(two_nodes
     miniray.get(actor.pid.remote())
     page = PageClient.let_in(two_nodes.address)
     running = actor.hold_the_lock.remote()
-    of = {"of": {"actor": actor._actor_id.hex()}}
+    of = {"of": actor._actor_id.hex()}
     wait_until(lambda: "hold_the_lock" in str(page.ask("POST", "/api/stack", of)[2]))
     with page.events(f"actor:{actor._actor_id.hex()}") as events:
         assert next(events)["summary"]["actor"]["state"] == "ALIVE"

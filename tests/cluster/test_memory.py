@@ -396,8 +396,8 @@ def daemon_of(node_id: str) -> int:
     """The daemon's pid: it is the one that tells of itself."""
     from miniray.common.runtime import current_runtime
 
-    for report in current_runtime().head.memory_report(1, False, LONG):
-        if report["node"].hex() == node_id:
+    for node, report, _ in current_runtime().head.ask_nodes("memory", (1, False), LONG):
+        if node.hex() == node_id:
             [daemon] = [row for row in report["processes"] if row["type"] == "NODE"]
             return daemon["pid"]
     raise AssertionError(node_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +25,7 @@ from running_cluster import running_cluster
 import miniray
 from miniray.cli.main import main
 from miniray.client.command_connection import CommandConnection, connect_for_cli
+from miniray.common.config import config
 from miniray.metrics.history import charts
 from miniray.metrics.text import text
 from miniray.util.metrics import Counter, Gauge, Histogram
@@ -30,7 +33,6 @@ from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from prometheus_client import Metric
 
@@ -309,6 +311,69 @@ def test_the_head_and_the_starts_of_workers_are_there(cluster: CommandConnection
     assert time.time() - values(cluster, "miniray_head_start_time_seconds")[0] < 600
     miniray.get([works.remote(), large.remote()])
     assert min(values(cluster, "miniray_worker_forks_total")) > 0
+
+
+def test_calls_that_wait_and_run_are_told_by_function_and_class(cluster: CommandConnection) -> None:
+    slow = Slow.options(name="slow").remote()
+    calls = [slow.sleeps.remote(2.0) for _ in range(3)]
+    tasks = [sleeps.options(resources={"far": 2}).remote(2.0) for _ in range(2)]
+    of_class = {"class": "Slow"}
+    wait_until(lambda: values(cluster, "miniray_actor_queued_calls", **of_class) == [2.0])
+    assert 0 < values(cluster, "miniray_actor_oldest_call_seconds", **of_class)[0] < 3
+    wait_until(
+        lambda: values(cluster, "miniray_tasks", function="sleeps", state="RUNNING") == [1.0]
+    )
+    waiting = {"function": "sleeps", "state": "PENDING_NODE_ASSIGNMENT"}
+    assert values(cluster, "miniray_tasks", **waiting) == [1.0]
+    assert values(cluster, "miniray_leases", state="granted") == [1.0]
+    for ref in (*calls, *tasks):
+        miniray.cancel(ref)
+    wait_until(lambda: not values(cluster, "miniray_tasks", function="sleeps"))
+
+
+def test_a_task_that_is_begun_once_more_counts_as_retried(cluster: CommandConnection) -> None:
+    again = works.options(max_retries=1, retry_exceptions=True)
+    with pytest.raises(ValueError, match="no"):
+        miniray.get(again.remote(well=False))
+    wait_until(lambda: values(cluster, "miniray_task_retries_total", function="works") == [1.0])
+
+
+def test_lines_that_workers_print_are_counted(cluster: CommandConnection) -> None:
+    @miniray.remote
+    def prints() -> None:
+        print("a\nb")
+
+    def lines() -> float:
+        return sum(values(cluster, "miniray_log_lines_total", stream="out"))
+
+    before = lines()
+    miniray.get(prints.remote())
+    wait_until(lambda: lines() == before + 2)
+
+
+def test_names_may_begin_as_rays_and_named_actors_be_told_apart(
+    cluster: CommandConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = [Slow.options(name=name).remote() for name in ("left", "right")]
+    miniray.get([each.quick.remote() for each in actors])
+    changed = dataclasses.replace(config(), metrics_prefix="ray", metrics_per_actor=True)
+    for module in ("text", "listed"):
+        monkeypatch.setattr(f"miniray.metrics.{module}.config", lambda: changed)
+    told = text(cluster)
+    for name in ("left", "right"):
+        assert f'ray_actors{{class="Slow",state="ALIVE",name="{name}"}} 1.0' in told
+    assert "miniray_" not in told
+
+
+def test_every_metric_is_in_the_documentation(cluster: CommandConnection) -> None:
+    miniray.get([works.remote(), large.remote()])
+    page = (Path(__file__).parents[2] / "docs" / "observe.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", page))
+    own = ("seen", "level", "sizes", "many", "sent", "left", "ended", "forked", "given_up")
+    users = {*own, "driver_level", "first_stay", "second_stay"}
+    found = {name.removeprefix("miniray_") for name in families(cluster)} - users
+    assert {name for name in found if not {name, f"{name}_total"} & documented} == set()
+    assert len(found) > 60
 
 
 def test_prometheus_reads_it_as_openmetrics_too(cluster: CommandConnection) -> None:

@@ -27,7 +27,7 @@ LAYERS = """
     miniray.calls
     miniray.logs
     miniray.engines
-    miniray.profiling miniray.metrics
+    miniray.profiling
     miniray.client miniray.job_config
     miniray
     miniray.worker
@@ -41,7 +41,7 @@ LAYERS = """
     miniray.node.workers
     miniray.node.objects
     miniray.node
-    miniray.launch
+    miniray.launch miniray.metrics
     miniray.cli miniray.__main__
     miniray.data
     miniray.train.base

@@ -65,6 +65,11 @@ class WorkerFailure:
         return cls.of(failure)
 
     @property
+    def kind(self) -> str:
+        """The name of the exception's class."""
+        return self.summary.partition(":")[0].rpartition(".")[2].strip()
+
+    @property
     def frames(self) -> str:
         """The traceback without its last line, which is the summary."""
         return self.traceback.rstrip().removesuffix(self.summary).rstrip()

@@ -77,7 +77,7 @@ class RunBoard:
             return wait
 
         self._runtime.answer(question_about(self.spec.run_id), told)
-        self._runtime.answer(f"metrics of run {self.spec.run_id}", self._lags)
+        self._runtime.answer(f"metrics of run {self.spec.run_id}", self._metrics)
 
     def close(self) -> None:
         """Answer no more."""
@@ -150,23 +150,22 @@ class RunBoard:
             }
         return json.dumps(page, default=str)
 
-    def _lags(self) -> list[tuple[Any, ...]]:
-        """Return as series of a metric how late each rank made its newest report."""
-        attempt = self._attempt
+    def _metrics(self) -> list[tuple[Any, ...]]:
+        """Return as series how late each rank made its newest report, and a checkpoint's age."""
+        attempt, run = self._attempt, ("run", self.spec.name)
         late = attempt.lags()["seconds"][:MAX_RANKS] if attempt is not None else []
         about = "By how much a rank made its newest report after the first rank that did."
-        return [
-            (
-                "gauge",
-                "train_rank_lag_seconds",
-                about,
-                (),
-                (("run", self.spec.name), ("rank", str(rank))),
-                [made[-1]],
-            )
+        lag = "gauge", "train_rank_lag_seconds", about, ()
+        found: list[tuple[Any, ...]] = [
+            (*lag, (run, ("rank", str(rank))), [made[-1]])
             for rank, lags in enumerate(late)
             if (made := [lag for lag in lags if lag is not None])
         ]
+        if made_at := max((each.time for each in self.recorder.checkpoints), default=0):
+            about = "How long ago the newest checkpoint was made."
+            age = "gauge", "train_checkpoint_age_seconds", about, ()
+            found.append((*age, (run,), [time.time() - made_at]))
+        return found
 
     def _ranks(self) -> list[dict[str, Any]]:
         """Where each rank runs, and how far it is."""

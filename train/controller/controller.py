@@ -12,6 +12,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from miniray.common.series import COUNTED
 from miniray.exceptions import MinirayError, TaskError
 from miniray.train.base.exceptions import (
     AttemptOverError,
@@ -319,6 +320,9 @@ class TrainController:
         assert self._attempt is not None
         attempt, failures = self._attempt, self._attempt.failures
         self._facts.count_failure(at_start=at_start)
+        kind = next((each.kind for each in failures.values()), "start")
+        run = ("run", self._spec.name)
+        COUNTED.count("train_failures_total", (run, ("cause", kind)))
         self._message = describe(failures, attempt.returned, attempt.activities())
         await self._blocking(self._tell_failure, failures)
         facts = self._facts

@@ -246,6 +246,7 @@ class RunRecorder:
         seconds = 0.0 if begun is None else round(time.monotonic() - begun, 3)
         record = self.storage.commit(number, step.uploads, step.metrics, seconds)
         COUNTED.count("train_checkpoints_total", (*self._tags, ("outcome", "complete")))
+        COUNTED.count("train_checkpoint_bytes_total", self._tags, record.size)
         COUNTED.took("train_checkpoint_seconds", seconds, self._tags)
         for surplus in self._book.add(record):
             self._tidy(self.storage.delete, surplus.name)

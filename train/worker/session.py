@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.exception_transport import add_note
+from miniray.common.series import COUNTED
 from miniray.common.spans import SPANS
 from miniray.train.base.exceptions import CollectiveTimeoutError
 from miniray.train.base.failures import WorkerFailure
@@ -99,6 +100,8 @@ class RankSession:
         self._lock = threading.RLock()
         self._reporting = False
         self.blocked = 0.0  # seconds that the train loop has spent in report()
+        self._last_report = 0.0
+        self._tags = (("run", setup.storage.name),)
         self._reported = 0
         #: Why the upload of a report has failed, and its metrics, until the rank repeats it.
         self._failed: tuple[BaseException, str] | None = None
@@ -123,6 +126,10 @@ class RankSession:
                 )
             self._reporting = True
             began = time.perf_counter()
+            if self._last_report:
+                passed = began - self._last_report
+                COUNTED.took("train_report_interval_seconds", passed, self._tags)
+            self._last_report = began
             try:
                 with SPANS.timed("report", f"report {self._reported}"):
                     self._report(plain, given)

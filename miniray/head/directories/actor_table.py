@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.ids import owner_of
+from miniray.common.names import short_name
 from miniray.common.state_types import DEAD, PENDING, RESTARTING
 from miniray.exceptions import DeathCause
 from miniray.messages.value import Death
@@ -62,6 +63,11 @@ class Actor:
     @property
     def class_name(self) -> str:
         return self.spec.class_name
+
+    @property
+    def tag(self) -> tuple[str, str]:
+        """What tells metrics of its class: as of calls, a local class has its own name only."""
+        return "class", short_name(self.spec.class_name)
 
     @property
     def name(self) -> tuple[str, str] | None:

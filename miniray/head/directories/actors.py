@@ -280,11 +280,11 @@ class ActorRegistry:
             attached = max(process.since, actor.since)
             self._took(actor, "process", attached - actor.since)
             self._took(actor, "constructor", now - attached)
-            COUNTED.count("actor_starts_total", (("class", actor.class_name),))
+            COUNTED.count("actor_starts_total", (actor.tag,))
 
     @staticmethod
     def _took(actor: Actor, phase: str, seconds: float) -> None:
-        tags = (("class", actor.class_name), ("phase", phase))
+        tags = (actor.tag, ("phase", phase))
         COUNTED.took("actor_start_seconds", seconds, tags)
 
     def _tell_placed(self, actor: Actor) -> None:
@@ -345,7 +345,7 @@ class ActorRegistry:
             self._die(actor, cause, how=how, ended=True)
             return
         died = actor.describe_death(actor.end_of_process(how), how)
-        COUNTED.count("actor_restarts_total", (("class", actor.class_name),))
+        COUNTED.count("actor_restarts_total", (actor.tag,))
         self._tell("restarted", f"{died.error(actor.id)} It starts again.", "WARNING", actor)
         self._table.leave_place(actor)
         actor.begin_restart()
@@ -372,7 +372,7 @@ class ActorRegistry:
         ``creation`` is the pickled error of its creation. ``ended``: its process ends without being
         asked, or never was.
         """
-        tags = (("class", actor.class_name), ("cause", cause.name.lower()))
+        tags = (actor.tag, ("cause", cause.name.lower()))
         COUNTED.count("actor_deaths_total", tags)
         death = actor.describe_death(cause, how or ProcessExit(), creation)
         if cause in ORDINARY:  # there may be many, and no error is made for them

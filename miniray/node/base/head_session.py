@@ -13,6 +13,7 @@ import grpc
 from miniray import exceptions
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.common.config import config
+from miniray.common.series import COUNTED
 from miniray.security.channels import one_line
 
 if TYPE_CHECKING:
@@ -225,8 +226,11 @@ class HeadSession:
 
     async def _beat(self, member: SessionEvents) -> None:
         """Send heartbeats: their absence, not a broken stream alone, means a dead machine."""
+        clock = asyncio.get_running_loop().time
         while True:
+            due = clock() + config().heartbeat_interval
             await asyncio.sleep(config().heartbeat_interval)
+            COUNTED.set("daemon_event_loop_lag_seconds", clock() - due)
             self.send(head_pb2.FromNode(heartbeat=member.heartbeat()))
 
     async def _end_tasks(self) -> None:

@@ -110,27 +110,6 @@ def _row(segment: Segment, source_of: SourceOf) -> SegmentRow:
     }
 
 
-def silent(node_id: bytes, reason: str) -> NodeMemory:
-    nothing: StoreTotals = {
-        "capacity": 0,
-        "used": 0,
-        "pooled": 0,
-        "freed": 0,
-        "writing": 0,
-        "spilled": 0,
-        "segments": 0,
-        "freed_by": {},
-    }
-    return {
-        "node": node_id,
-        "reason": reason,
-        "totals": nothing,
-        "processes": [],
-        "segments": [],
-        "objects": [],
-    }
-
-
 def adopted_report(
     node_id: bytes, adopted: Iterable[Adopted], limit: int, *, detail: bool
 ) -> ObjectsHeld:
@@ -249,20 +228,9 @@ class MemoryService:
 
     def __post_init__(self) -> None:
         self._node_id = self.objects.node_id
-        self.clients.requests["memory_report"] = self._cluster
         self.clients.requests["own_memory"] = lambda _client: (self.own(), -1)
         self.questions.answers["memory"] = self.report
 
-    # --- all nodes ---------------------------------------------------------------
-    async def _cluster(
-        self, _client: Client, limit: int, detail: bool, seconds: float
-    ) -> tuple[list[NodeMemory], int]:
-        """What every node tells; processes have so many seconds to answer."""
-        question = (min(limit, MAX_OBJECTS), detail)
-        told = await self.questions.ask_nodes("memory", question, seconds)
-        return [silent(node, why) if why else report for node, report, why in told], -1
-
-    # --- this node ---------------------------------------------------------------
     async def report(self, seconds: float, limit: int, detail: bool) -> NodeMemory:
         """What this node has, and what its processes know of it."""
         clients = [each for each in self.clients.clients.values() if not each.is_command]

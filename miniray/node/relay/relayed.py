@@ -16,6 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import node_pb2
+from miniray.common.series import COUNTED
 from miniray.messages import plain
 
 if TYPE_CHECKING:
@@ -170,6 +171,10 @@ class Outbox:
         self._filled = asyncio.Event()
         #: How many streams it was written to.
         self._stream = 0
+        self._messages, self._bytes, self._resent = (
+            COUNTED.values(("counter", f"relay_{what}_total", "", ()), ())
+            for what in ("messages", "bytes", "resent")
+        )
 
     def put(self, message: Relayed) -> None:
         size = size_of(message)
@@ -193,6 +198,7 @@ class Outbox:
 
     def rewind(self) -> None:
         """Queue the messages again that a broken stream may have lost."""
+        self._resent[0] += len(self._sent)
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._count()
@@ -229,7 +235,10 @@ class Outbox:
             room -= its_size
             batch.append(message)
             self._sent.append(sent)
-        return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
+        packed = pack(batch)
+        self._messages[0] += len(batch)
+        self._bytes[0] += len(packed)
+        return node_pb2.RelayBatch(messages=packed, first=first, outbox=self.id)
 
     async def drain_to(
         self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox

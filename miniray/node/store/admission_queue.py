@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.common.config import config
 from miniray.common.process_state import OUT_OF_DESCRIPTORS
+from miniray.common.series import COUNTED
 from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class AdmissionQueue:
             return claim.turn.result()
         self._queue[claim] = None
         self._wanted += claim.size
+        began = time.monotonic()
         waiting = loop.create_task(self._expire(claim)) if claim.waits else None
         self._serve()
         if self._queue and (self._serving is None or self._serving.done()):
@@ -144,6 +147,7 @@ class AdmissionQueue:
                 waiting.cancel()
             self._remove(claim)
             self.store.changed.set()
+            COUNTED.count("object_room_wait_seconds_total", by=time.monotonic() - began)
 
     async def _expire(self, claim: Claim) -> None:
         """Refuse a claim after its time, unless the disk is still at work."""
@@ -237,7 +241,9 @@ class AdmissionQueue:
     def _full(self, claim: Claim) -> ObjectStoreFullError:
         store = self.store
         notes = []
-        if claim.waits and claim.size <= store.capacity:  # else no process sees this error
+        if claim.waits:  # else no process sees this error
+            COUNTED.count("object_store_full_errors_total")
+        if claim.waits and claim.size <= store.capacity:
             held = self.describe_holders()
             if held:
                 notes.append(f"It holds {held}.")

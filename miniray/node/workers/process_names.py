@@ -96,12 +96,12 @@ class MemoryKills:
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        self._count = self._read()
+        self._count = self.count()
         self._last: float | None = None
 
     def look(self) -> None:
         """Read the count; to be called regularly, so that older kills are not taken for new."""
-        count = self._read()
+        count = self.count()
         if count > self._count:
             self._last = self._clock()
         self._count = count
@@ -119,7 +119,8 @@ class MemoryKills:
             f"{memory_limit(self._root) / 2**30:.1f} GiB."
         )
 
-    def _read(self) -> int:
+    def count(self) -> int:
+        """Return how many processes of this machine the kernel has killed so."""
         try:
             found = _COUNT.search((self._root / "proc/vmstat").read_text())
         except OSError:

@@ -30,7 +30,7 @@ const WAYS = {
   memory: { title: "Memory flame graph", path: "profile", body: { kind: "memory", seconds: SECONDS }, unit: "bytes", busy: `Recording allocations for ${SECONDS} s` },
 };
 
-/** Buttons that look into what `of` names, and what they found. `live`: it can be asked. */
+/** Buttons that look into what `of` ({of, rank?}) names, and what they found. `live`: it can be asked. */
 export function Inspect({ of, live = true, why }) {
   const [shown, setShown] = useState(null);
   const turn = useRef(0);
@@ -38,7 +38,7 @@ export function Inspect({ of, live = true, why }) {
     const way = WAYS[kind];
     const own = ++turn.current;
     setShown({ kind, busy: true });
-    const next = await post(way.path, { of, ...way.body }).then((answer) => ({ kind, answer }), (error) => ({ kind, error: error.message }));
+    const next = await post(way.path, { ...of, ...way.body }).then((answer) => ({ kind, answer }), (error) => ({ kind, error: error.message }));
     if (own === turn.current) setShown(next);
   };
   const way = shown && WAYS[shown.kind];

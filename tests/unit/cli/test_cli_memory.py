@@ -203,8 +203,9 @@ class Connection:
         self.address = "10.0.0.1:6379"
         self.closed = False
 
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
-        self.asked.append((limit, detail, seconds))
+    def ask_nodes(self, what: str, question: tuple[int, bool], seconds: float) -> list[Any]:
+        assert what == "memory"
+        self.asked.append((*question, seconds))
         return []
 
     def listing(self, what: str) -> list[dict[str, Any]]:

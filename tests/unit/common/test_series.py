@@ -40,8 +40,9 @@ def test_series_and_metrics_beyond_the_bound_are_one_or_none() -> None:
     assert len(rows) == MOST + 1
     assert rows[OVERFLOW] == [5]
     for number in range(MOST + 5):
-        series.put("gauge", f"g{number}", "", [], [], [1.0])
+        series.add([("gauge", f"g{number}", "", (), (), [1.0])])
     assert len(series.known) == MOST
-    assert series.change(("gauge", "more", "", ()), (), 1.0) is None
-    assert series.change(("gauge", "g1", "", ()), (), 2.0) == ()
+    series.set("more", 1.0)
+    series.set("g1", 2.0)
     assert len(series.known) == MOST
+    assert ("gauge", "g1", "", (), (), [2.0]) in series.rows()

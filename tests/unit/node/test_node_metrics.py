@@ -23,9 +23,8 @@ def test_a_point_that_cannot_be_read_is_a_gap_and_leaves_the_heartbeats_alone(
     clients: Any = SimpleNamespace(notices={}, clients={})
     questions: Any = SimpleNamespace(answers={})
     devices: Any = SimpleNamespace(sample=list)
-    figures = [(f"object_store_{name}_bytes", {}, 0.0) for name in ("used", "spilled")]
-    node = metrics.NodeMetrics(clients, questions, "/", lambda: figures, devices)
-    node.look()
+    node = metrics.NodeMetrics(clients, questions, "/", list, devices)
+    node.look(0.0, 0.0)
 
     def no_descriptor() -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -33,9 +32,9 @@ def test_a_point_that_cannot_be_read_is_a_gap_and_leaves_the_heartbeats_alone(
     with monkeypatch.context() as broken:
         broken.setattr(metrics, "_memory", no_descriptor)
         now += metrics.INTERVAL
-        node.look()
+        node.look(0.0, 0.0)
     now += metrics.INTERVAL
-    node.look()
+    node.look(0.0, 0.0)
     _, series = questions.answers["history"](1.0)
     assert [math.isnan(value) for value in series["memory"][-3:]] == [False, True, False]
 

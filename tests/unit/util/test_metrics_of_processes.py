@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from miniray.common.series import Series
 from miniray.metrics.text import text
 from miniray.util import metrics
 from miniray.util.metrics import Counter, Gauge, Histogram
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-class Head:
-    """Takes what is told."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-
-    def tell_node(self, method: str, rows: list[Any]) -> None:
-        assert method == "metrics"
-        self.rows += rows
-
-
-class Runtime:
-    def __init__(self) -> None:
-        self.head = Head()
-
 
 @pytest.fixture
-def values(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
-    """What the node is told of metrics of this test alone."""
-    runtime = Runtime()
-    own = metrics._Values()
-    monkeypatch.setattr(metrics, "_VALUES", own)
-    monkeypatch.setattr(metrics, "runtime_or_none", lambda: runtime)
-    yield runtime.head
-    own.tell()  # its timer is cancelled
+def values(monkeypatch: pytest.MonkeyPatch) -> Series:
+    """What this process has counted of metrics of this test alone."""
+    own = Series()
+    monkeypatch.setattr(metrics, "COUNTED", own)
+    return own
 
 
-def told(values: Head) -> dict[tuple[str, Any], list[float]]:
+def told(values: Series) -> dict[tuple[str, Any], list[float]]:
     """By name and tags."""
-    values.rows.clear()
-    metrics._VALUES.tell()
-    return {(name, dict(tags).get("k")): value for _, name, _, _, tags, value in values.rows}
+    return {(name, dict(tags).get("k")): value for _, name, _, _, tags, value in values.rows()}
 
 
-def test_counters_add_gauges_keep_the_last_and_histograms_count(values: Head) -> None:
+def test_counters_add_gauges_keep_the_last_and_histograms_count(values: Series) -> None:
     counter, gauge = Counter("c", tag_keys=("k",)), Gauge("g")
     sizes = Histogram("h", boundaries=[10, 1])
     counter.inc(tags={"k": "a"})
@@ -66,16 +43,6 @@ def test_counters_add_gauges_keep_the_last_and_histograms_count(values: Head) ->
         ("g", None): [4],
         ("h", None): [2, 1, 1, 14],
     }
-
-
-def test_only_what_has_changed_is_told(values: Head) -> None:
-    counter = Counter("c", tag_keys=("k",))
-    counter.inc(tags={"k": "a"})
-    counter.inc(tags={"k": "b"})
-    assert len(told(values)) == 2
-    counter.inc(tags={"k": "b"})
-    assert told(values) == {("c", "b"): [2]}
-    assert told(values) == {}
 
 
 def test_a_metric_is_pickled_with_its_default_tags() -> None:
@@ -127,20 +94,11 @@ def test_wrong_types_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_a_metric_of_an_invalid_name_is_discarded_with_a_warning(values: Head) -> None:
+def test_a_metric_of_an_invalid_name_is_discarded_with_a_warning(values: Series) -> None:
     with pytest.warns(UserWarning, match="Invalid metric name: 1-bad"):
         counter = Counter("1-bad")
     counter.inc()
     assert told(values) == {}
-
-
-def test_who_leaves_a_cluster_tells_it_the_rest_and_counts_anew_in_the_next(values: Head) -> None:
-    counter = Counter("c")
-    counter.inc(5)
-    metrics.leave()
-    assert [row[-1] for row in values.rows] == [[5]]
-    counter.inc()
-    assert told(values) == {("c", None): [1]}
 
 
 def test_labels_are_such_as_the_format_allows_and_hide_none_of_miniray() -> None:
@@ -155,10 +113,11 @@ def test_labels_are_such_as_the_format_allows_and_hide_none_of_miniray() -> None
             node = dict.fromkeys(("hostname", "address", "state"), "")
             empty: dict[str, float] = {}
             row = {**node, "node_id": "ab", "silent": 0.0, "total": empty, "used": empty}
+            row |= {"labels": {}, "is_head": True}
             return [row] if what == "node_states" else []
 
-        def ask_nodes(self, *_args: Any) -> list[tuple[bytes, Any, str]]:
-            return [(b"\xab", (rows, []), "")]
+        def ask_nodes(self, what: str, *_args: Any) -> list[tuple[bytes, Any, str]]:
+            return [(b"\xab", (rows, []) if what == "metrics" else [], "")]
 
     cluster: Any = Cluster()
     families = {each.name: each for each in text_string_to_metric_families(text(cluster))}

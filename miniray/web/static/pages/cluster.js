@@ -108,7 +108,7 @@ export function Metrics() {
 /** The chain from what waits to what it waits for. */
 export function Why({ id }) {
   const [text, setText] = useState(id ?? "");
-  const { value, error } = usePolled(() => post("why", { of: { id: id ?? "" } }), 2, [id]);
+  const { value, error } = usePolled(() => post("why", { of: id ?? "" }), 2, [id]);
   const ask = (event) => {
     event.preventDefault();
     if (text.trim()) location.hash = `#/why/${encodeURIComponent(text.trim())}`;

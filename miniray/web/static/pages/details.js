@@ -28,9 +28,9 @@ export function Actor({ id }) {
       ["Holds", actor.required_resources && amounts(actor.required_resources)], ["Restarts", actor.num_restarts], ["Queued", actor.queued],
       ...uses(actor), ["Job", actor.job_id], ["Namespace", actor.ray_namespace], ["Id", html`<code>${id}</code>`],
     ]} />
-    <${Inspect} key=${id} of=${{ actor: id }} live=${lives} why=${`#/why/${id}`} />
+    <${Inspect} key=${id} of=${{ of: id }} live=${lives} why=${`#/why/${id}`} />
     <${Calls} rows=${at.rows} />
-    <${Card} title="Log" wide><${Logs} of=${{ actor: id }} live=${lives} /><//>
+    <${Card} title="Log" wide><${Logs} of=${{ of: id }} live=${lives} /><//>
   </div>`;
 }
 
@@ -39,7 +39,7 @@ export function Worker({ node, pid, run, rank }) {
   const topic = `worker:${node}:${pid}`;
   const at = useLive(topic)(topic);
   const worker = at.summary.worker ?? {};
-  const of = { node, pid: Number(pid) };
+  const of = { of: `${node}:${pid}` };
   const lives = worker.state !== "DEAD";
   return html`<div class="page">
     <${Crumbs} to=${run ? `#/run/${run}` : "#/"} name=${run ? "Train run" : "Cluster"}>${rank && `Rank ${rank}, `}${worker.name || worker.kind || "Worker"}${worker.state && html` <${State} of=${worker.state} />`}<//>

@@ -122,10 +122,10 @@ export function Run({ id }) {
   const { run = {}, series, checkpoints, attempts, heat } = at.summary;
   const [of, setOf] = useState("all");
   const live = !run.ended && !/FINISHED|ERRORED|ABORTED|LOST/.test(run.state ?? "");
-  const named = { run: run.name ?? id };
+  const named = { of: run.name ?? id };
   const one = at.rows.find((row) => String(row.rank) === of);
-  const whom = one ? { node: one.node_id, pid: one.pid } : named;
-  const controller = run.actor_id ? [{ name: "controller", of: { actor: run.actor_id } }] : [];
+  const whom = one ? { of: `${one.node_id}:${one.pid}` } : named;
+  const controller = run.actor_id ? [{ name: "controller", of: { of: run.actor_id } }] : [];
   const choices = [{ name: "all ranks", of: named }, ...controller, ...at.rows.map((row) => ({ name: `rank ${row.rank}`, of: { ...named, rank: row.rank } }))];
   return html`<div class="page">
     <header class="top"><h1><a class="up" href="#/runs">Train runs</a>${run.name ?? id} <${State} of=${run.state} /></h1><a class="button" href="#/compare/${encodeURIComponent(id)}">Compare</a></header>

@@ -105,10 +105,10 @@ class Parts:
             dict,
         )
 
-    async def cluster(self, seconds: float) -> dict[bytes, NodeMemory]:
-        reports, fd = await self.clients.requests["memory_report"](None, 10, False, seconds)
-        assert fd == -1
-        return {report["node"]: report for report in reports}
+    async def cluster(self, seconds: float) -> dict[bytes, str]:
+        """Ask all nodes, and return why they do not answer."""
+        told = await self.questions.ask_nodes("memory", (10, False), seconds)
+        return {node: why for node, _, why in told}
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_process_that_ends_is_not_waited_for(parts: Parts) -> None:
 def test_other_nodes_are_asked_and_those_that_cannot_answer_named(parts: Parts) -> None:
     parts.relay.others = [FAR, LOST]
 
-    async def report() -> dict[bytes, NodeMemory]:
+    async def report() -> dict[bytes, str]:
         asking = asyncio.ensure_future(parts.cluster(LONG))
         await until(lambda: len(parts.relay.sent) == 2)
         node, message = parts.relay.sent[0]
@@ -182,21 +182,20 @@ def test_other_nodes_are_asked_and_those_that_cannot_answer_named(parts: Parts) 
         parts.relay.notices[r.TOLD](FAR, Relayed(notice=r.TOLD, items=(number, told, "")))
         return await asking
 
-    found = asyncio.run(report())
-    assert (found[NODE]["reason"], found[FAR]["reason"]) == ("", "")
-    assert found[LOST]["reason"] == "there is no way to it from the node that asked"
+    lost = "there is no way to it from the node that asked"
+    assert asyncio.run(report()) == {NODE: "", FAR: "", LOST: lost}
 
 
 def test_a_node_that_dies_is_not_waited_for(parts: Parts) -> None:
     parts.relay.others = [FAR]
 
-    async def report() -> dict[bytes, NodeMemory]:
+    async def report() -> dict[bytes, str]:
         asking = asyncio.ensure_future(parts.cluster(LONG))
         await until(lambda: parts.relay.sent)
         parts.questions.ended(FAR)
         return await asking
 
-    assert asyncio.run(report())[FAR]["reason"] == "it is gone"
+    assert asyncio.run(report())[FAR] == "it is gone"
 
 
 def test_a_daemon_answers_another_one(parts: Parts) -> None:
