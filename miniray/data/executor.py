@@ -1,14 +1,14 @@
-"""Executes a plan: feeds that are polled from the consumer's side, and one wait for all of them.
+"""Executes a plan: feeds that are read from the consumer's side, and one wait for all of them.
 
-Nothing runs ahead by itself: a poll of the last feed polls those below it, which start what may
+Nothing runs ahead by itself: who reads the last feed reads those below it, which start what may
 start. Where none has anything, the consumer waits for the calls whose blocks come next.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-import functools
 import itertools
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,13 @@ from miniray.api import cluster_resources, get, wait
 from miniray.data.context import DataContext
 from miniray.data.exchange import Aligned, Cut, together
 from miniray.data.feeds import (
-    GroupFeed,
-    HeadFeed,
-    LimitFeed,
     Setting,
-    SourceFeed,
-    UnionFeed,
-    UnitFeed,
+    group_feed,
+    head_feed,
+    inline_feed,
+    limit_feed,
+    source_feed,
+    union_feed,
 )
 from miniray.data.ordered import KeySample, Ordered
 from miniray.data.plan import (
@@ -33,23 +33,26 @@ from miniray.data.plan import (
     Regroup,
     Stage,
     Union,
+    chain,
     check_lengths,
     count_of,
+    explained,
     has_user_code,
     optimised,
     walk,
 )
-from miniray.data.sources import CutWish, ranged
-from miniray.data.stages import InlineFeed, PoolFeed, StageFeed
+from miniray.data.sources import CutWish, ReadUnit, ranged
+from miniray.data.stages import PoolStage, TaskStage
 from miniray.data.stats import RUNNING, ExecutionStats, RowProgress
+from miniray.data.tables import concat
 from miniray.data.transforms import DataError, Gather
 from miniray.data.work import StageWork
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
+    from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
-    from miniray.data.sources import ReadUnit
 
 #: Blocks that are cut together, and of about so many a partition is made.
 _TOGETHER = 4
@@ -59,26 +62,26 @@ _MOST = 512
 _LOOKED_AT = 64
 
 
-def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> UnitFeed:
+def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     """Return the feed of a node; ``wish`` says how the node above would have its input."""
     if isinstance(node, Read):
-        return SourceFeed(node.units(wish))
+        return source_feed(node.units(wish))
     if isinstance(node, Union):
-        return UnionFeed([functools.partial(_feed, each, setting, wish) for each in node.inputs])
+        return union_feed(_feed(each, setting, wish) for each in node.inputs)
     if isinstance(node, Limit):
         (below,) = node.inputs
         if isinstance(below, Union | Exchange) and count_of(below) is None:
             below = _read_by_tasks(below)  # blocks tell their rows, of which so many are wanted
+        feed = _feed(below, setting, wish)
         if isinstance(below, Read) and below.source.count() is None:
-            head = HeadFeed(_feed(below, setting, wish), node.rows)
-            return LimitFeed(_run(Stage((below,), ()), head, setting), node.rows)
-        return LimitFeed(_feed(below, setting, wish), node.rows)
+            feed = _run(Stage((below,), ()), head_feed(feed, node.rows), setting)
+        return limit_feed(feed, node.rows)
     if isinstance(node, Regroup):
         feed = _feed(_read_by_tasks(node.inputs[0]), setting, wish)
-        stage = Stage(node.inputs, (Gather(),))
-        return _run(stage, feed, setting, node.rows, strict=node.strict)
+        groups = group_feed(feed, node.rows, strict=node.strict)
+        return _run(Stage(node.inputs, (Gather(),)), groups, setting)
     if isinstance(node, Exchange):
-        return ExchangeFeed(node, setting)
+        return _exchange_feed(node, setting)
     assert isinstance(node, Stage)
     parts = 1
     if any(step.user for step in node.steps) and not setting.local:
@@ -86,139 +89,117 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> UnitFeed:
         slots = setting.slots(node.compute) if pool is None else max(pool)
         parts = setting.context.read_op_min_num_blocks * slots
     target = setting.context.target_max_block_size
-    own = CutWish(target, parts, node.least)
     (below,) = node.inputs
+    feed = group_feed(_feed(below, setting, CutWish(target, parts, node.least)), node.least)
     if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
         target = 0  # so many blocks were asked for
-    return _run(node, _feed(below, setting, own), setting, node.least, target=target)
+    return _run(node, feed, setting, target)
 
 
-def _run(
-    stage: Stage,
-    below: UnitFeed,
-    setting: Setting,
-    rows: int = 1,
-    *,
-    strict: bool = False,
-    target: int | None = None,
-) -> UnitFeed:
-    groups = GroupFeed(below, rows, strict=strict)
+def _run(stage: Stage, below: Feed, setting: Setting, target: int | None = None) -> Feed:
+    """Return the blocks that a stage makes of another feed; ``target`` is as of ``StageWork``."""
     context = setting.context
     size = context.target_max_block_size if target is None else target
     work = StageWork(stage.steps, size, context.retried_io_errors)
     if setting.local:
-        return InlineFeed(groups, work)
-    kind = StageFeed if stage.compute.pool is None else PoolFeed
-    return kind(groups, stage, work, setting)
+        return inline_feed(below, work)
+    kind = TaskStage if stage.compute.pool is None else PoolStage
+    return kind(stage, work, setting).feed(below)
 
 
-class ExchangeFeed(UnitFeed):
-    """Gives the partitions of an exchange, when all of its input is there.
+def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
+    """Give the partitions of an exchange, when all of its input is there.
 
     The input becomes blocks, and each call of the next stage cuts some of them into a piece for
     each partition. The pieces of a partition are one unit: whoever reads it makes its rows.
     """
-
-    def __init__(self, node: Exchange, setting: Setting) -> None:
-        self._node = node
-        self._setting = setting
-        self._feeds: list[UnitFeed] = []
-        self._made = self._partitions()
-
-    def poll(self) -> ReadUnit | None:
-        unit = next(self._made, self)
-        self.done = unit is self
-        return None if isinstance(unit, UnitFeed) else unit
-
-    def waiting(self) -> list[Any]:
-        """Return what the feed waits for that is drained now."""
-        return self._feeds[-1].waiting() if self._feeds else []
-
-    def close(self) -> None:
-        """Close all feeds that were drained: pools may have had to make their blocks again."""
-        while self._feeds:
-            self._feeds.pop().close()
-
-    def _drain(self, feed: UnitFeed) -> Generator[ReadUnit | None, None, list[ReadUnit]]:
-        """Return all units of a feed, yielding None as long as there are none."""
-        self._feeds.append(feed)
-        found = []
-        while True:
-            unit = feed.poll()
-            if unit is not None:
-                found.append(unit)
-            elif feed.done:
-                return found
-            else:
-                yield None
-
-    def _partitions(self) -> Generator[ReadUnit | None, None, None]:
-        how, setting = self._node.how, self._setting
-        target = setting.context.target_max_block_size
+    how = node.how
+    target = setting.context.target_max_block_size
+    # Feeds that were drained stay open: pools may have to make their blocks again.
+    with contextlib.ExitStack() as drained:
         sides = []
-        for below in self._node.inputs:
-            feed = _feed(_read_by_tasks(below), setting, CutWish(target))  # blocks tell their rows
-            sides.append((yield from self._drain(feed)))
+        for below in node.inputs:  # blocks tell their rows
+            feed = _feed(_read_by_tasks(below), setting, CutWish(target))
+            sides.append((yield from _drain(feed, drained)))
         total = sum(unit.size for side in sides for unit in side)
         if isinstance(how, Aligned):
-            yield from self._aligned(sides, self._node.partitions or -(-total // target) or 1)
-            return
+            yield from _aligned(node, sides, node.partitions or -(-total // target) or 1)
+            yield from itertools.repeat(None)
         # As many pieces as a driver can know of, and not too few for a store to hold two calls.
         each = min(max(_TOGETHER * target, total // _MOST), setting.bytes_in_flight // 2)
-        parts = self._node.partitions or -(-total // each) or 1
+        parts = node.partitions or -(-total // each) or 1
         bounds: Sequence[Any] = []
         if parts > 1:
-            samples = (yield from self._sampled(sides)) if isinstance(how, Ordered) else []
+            samples: list[Any] = []
+            if isinstance(how, Ordered) and how.sampled:
+                samples = yield from _sampled(how, sides, setting, drained)
             bounds = how.bounds(samples, parts)
         if not bounds:
             yield together(sides, how)
-            return
+            yield from itertools.repeat(None)
         pieces = []
         for side, units in enumerate(sides):
-            pieces.append((yield from self._cut(Cut(how, side, bounds), units, each)))
-        self.close()
-        for place in range(len(bounds) + 1):
-            unit = together([own[place] for own in pieces], how, (place, len(bounds) + 1))
-            for own in pieces:
-                own[place] = []
-            yield unit
+            cut = Cut(how, side, bounds)
+            pieces.append((yield from _cut(cut, _calls(units, each), setting, drained)))
+    for place in range(len(bounds) + 1):
+        unit = [together([own[place] for own in pieces], how, (place, len(bounds) + 1))]
+        for own in pieces:
+            own[place] = []
+        yield unit.pop()
+    yield from itertools.repeat(None)
 
-    def _aligned(self, sides: Sequence[list[ReadUnit]], parts: int) -> Iterator[ReadUnit]:
-        rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
-        ends = [part * rows // parts for part in range(parts + 1)]
-        for place, (low, high) in enumerate(itertools.pairwise(ends)):
-            cut = [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
-            if cut:
-                yield together(cut, self._node.how, (place, parts))
 
-    def _sampled(
-        self, sides: Sequence[list[ReadUnit]]
-    ) -> Generator[ReadUnit | None, None, list[Any]]:
-        """Return keys of rows of some units."""
-        how = self._node.how
-        assert isinstance(how, Ordered)
-        tables = []
-        for side, units in enumerate(sides if how.sampled else []):
-            some = units[:: -(-len(units) // _LOOKED_AT) or 1]
-            stage = Stage((), (KeySample(how, side),))
-            feed = _run(stage, SourceFeed(iter(some)), self._setting)
-            tables += [table_of(unit) for unit in (yield from self._drain(feed))]
-        return tables
+def _drain(feed: Feed, drained: contextlib.ExitStack) -> Generator[list[Any], None, list[ReadUnit]]:
+    """Return all units of a feed, yielding what it waits for meanwhile."""
+    drained.enter_context(contextlib.closing(feed))
+    found = []
+    while (item := next(feed)) is not None:
+        if isinstance(item, ReadUnit):
+            found.append(item)
+        else:
+            yield item
+    return found
 
-    def _cut(
-        self, step: Cut, units: list[ReadUnit], each: int
-    ) -> Generator[ReadUnit | None, None, list[list[ReadUnit]]]:
-        """Return the pieces of each partition, in the order of the rows."""
-        setting = dataclasses.replace(self._setting, ordered=False)
-        feed = _run(Stage((), (step,)), SourceFeed(_calls(units, each)), setting, target=0)
-        found = yield from self._drain(feed)
-        parts = len(step.bounds) + 1
-        if not setting.local:
-            found.sort(key=lambda unit: unit.place or (0, 0))
-        pieces: list[list[ReadUnit]] = [[] for _ in range(parts)]
-        for number, unit in enumerate(found):
-            pieces[unit.place.number if unit.place else number % parts].append(unit)
-        return pieces
+
+def _aligned(node: Exchange, sides: Sequence[list[ReadUnit]], parts: int) -> Iterator[ReadUnit]:
+    rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
+    ends = [part * rows // parts for part in range(parts + 1)]
+    for place, (low, high) in enumerate(itertools.pairwise(ends)):
+        cut = [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
+        if cut:
+            yield together(cut, node.how, (place, parts))
+
+
+def _sampled(
+    how: Ordered,
+    sides: Sequence[list[ReadUnit]],
+    setting: Setting,
+    drained: contextlib.ExitStack,
+) -> Generator[list[Any], None, list[Any]]:
+    """Return keys of rows of some units."""
+    tables = []
+    for side, units in enumerate(sides):
+        some = units[:: -(-len(units) // _LOOKED_AT) or 1]
+        feed = _run(Stage((), (KeySample(how, side),)), source_feed(some), setting)
+        tables += [table_of(unit) for unit in (yield from _drain(feed, drained))]
+    return tables
+
+
+def _cut(
+    step: Cut, calls: Iterator[ReadUnit], setting: Setting, drained: contextlib.ExitStack
+) -> Generator[list[Any], None, list[list[ReadUnit]]]:
+    """Return the pieces of each partition, in the order of the rows."""
+    unordered = dataclasses.replace(setting, ordered=False)
+    found = yield from _drain(
+        _run(Stage((), (step,)), source_feed(calls), unordered, target=0), drained
+    )
+    parts = len(step.bounds) + 1
+    if not setting.local:
+        found.sort(key=lambda unit: unit.place or (0, 0))
+    pieces: list[list[ReadUnit]] = [[] for _ in range(parts)]
+    for number, unit in enumerate(found):
+        pieces[unit.place.number if unit.place else number % parts].append(unit)
+    return pieces
 
 
 def _calls(units: list[ReadUnit], size: int) -> Iterator[ReadUnit]:
@@ -261,7 +242,7 @@ def execute(
     ordered: bool | None = None,
     stats: ExecutionStats | None = None,
     share: int = 1,
-    below: UnitFeed | None = None,
+    below: Feed | None = None,
 ) -> Iterator[ReadUnit]:
     """Return the blocks of a plan, in order; its stages run ahead of the reader.
 
@@ -296,45 +277,44 @@ def execute(
         stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
-        from miniray.data.plan import explained
-
         print(explained(root))  # noqa: T201 -- asked for
-    if below is not None:
-        feed = _over(below, root if isinstance(root, Stage) else Stage((root,), ()), setting)
-        feed.start()
-    else:
+    progress = RowProgress(setting.stats) if context.enable_progress_bars else None
+    if below is None:
         wish = CutWish(context.target_max_block_size)
         feed = _feed(root if local else _read_by_tasks(root), setting, wish)
-    progress = RowProgress(setting.stats) if context.enable_progress_bars else None
-    return _drained(feed, setting.stats, progress)
-
-
-def _over(feed: UnitFeed, node: PlanNode, setting: Setting) -> UnitFeed:
-    """Return the feed of a plan's stages over another feed than its source's."""
-    if not isinstance(node, Stage):
-        return feed
-    return _run(node, _over(feed, node.inputs[0], setting), setting)
+        return _drained(feed, None, setting.stats, progress)
+    feed = below
+    found = chain(root)
+    assert found is not None
+    for stage in found[1] or (Stage((root,), ()),):
+        feed = _run(stage, feed, setting)
+    return _drained(feed, None if local else next(feed), setting.stats, progress)
 
 
 def _drained(
-    feed: UnitFeed, stats: ExecutionStats, progress: RowProgress | None
+    feed: Feed,
+    first: ReadUnit | list[Any] | None,
+    stats: ExecutionStats,
+    progress: RowProgress | None,
 ) -> Iterator[ReadUnit]:
+    """Yield the units of a feed, of which ``first`` was read before; wait where it has none."""
     RUNNING.add(stats)
+    stats.asking = True
     try:
-        while True:
-            stats.asking = True
-            unit = feed.poll()
+        item = first or next(feed)
+        del first  # else its block would stay in memory
+        while item:  # a feed that waits for nothing was given less than it needs
             if progress is not None:
                 progress.tell()
-            if unit is not None:
+            if isinstance(item, ReadUnit):
                 stats.asking = False
-                yield unit
-                continue
-            if feed.done:
-                return
-            began = time.perf_counter()
-            wait(feed.waiting(), num_returns=1)
-            stats.waited += time.perf_counter() - began
+                yield item
+                stats.asking = True
+            else:
+                began = time.perf_counter()
+                wait(item, num_returns=1)
+                stats.waited += time.perf_counter() - began
+            item = next(feed)
     finally:
         RUNNING.discard(stats)
         stats.ended = time.perf_counter()
@@ -388,14 +368,20 @@ def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) ->
 
 
 def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> None:
-    """Raise DataError if the pools of a plan do not fit beside each other; see also the CPUs."""
-    for name, amount in unfitting(root, resources, share).items():
-        if name != "CPU":
-            raise DataError(
-                f"The pools of {root.name} hold {amount:g} {name} together, of "
-                f"{resources.get(name, 0):g} that there are. A pool lives until what it has made "
-                f"was read. Use fewer actors, or call materialize() between two pools."
-            )
+    """Raise DataError if the pools of a plan do not fit beside each other, and a CPU for tasks."""
+    left = {**resources, "CPU": resources.get("CPU", 0) - 1}
+    for name, amount in unfitting(root, left, share).items():
+        what_to_do = (
+            ", of which the tasks that read the data need one. Use fewer actors, or leave num_cpus "
+            "out."
+            if name == "CPU"
+            else ". A pool lives until what it has made was read. Use fewer actors, or call "
+            "materialize() between two pools."
+        )
+        raise DataError(
+            f"The pools of {root.name} hold {amount:g} {name} together, of "
+            f"{resources.get(name, 0):g} that there are{what_to_do}"
+        )
 
 
 def _is_small(root: PlanNode, context: DataContext) -> bool:
@@ -413,7 +399,5 @@ def _is_small(root: PlanNode, context: DataContext) -> bool:
 
 def table_of(unit: ReadUnit) -> Any:
     """Return the rows of a unit as a table."""
-    from miniray.data.tables import concat
-
     values = get(list(unit.refs)) if unit.refs else []
     return concat(list(unit.read(*values)))

@@ -1,25 +1,34 @@
-"""Feeds: they give units, those of a source or blocks that tasks have made, and never wait.
+"""Feeds: generators of units, those of a source or blocks that tasks have made, that never wait.
 
-They are polled from the consumer's side; see ``executor``. ``Setting`` is what all of an execution
-know of their surroundings, and the limits that follow.
+A feed yields a unit; or a list of generators of which one has to go on before there is another; or
+None, again and again, when there are no more. Who reads it closes it then: a pool may have to make
+its blocks again until these are read. It is read from the consumer's side; see ``executor``.
+``Setting`` is what all of an execution know of their surroundings, and the limits that follow.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import dataclasses
+import itertools
+import math
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from miniray.api import get
 from miniray.data.exchange import together
+from miniray.data.sources import ReadUnit, TableRows
 from miniray.data.stats import ExecutionStats
-from miniray.data.transforms import DataError
+from miniray.data.transforms import Where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from miniray.data.context import DataContext, ExecutionOptions
     from miniray.data.plan import Compute
-    from miniray.data.sources import ReadUnit
+    from miniray.data.work import StageWork
+
+Feed = Generator[ReadUnit | list[Any] | None, None, None]
 
 
 @dataclasses.dataclass
@@ -52,50 +61,33 @@ class Setting:
         return self.context.execution_options
 
     def slots(self, compute: Compute, heap: int = 0) -> int:
-        """Return how many tasks of a kind can run at once.
+        """Return how many calls of a kind the cluster can run at once, and may.
 
         Args:
             compute: What they run on.
             heap: Bytes that one of them takes.
         """
-        demand = {**compute.demand, "CPU": compute.options.get("num_cpus", 1)}
-        limits = self.options.resource_limits
-        totals = dict(self.resources)
-        for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu)):
-            if limit is not None:
-                totals[name] = min(limit, totals.get(name, 0))
-        found = [totals.get(name, 0) / amount for name, amount in demand.items() if amount]
-        if heap and totals.get("memory"):
-            found.append(totals["memory"] / heap)
-        if compute.most is not None:
-            found.append(compute.most)
-        return max(1, int(min(found, default=1)))
+        demand = _demand(compute)
+        found = [self.resources.get(name, 0) / amount for name, amount in demand.items() if amount]
+        if heap and self.resources.get("memory"):
+            found.append(self.resources["memory"] / heap)
+        return max(1, int(min([*found, self.allowed(compute)])))
 
-    def tasks_at_most(self, compute: Compute) -> int:
-        """Return how many tasks of a kind may run at once, whatever the cluster has."""
-        cpus, each = self.options.resource_limits.cpu, compute.options.get("num_cpus", 1)
-        allowed = 2**31 if cpus is None or not each else max(1, int(cpus / each))
-        return allowed if compute.most is None else min(allowed, compute.most)
+    def allowed(self, compute: Compute) -> float:
+        """Return how many calls of a kind may run at once, whatever the cluster has."""
+        limits, demand = self.options.resource_limits, _demand(compute)
+        found = [
+            limit / demand[name]
+            for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu))
+            if limit is not None and demand[name]
+        ]
+        return max(1, min([*found, compute.most or math.inf]))
 
     def actors_at_most(self, compute: Compute) -> int:
-        """Return how many actors leave a CPU to the tasks that feed them.
-
-        Raises:
-            DataError: Not even the least number of them does.
-        """
+        """Return how many actors leave a CPU to the tasks that feed them."""
         each = compute.options.get("num_cpus", 0)
-        least = compute.actors(self.share)
-        others = self.pooled - least * each
-        cpus = self.resources.get("CPU", 0)
-        most = int((cpus - 1 - others) / each) if each else 2**31
-        if most < least:
-            beside = f", beside other pools that hold {others:g}," if others else ""
-            raise DataError(
-                f"A pool of {least} actors with num_cpus={each}{beside} leaves none of the "
-                f"cluster's {cpus:g} CPUs to the tasks that read the data. Use fewer actors, or "
-                f"leave num_cpus out."
-            )
-        return most
+        others = self.pooled - compute.actors(self.share) * each
+        return int((self.resources.get("CPU", 0) - 1 - others) / each) if each else 2**31
 
     @property
     def bytes_in_flight(self) -> int:
@@ -105,148 +97,91 @@ class Setting:
         return int(limit if limit is not None else store) or 2**62
 
 
-class UnitFeed:
-    """Gives units, one after another, without waiting."""
-
-    done = False
-
-    def start(self) -> None:
-        """Start what can run before anything is asked for."""
-
-    def poll(self) -> ReadUnit | None:
-        """Return the next unit; None if there is none yet, or, if ``done``, none any more."""
-        raise NotImplementedError
-
-    def waiting(self) -> list[Any]:
-        """Return the generators of which one must go on before ``poll`` can give anything."""
-        return []
-
-    def close(self) -> None:
-        """Stop what runs."""
+def _demand(compute: Compute) -> dict[str, float]:
+    """Return the resources by which calls are counted: those that say none count as one CPU."""
+    return {**compute.demand, "CPU": compute.options.get("num_cpus") or 1}
 
 
-class SourceFeed(UnitFeed):
-    """The units of a source."""
-
-    def __init__(self, units: Iterator[ReadUnit]) -> None:
-        self._units = units
-
-    def poll(self) -> ReadUnit | None:
-        unit = next(self._units, None)
-        self.done = unit is None
-        return unit
+def source_feed(units: Iterable[ReadUnit]) -> Feed:
+    """Yield the units of a source."""
+    yield from units
+    yield from itertools.repeat(None)
 
 
-class UnionFeed(UnitFeed):
-    """What several feeds give, one feed after another."""
-
-    def __init__(self, makers: Sequence[Callable[[], UnitFeed]]) -> None:
-        self._makers = collections.deque(makers)
-        self._current: UnitFeed | None = None
-
-    def poll(self) -> ReadUnit | None:
-        while True:
-            if self._current is None:
-                if not self._makers:
-                    self.done = True
-                    return None
-                self._current = self._makers.popleft()()
-            unit = self._current.poll()
-            if unit is not None or not self._current.done:
-                return unit
-            self._current.close()
-            self._current = None
-
-    def waiting(self) -> list[Any]:
-        return self._current.waiting() if self._current is not None else []
-
-    def close(self) -> None:
-        self._makers.clear()
-        if self._current is not None:
-            self._current.close()
+def union_feed(feeds: Iterable[Feed]) -> Feed:
+    """Yield what several feeds give, one after another; each is closed before the next is made."""
+    for each in feeds:
+        with contextlib.closing(each):
+            yield from itertools.takewhile(lambda item: item is not None, each)
+    yield from itertools.repeat(None)
 
 
-class OverFeed(UnitFeed):
-    """A feed over another one."""
-
-    def __init__(self, below: UnitFeed) -> None:
-        self._below = below
-
-    def waiting(self) -> list[Any]:
-        return self._below.waiting()
-
-    def close(self) -> None:
-        self._below.close()
-
-
-class LimitFeed(OverFeed):
-    """The first rows of a feed, which is closed when there are enough."""
-
-    def __init__(self, below: UnitFeed, rows: int) -> None:
-        super().__init__(below)
-        self._left = rows
-
-    def poll(self) -> ReadUnit | None:
-        if self._left <= 0:
-            self.close()
-            self.done = True
-            return None
-        unit = self._below.poll()
-        if unit is None:
-            self.done = self._below.done
-            return None
-        if unit.rows is None or unit.rows > self._left:
-            unit = unit.part(0, self._left)
-        self._left -= unit.rows or 0
-        return unit
+def limit_feed(below: Feed, rows: int) -> Feed:
+    """Yield the first rows of a feed, which is closed when there are enough."""
+    with contextlib.closing(below):
+        while rows > 0:
+            item = next(below)
+            if isinstance(item, ReadUnit):
+                if item.rows is None or item.rows > rows:
+                    item = item.part(0, rows)
+                rows -= item.rows or 0
+            yield item
+    yield from itertools.repeat(None)
 
 
-class HeadFeed(LimitFeed):
-    """The first rows of each unit, where nobody knows how many these have."""
-
-    def poll(self) -> ReadUnit | None:
-        unit = self._below.poll()
-        self.done = self._below.done
-        return unit if unit is None else unit.part(0, self._left)
+def head_feed(below: Feed, rows: int) -> Feed:
+    """Yield the first rows of each unit, where nobody knows how many these have."""
+    with contextlib.closing(below):
+        for item in below:
+            yield item.part(0, rows) if isinstance(item, ReadUnit) else item
 
 
-class GroupFeed(OverFeed):
-    """Puts units together, so that each has as many rows as are wanted.
+def group_feed(below: Feed, rows: int, *, strict: bool = False) -> Feed:
+    """Put units together, so that each has as many rows as are wanted.
 
     Args:
         below: Gives the units.
         rows: How many are wanted.
         strict: Whether no unit but the last has more or less.
     """
+    held: list[ReadUnit] = []
+    have = 0
+    with contextlib.closing(below):
+        while True:
+            while have < rows:
+                item = next(below)
+                if isinstance(item, ReadUnit):
+                    held.append(item)
+                    # One with an unknown number of rows is not put together with others.
+                    have += rows if item.rows is None else item.rows
+                elif item is not None or not held:
+                    yield item
+                else:  # the rest
+                    break
+            over, last = have - rows, held[-1].rows
+            rest: list[ReadUnit] = []
+            if strict and over > 0 and last is not None:
+                rest = [held[-1].part(last - over, last)]
+                held[-1] = held[-1].part(0, last - over)
+            whole = [held[0] if len(held) == 1 else together([held], key=held[0].key)]
+            held, have, item = rest, over if rest else 0, None
+            yield whole.pop()  # blocks that are held here would stay in memory
 
-    def __init__(self, below: UnitFeed, rows: int, *, strict: bool) -> None:
-        super().__init__(below)
-        self._rows = rows
-        self._strict = strict
-        self._held: list[ReadUnit] = []
-        self._have = 0
 
-    def poll(self) -> ReadUnit | None:
-        while self._have < self._rows:
-            unit = self._below.poll()
-            if unit is None:
-                break
-            self._held.append(unit)
-            # Units with an unknown number of rows are not put together with others.
-            self._have += self._rows if unit.rows is None else unit.rows
-        if self._have < self._rows and not self._below.done:
-            return None
-        group, self._held = self._held, []
-        over, self._have = self._have - self._rows, 0
-        if not group:
-            self.done = True
-            return None
-        if self._strict and over > 0 and group[-1].rows is not None:
-            last = group[-1].rows
-            self._held = [group[-1].part(last - over, last)]
-            group[-1] = group[-1].part(0, last - over)
-            self._have = over
-        return group[0] if len(group) == 1 else together([group], key=group[0].key)
+def inline_feed(below: Feed, work: StageWork) -> Feed:
+    """Run the steps of a stage in this process, and yield their blocks."""
+    work = work.prepared()
+    index = 0
+    with contextlib.closing(below):
+        for unit in below:
+            if not isinstance(unit, ReadUnit):
+                yield unit
+                continue
+            where = Where(unit.label, index_of(unit, index))
+            tables = work.tables(where, unit, get(list(unit.refs)) if unit.refs else [])
+            for number, table in enumerate(tables):
+                yield TableRows.unit(table, key=key_of(unit.key, number))
+            index += 1
 
 
 def index_of(unit: ReadUnit, place: int) -> int:

@@ -213,8 +213,10 @@ class ParquetDatasource(Datasource):
         ]
         rows, total = sum(piece.stop for piece, _ in groups), sum(size for _, size in groups)
         step = wish.rows_each(rows, total) if rows else 1
-        # Who reads the end of a row group decodes its beginning too: only for functions' sake.
-        cut = max(step, dataclasses.replace(wish, target=total + 1).rows_each(rows, 0))
+        # Who reads the end of a row group decodes its beginning too: only for functions' sake, and
+        # of large ones so that each CPU has a part: parts are four for each.
+        parts = max(1, wish.parts // 4) if total > _BYTES * len(groups) else wish.parts
+        cut = max(step, dataclasses.replace(wish, target=total + 1, parts=parts).rows_each(rows, 0))
         for some in bunched(groups, lambda each: each[0].stop, step):
             piece, size = some[0][0], sum(size for _, size in some)
             if piece.stop <= step:

@@ -1,4 +1,4 @@
-"""Feeds that run the steps of a stage: in this process, in tasks, or in the actors of a pool.
+"""Run the steps of a stage in tasks, or in the actors of a pool.
 
 A stage takes units from the feed below while its window of calls has capacity, and a call pauses
 at two blocks that nobody has read. So what is in flight is bounded by windows, whatever the data.
@@ -10,9 +10,9 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import get, kill
-from miniray.data.feeds import OverFeed, index_of, key_of
+from miniray.data.feeds import index_of, key_of
 from miniray.data.plan import Read, count_of, walk
-from miniray.data.sources import BlockRows, Place, ReadUnit, TableRows
+from miniray.data.sources import BlockRows, Place, ReadUnit
 from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError, Where
 from miniray.data.work import PoolWorker, task_of
@@ -20,9 +20,7 @@ from miniray.decorator import remote
 from miniray.exceptions import MinirayError, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from miniray.data.feeds import Setting, UnitFeed
+    from miniray.data.feeds import Feed, Setting
     from miniray.data.plan import Stage
     from miniray.data.work import StageWork
 
@@ -37,39 +35,11 @@ MODULES = (
 )
 #: Objects of a call that may be unread before it pauses: two blocks and their records.
 _UNREAD = 4
-#: Calls in the window of a stage for each that can run at once.
+#: Calls in the window of a stage for each that can run at once, where blocks have an order: those
+#: behind the first one pause.
 _AHEAD = 2
 #: Calls in the window of a pool for each actor; two of them are at the actor.
 _POOL_AHEAD = 4
-
-
-class InlineFeed(OverFeed):
-    """Runs the steps of a stage in this process."""
-
-    def __init__(self, below: UnitFeed, work: StageWork) -> None:
-        super().__init__(below)
-        self._work = work.prepared()
-        self._tables: Iterator[tuple[int, Any]] | None = None
-        self._key: int | None = None
-        self._index = 0
-
-    def poll(self) -> ReadUnit | None:
-        while True:
-            if self._tables is None:
-                unit = self._below.poll()
-                if unit is None:
-                    self.done = self._below.done
-                    return None
-                where = Where(unit.label, index_of(unit, self._index))
-                values = get(list(unit.refs)) if unit.refs else []
-                self._tables = enumerate(self._work.tables(where, unit, values))
-                self._key = unit.key
-                self._index += 1
-            found = next(self._tables, None)
-            if found is not None:
-                number, table = found
-                return TableRows.unit(table, key=key_of(self._key, number))
-            self._tables = None
 
 
 class Running:
@@ -140,48 +110,71 @@ def _told(error: MinirayError) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-class StageFeed(OverFeed):
+class TaskStage:
     """Runs a stage in tasks."""
 
-    def __init__(self, below: UnitFeed, stage: Stage, work: StageWork, setting: Setting) -> None:
-        super().__init__(below)
+    def __init__(self, stage: Stage, work: StageWork, setting: Setting) -> None:
+        self._stage = stage
         self._compute = stage.compute
+        self._work = work
         self._setting = setting
         self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
-        self._work = work
         self._calls: collections.deque[Running] = collections.deque()
         self._index = 0
+        self._ended = False  # there is no more input
+
+    def feed(self, below: Feed) -> Feed:
+        """Run the stage over another feed, and yield its blocks.
+
+        It starts calls while the window has room, and there is input.
+        """
         self._start_up()
+        try:
+            while True:
+                yield self._next(below)
+        finally:
+            for call in self._calls:
+                call.generator.close()
+            self._end()
+            below.close()
 
-    def _start_up(self) -> None:
-        """Make what runs the calls."""
-        options = {
-            "name": self._stats.name[:100],
-            "max_retries": self._setting.context.max_task_retries,
-            "_preload": MODULES,
-            "_generator_backpressure_num_objects": _UNREAD,
-            **_placed(self._setting),
-            **self._compute.options,
-        }
-        self._task: Any = remote(**options)(task_of(self._work))
-
-    def poll(self) -> ReadUnit | None:
-        """Start what may start, and return the next block if it is there."""
+    def _next(self, below: Feed) -> ReadUnit | list[Any] | None:
         while True:
-            self.start()
-            ended = 0
-            for call in list(self._calls) if not self._setting.ordered else list(self._calls)[:1]:
+            waiting = self._start(below)
+            calls = list(self._calls)[: 1 if self._setting.ordered else None]
+            ended = False
+            for call in calls:
                 unit = self._take(call)
                 if unit is not None:
                     return unit
                 if call.ended:
+                    ended = True
                     self._finish(call)
-                    ended += 1
             if not ended:
-                self.done = not self._calls and self._below.done
-                if self.done:  # a pool lives until its blocks are read: it may make them again
-                    self._below.close()
-                return None
+                break
+        if not self._calls and self._ended:
+            below.close()
+            return None
+        return [call.generator for call in calls] + waiting
+
+    def _start(self, below: Feed) -> list[Any]:
+        """Start calls; return what the feed below waits for if there was not enough input."""
+        window = self._window
+        while len(self._calls) < window and not self._ended:
+            unit = next(below)
+            if isinstance(unit, list):
+                return unit
+            if unit is None:
+                self._ended = True
+                break
+            where = Where(unit.label, index_of(unit, self._index))
+            self._index += 1
+            if not self._stats.calls:
+                self._setting.stats.stages.append(self._stats)
+            self._stats.calls += 1
+            self._stats.open += 1
+            self._calls.append(self._call(where, unit))
+        return []
 
     def _take(self, call: Running) -> ReadUnit | None:
         try:
@@ -201,50 +194,45 @@ class StageFeed(OverFeed):
     def _window(self) -> int:
         """The calls that may have begun and are not read to their end."""
         slots = self._setting.slots(self._compute, self._stats.heap)
-        return self._bounded(min(_AHEAD * slots, self._setting.tasks_at_most(self._compute)))
+        window = _AHEAD * slots if self._setting.ordered else slots + 1
+        return self._bounded(int(min(window, self._setting.allowed(self._compute))))
 
     def _bounded(self, window: int) -> int:
-        """Return a window that what the calls make fits into."""
+        """Return a window that what the calls make, as far as they run ahead, fits into."""
         stats = self._stats
-        each = stats.size // max(1, stats.calls - len(self._calls)) if stats.blocks else 0
-        return max(1, min(window, self._setting.bytes_in_flight // max(each, 1)))
+        if not stats.blocks:
+            return max(1, window)
+        ended = max(1, stats.calls - len(self._calls))
+        ahead = (_UNREAD // 2 + 1) * stats.size // stats.blocks  # two blocks, and one being made
+        each = max(1, min(stats.size // ended, ahead))
+        return max(1, min(window, self._setting.bytes_in_flight // each))
 
-    def start(self) -> None:
-        """Start calls while the window has room, and there is input."""
-        window = self._window
-        while len(self._calls) < window:
-            unit = self._below.poll()
-            if unit is None:
-                return
-            where = Where(unit.label, index_of(unit, self._index))
-            self._index += 1
-            if not self._stats.calls:
-                self._setting.stats.stages.append(self._stats)
-            self._stats.calls += 1
-            self._stats.open += 1
-            self._calls.append(self._call(where, unit))
+    def _start_up(self) -> None:
+        """Make what runs the calls."""
+        self._task: Any = self._remote(
+            task_of(self._work),
+            name=self._stage.name[:100],
+            max_retries=self._setting.context.max_task_retries,
+            _generator_backpressure_num_objects=_UNREAD,
+        )
+
+    def _remote(self, target: Any, **options: Any) -> Any:
+        """Return a remote function or class, which runs outside of the consumer's group."""
+        selector = self._setting.options.label_selector
+        options |= {"label_selector": selector} if selector else {}
+        placed = {"_preload": MODULES, "scheduling_strategy": "DEFAULT"}
+        return remote(**{**placed, **options, **self._compute.options})(target)
 
     def _call(self, where: Where, unit: ReadUnit) -> Running:
         run = self._task.remote(where, unit.bare(), *unit.refs)
         return Running(run, where, self._index, unit.key)
 
-    def waiting(self) -> list[Any]:
-        """Return the call whose blocks come next, and what the feed below waits for."""
-        calls = list(self._calls)
-        found = [call.generator for call in (calls[:1] if self._setting.ordered else calls)]
-        if len(calls) < self._window:
-            found += self._below.waiting()
-        return found
-
-    def close(self) -> None:
-        for call in self._calls:
-            call.generator.close()
-        self._calls.clear()
-        self._below.close()
+    def _end(self) -> None:
+        """End what runs the calls."""
 
 
-class PoolFeed(StageFeed):
-    """Runs a stage in the actors of a pool."""
+class PoolStage(TaskStage):
+    """Runs a stage in the actors of a pool, which live until what they have made was read."""
 
     def _start_up(self) -> None:
         """Start the first actors."""
@@ -253,14 +241,12 @@ class PoolFeed(StageFeed):
         share = self._setting.share
         most = pool.most or max(pool.least, self._setting.slots(self._compute))
         self._most = max(1, min(most, self._setting.actors_at_most(self._compute)) // share)
-        options = {
-            "max_restarts": self._setting.context.max_actor_restarts,
-            "_preload": MODULES,
-            "max_task_retries": self._setting.context.max_task_retries,
-            **_placed(self._setting),
-            **self._compute.options,
-        }
-        self._class: Any = remote(**options)(PoolWorker)
+        context = self._setting.context
+        self._class: Any = self._remote(
+            PoolWorker,
+            max_restarts=context.max_actor_restarts,
+            max_task_retries=context.max_task_retries,
+        )
         self._load: dict[Any, int] = {}
         # An actor that does not say num_cpus keeps none: tasks of other stages find theirs.
         for _ in range(min(self._most, self._compute.actors(share))):
@@ -288,21 +274,12 @@ class PoolFeed(StageFeed):
         super()._finish(call)
         self._load[call.actor] -= 1
 
-    def close(self) -> None:
-        super().close()
+    def _end(self) -> None:
         for actor in self._load:
             kill(actor)
-        self._load.clear()
 
 
 def _total(stage: Stage) -> int | None:
     """Return the rows that will come out, if that costs nothing to know."""
     files = any(isinstance(each, Read) and each.source.files() for each in walk(stage))
     return None if files or not stage.inputs else count_of(stage)
-
-
-def _placed(setting: Setting) -> dict[str, Any]:
-    """Return where tasks and actors run: outside of the consumer's placement group."""
-    selector = setting.options.label_selector
-    labels = {"label_selector": selector} if selector else {}
-    return {"scheduling_strategy": "DEFAULT", **labels}

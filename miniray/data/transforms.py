@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from miniray.common.read_ahead import read_ahead
 from miniray.data.blocks import batch_to_table, rows_to_table, table_to_batch, table_to_rows
 from miniray.data.tables import concat, rebatched
 from miniray.exceptions import MinirayError
@@ -215,6 +216,8 @@ class MapBatches(UserStep):
     batch_format: str | None = "default"
     zero_copy: bool = False
     changes_count: bool | None = None
+    #: Batches that a thread makes while the function is called.
+    ahead: int = 0
     #: What a batch is called in errors, behind its rows.
     called: ClassVar[str] = ""
 
@@ -238,27 +241,44 @@ class MapBatches(UserStep):
     def least(self) -> int:  # type: ignore[override]
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
+    def prepared(self) -> Transform:
+        # An object, as of a model, may keep a GPU busy meanwhile.
+        return dataclasses.replace(self, udf=self.udf.made(), ahead=int(self.udf.is_class))
+
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        at = 0
-        for table in self.batches(tables):
-            if not table.num_rows:
-                continue  # functions need not be ready for batches of nothing
-            rows = _rows_text(at, table.num_rows) + self.called
-            at += table.num_rows
+        batches = read_ahead(self._batches(tables, where), self.ahead, "miniray-batches")
+        for count, rows, batch in batches:
             made = 0
-            for result in self._call(table, rows, where):
+            for result in self._call(batch, rows, where):
                 made += result.num_rows
                 yield result
-            if self.keeps_count and made != table.num_rows:
+            if self.keeps_count and made != count:
                 raise DataError(
-                    f"{self.name} returned {made} rows for the {table.num_rows} ({rows}) of "
+                    f"{self.name} returned {made} rows for the {count} ({rows}) of "
                     f"{where.label}, where as many are expected. If the function changes their "
                     f"number, pass udf_modifying_row_count=True."
                 )
 
-    def _call(self, table: Any, rows: str, where: Where) -> Iterator[Any]:
+    def _batches(self, tables: Iterator[Any], where: Where) -> Iterator[tuple[int, str, Any]]:
+        """Yield how many rows a batch has, what errors call them, and the batch."""
+        at = 0
+        for table in self.batches(tables):
+            count = table.num_rows
+            if not count:
+                continue  # functions need not be ready for batches of nothing
+            rows = _rows_text(at, count) + self.called
+            at += count
+            try:
+                yield (
+                    count,
+                    rows,
+                    table_to_batch(table, self.batch_format, writable=not self.zero_copy),
+                )
+            except Exception as error:
+                raise failed(self.name, where, rows, error) from error
+
+    def _call(self, batch: Any, rows: str, where: Where) -> Iterator[Any]:
         try:
-            batch = table_to_batch(table, self.batch_format, writable=not self.zero_copy)
             result = self.udf(batch)
             for each in result if hasattr(result, "__next__") else (result,):
                 yield batch_to_table(each)

@@ -173,7 +173,7 @@ def test_pools_of_two_inputs_that_leave_no_cpu_to_what_brings_them_together_are_
             return batch
 
     one, other = (data.range(10).map_batches(Same, num_cpus=1, concurrency=1) for _ in range(2))
-    with pytest.raises(data.DataError, match="beside other pools that hold 1, leaves none"):
+    with pytest.raises(data.DataError, match="hold 2 CPU together, of 2 that there are"):
         one.zip(other).take_all()
     both = one.map_batches(lambda batch: batch).zip(other)  # the first pool has ended by then
     assert [row["id_1"] for row in both.take_all()] == list(range(10))

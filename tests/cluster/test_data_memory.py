@@ -102,7 +102,7 @@ def test_a_pool_that_would_leave_no_cpu_to_those_that_feed_it_is_refused() -> No
             return batch
 
     dataset = data.range(10).map(lambda row: row).map_batches(Same, num_cpus=1, concurrency=1)
-    with pytest.raises(data.DataError, match="leaves none of the cluster's 1 CPUs"):
+    with pytest.raises(data.DataError, match="hold 1 CPU together, of 1 that there are"):
         dataset.take_all()
     wait_until(lambda: miniray.available_resources().get("CPU") == 1)
 

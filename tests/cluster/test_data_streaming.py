@@ -129,7 +129,7 @@ def test_pools_that_leave_no_cpu_together_are_refused() -> None:
     one = {"num_cpus": 1, "concurrency": 1}
     dataset = miniray.data.range(10).map_batches(Same, **one)
     assert dataset.count() == 10
-    told = "beside other pools that hold 1, leaves none of the cluster's 2 CPUs"
+    told = "hold 2 CPU together, of 2 that there are, of which the tasks"
     with pytest.raises(miniray.data.DataError, match=told):
         dataset.map_batches(Same, **one).take_all()
     assert dataset.union(dataset).count() == 20  # one after another

@@ -22,7 +22,7 @@ from miniray.util.placement_group import get_current_placement_group, placement_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from miniray.data.feeds import UnitFeed
+    from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
@@ -82,7 +82,7 @@ class DatasetSource(UnitsSource):
             _tell_local()
         return local
 
-    def tables(self, units: UnitFeed, share: int, *, local: bool) -> Iterator[Any]:
+    def tables(self, units: Feed, share: int, *, local: bool) -> Iterator[Any]:
         """Return the rows of units, in their order. Tasks for the first ones begin at once.
 
         Raises:

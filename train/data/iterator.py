@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from miniray.common.read_ahead import read_ahead
 from miniray.train.config.checks import is_whole
 from miniray.train.data.position import (
     ENDLESS,
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from miniray.train.data.position import BatchPlan
     from miniray.train.data.reading import Reader
     from miniray.train.data.sources import StreamSource
-
-T = TypeVar("T")
 
 #: What an iterator of Ray's has beside batches, and what to do instead.
 _OF_RAY = {
@@ -378,34 +375,14 @@ class BatchIterable:
         rows = iterator._rows(dataclasses.replace(position), spec, iterator._taken())
         made = ((len(each), spec.make(each)) for each in rows)
         since = time.perf_counter()
-        for size, batch in _on_device(read_ahead(made, spec.prefetch_batches), spec.device):
+        ahead = read_ahead(made, spec.prefetch_batches, "miniray-train-data")
+        for size, batch in _on_device(ahead, spec.device):
             position.taken += size
             iterator.waited += time.perf_counter() - since
             iterator.rows += size
             yield batch
             since = time.perf_counter()
         iterator._end(position)
-
-
-def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yield the items, of which up to ``depth`` are made by a thread before they are asked for.
-
-    A reader that stops early waits for the item that is being made: after that nothing reads from
-    ``items`` any more. 0 makes each when it is asked for, without a thread.
-    """
-    if depth == 0:
-        yield from items
-        return
-    end: Any = object()
-    thread = concurrent.futures.ThreadPoolExecutor(1, "miniray-train-data")
-    try:
-        ahead = collections.deque(thread.submit(next, items, end) for _ in range(depth))
-        while (item := ahead.popleft().result()) is not end:
-            ahead.append(thread.submit(next, items, end))
-            yield item
-            del item  # not kept while the next one is waited for
-    finally:
-        thread.shutdown(cancel_futures=True)
 
 
 def _device(device: Any) -> Any:

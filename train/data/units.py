@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from miniray.data.feeds import UnitFeed
 from miniray.data.sources import ENDLESS, Content, ReadUnit, between
 from miniray.data.tables import concat
 from miniray.data.transforms import DataError
@@ -17,6 +17,7 @@ from miniray.train.data.sources import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from miniray.data.feeds import Feed
     from miniray.train.data.order import Span
     from miniray.train.data.position import Range
 
@@ -47,7 +48,7 @@ class UnitsSource(Source):
         """Whether the rank makes the rows itself."""
         return True
 
-    def tables(self, units: UnitFeed, share: int, *, local: bool) -> Iterator[Any]:
+    def tables(self, units: Feed, share: int, *, local: bool) -> Iterator[Any]:
         """Return the rows of units, in their order.
 
         Args:
@@ -56,7 +57,7 @@ class UnitsSource(Source):
             local: Make them in this process.
         """
         del share, local
-        while (unit := units.poll()) is not None:
+        while isinstance(unit := next(units), ReadUnit):
             yield from unit.read()
 
     def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
@@ -102,7 +103,7 @@ class Chosen(Content):
         return between(found, start, stop)
 
 
-class Passes(UnitFeed):
+class Passes:
     """The units of a rank's passes, and of the pass after the last that has begun the first ones.
 
     Args:
@@ -110,48 +111,32 @@ class Passes(UnitFeed):
         seed: From which the orders of epochs are drawn.
         whole: The rank's part of a whole epoch.
         epoch: Of the first pass, which has not begun.
-        ranges: What that one reads.
     """
 
     def __init__(
-        self,
-        source: UnitsSource,
-        seed: int | None,
-        whole: Sequence[Range],
-        epoch: int,
-        ranges: Sequence[Range],
+        self, source: UnitsSource, seed: int | None, whole: Sequence[Range], epoch: int
     ) -> None:
         self._source, self._seed, self._whole = source, seed, whole
+        self._first = epoch
         self._begun = epoch - 1
-        self._open(epoch, ranges)
 
     def begin(self) -> None:
         """Give all units of the next pass."""
         self._begun += 1
 
-    def _open(self, epoch: int, ranges: Sequence[Range]) -> None:
-        self._epoch = epoch
-        self._given = 0
-        order = EpochOrder(self._source.block_sizes, self._seed, epoch)
-        self._units = (
-            self._source.selected(block, span, epoch)
-            for low, high in ranges
-            for block, span in order.spans(low, high)
-        )
-
-    def poll(self) -> ReadUnit | None:
-        """Return the next unit; None if it is of a pass that has to begin first."""
-        ahead = self._epoch > self._begun
-        if ahead and self._given >= (_AHEAD if self._source.stays else 0):
-            return None
-        unit = next(self._units, None)
-        if unit is None:
-            if ahead:
-                return None
-            self._open(self._epoch + 1, self._whole)
-            return self.poll()
-        self._given += 1
-        return unit
+    def feed(self, ranges: Sequence[Range]) -> Feed:
+        """Yield the units, of the first pass those of ranges, as a feed of an execution."""
+        ahead = _AHEAD if self._source.stays else 0
+        for epoch in itertools.count(self._first):
+            order = EpochOrder(self._source.block_sizes, self._seed, epoch)
+            spans = (each for low, high in ranges for each in order.spans(low, high))
+            for number, (block, span) in enumerate(spans):
+                while epoch > self._begun and number >= ahead:
+                    yield []
+                yield self._source.selected(block, span, epoch)
+            while epoch > self._begun:
+                yield []
+            ranges = self._whole
 
 
 class PassReader(Reader):
@@ -191,8 +176,8 @@ class PassReader(Reader):
         self._at, self._left, self._held = start, 0, []
         self._local = self.source.is_local()
         left = part(ranges, start, self.size)
-        self._units = Passes(self.source, self._seed, self._whole, epoch, left)
-        self._tables = self.source.tables(self._units, self._share, local=self._local)
+        self._units = Passes(self.source, self._seed, self._whole, epoch)
+        self._tables = self.source.tables(self._units.feed(left), self._share, local=self._local)
 
     def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
         """Begin a pass, with what was prepared for it if that is the one."""

@@ -1,0 +1,33 @@
+"""Items of an iterator that a thread makes before they are asked for."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+
+def read_ahead(items: Iterator[T], depth: int, thread_name: str) -> Iterator[T]:
+    """Yield the items, of which up to ``depth`` are made by a thread before they are asked for.
+
+    A reader that stops early waits for the item that is being made: after that nothing reads from
+    ``items`` any more. 0 makes each when it is asked for, without a thread.
+    """
+    if depth == 0:
+        yield from items
+        return
+    end: Any = object()
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name)
+    try:
+        ahead = collections.deque(thread.submit(next, items, end) for _ in range(depth))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(thread.submit(next, items, end))
+            yield item
+            del item  # not kept while the next one is waited for
+    finally:
+        thread.shutdown(cancel_futures=True)
