@@ -113,22 +113,28 @@ _HOMES = {
 }
 
 _IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
+_LANGUAGES = ("Language", "cpp_function", "cross_language", "java_actor_class", "java_function")
 _MODES = ("LOCAL_MODE", "SCRIPT_MODE", "WORKER_MODE")
 
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
     **dict.fromkeys(_IDS, "ids are hex strings; miniray.get_runtime_context() has them"),
     **dict.fromkeys(_MODES, "miniray.get_runtime_context().get_task_id() is None in a driver"),
+    **dict.fromkeys(_LANGUAGES, "tasks and actors are Python"),
     "ClientBuilder": "miniray.init('HOST:PORT') attaches from any machine",
-    "Language": "tasks and actors are Python",
     "LoggingConfig": "leave it out; miniray.train has one for training runs",
+    "_private": "it is private to Ray; miniray.util and miniray.util.state are public",
     "air": "miniray.train has what trainers take and return",
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
     "dashboard": "`miniray status` and miniray.util.state tell what there is",
+    "internal": "values go with their last ref",
+    "llm": "call the model in actors, or in a class given to Dataset.map_batches()",
+    "remote_function": "miniray.remote() makes remote functions",
     "rllib": "train in actors, or with miniray.train",
     "serve": "start a web server in an actor",
     "tune": "start one training run per configuration in tasks",
+    "types": "import ObjectRef and ObjectRefGenerator from miniray",
     "workflow": "call tasks with the refs of others",
 }
 

@@ -281,7 +281,10 @@ def wait(
     if isinstance(given, ObjectRef):
         raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
     if not isinstance(given, list | tuple):
-        raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
+        raise TypeError(
+            f"wait takes a list of refs, not {shown(given)} ({type(given).__name__})."
+            f"{' Make a list of its refs.' * isinstance(given, Iterable)}"
+        )
     if timeout is not None:
         timeout = timeout_of("wait", timeout)
     runtime = _runtime._current or _runtime_for(refs)

@@ -131,6 +131,11 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
         other._setup(self._export, self._signature, given)
         return other
 
+    @property
+    def _function(self) -> Callable[..., Any]:
+        """The plain function, by the name that Ray's programs call it with in tests."""
+        return self._export.target
+
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse; tasks are started with ``.remote``."""
         name = self._export.name
@@ -201,8 +206,8 @@ def remote(*args: Any, **options: Any) -> Any:
         return lambda target: _make_remote(target, options)
     if len(args) > 1 or options:
         raise TypeError(
-            "remote is used as @remote or as @remote(num_cpus=2), with options by name; it was "
-            f"given {shown(args)}."
+            "remote is used as @remote, @remote(num_cpus=2) or remote(num_cpus=2)(f), with options "
+            f"by name; it was given {shown(args)}."
         )
     return _make_remote(args[0], {})
 
@@ -214,6 +219,7 @@ def _make_remote(target: Any, options: dict[str, Any]) -> Any:
         return RemoteFunction(target, **options)
     if isinstance(target, RemoteFunction | ActorClass):
         raise TypeError(f"{target!r} is remote already; use its .options(...) for other options.")
+    wrap = " Give it a function that calls this one." if callable(target) else ""
     raise TypeError(
-        f"remote takes a function or a class, not {shown(target)} ({type(target).__name__})."
+        f"remote takes a function or a class, not {shown(target)} ({type(target).__name__}).{wrap}"
     )

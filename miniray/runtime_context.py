@@ -31,7 +31,7 @@ class RuntimeContext:
         return current_runtime().context()
 
     def get(self) -> dict[str, Any]:
-        """Return the ids, the namespace and the runtime environment, by name."""
+        """Return the ids and the namespace, by name."""
         data = self._data
         context: dict[str, Any] = {
             "job_id": data.job_id,

@@ -101,12 +101,14 @@ _ABSENT = {
     "ValidationConfig": _VALIDATE,
     "ValidationFn": _VALIDATE,
     "ValidationTaskConfig": _VALIDATE,
-    "base_trainer": _HERE,
-    "constants": _HERE,
-    "error": _HERE,
+    **dict.fromkeys(
+        ("_checkpoint", "backend", "base_trainer", "constants", "context", "error", "trainer"),
+        _HERE,
+    ),
     "get_preemption_info": _NODE_LOST,
     "horovod": _FRAMEWORK,
     "lightgbm": _FRAMEWORK,
+    "session": "report(), get_checkpoint() and get_context() are in miniray.train",
     "tensorflow": _FRAMEWORK,
     "xgboost": _FRAMEWORK,
 }

@@ -91,6 +91,17 @@ _COMMANDS = {
     "why": "look.why",
 }
 
+_LAUNCHERS = "`miniray ssh`, `slurm script` and `k8s manifest` start clusters on several hosts"
+#: Commands of Ray that are not here, and what to do instead.
+_OF_RAY = {
+    **dict.fromkeys(("attach", "down", "exec", "rsync-down", "rsync-up", "up"), _LAUNCHERS),
+    "drain-node": "use `miniray drain`",
+    "health-check": "use `miniray status`",
+    "kill-actor": "call miniray.kill(miniray.get_actor(NAME))",
+    "submit": "use `miniray job submit`",
+    "symmetric-run": "use `miniray run`",
+}
+
 
 class _OneLineGroup(click.Group):
     """Turns the errors that users cause or meet into one line; others keep their traceback."""
@@ -102,7 +113,9 @@ class _OneLineGroup(click.Group):
             raise _UsageFailure(describe_usage(error)) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
+        if cmd_name in _OF_RAY:
+            told = f"miniray has no command '{cmd_name}': {_OF_RAY[cmd_name]}."
+            raise click.UsageError(told, ctx)
         if cmd_name not in _COMMANDS:
             return None
         module, _, function = _COMMANDS[cmd_name].partition(".")

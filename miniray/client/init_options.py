@@ -32,8 +32,13 @@ _NO_EFFECT = frozenset(
         "logging_config",
         "logging_format",
         "_driver_object_store_memory",
+        "_enable_object_reconstruction",
         "_metrics_export_port",
+        "_node_name",
+        "_plasma_directory",
         "_redis_password",
+        "_redis_username",
+        "_skip_env_hook",
         "_system_config",
         "_tracing_startup_hook",
     }
@@ -47,6 +52,7 @@ _REFUSED = {
     "system_reserved_cpu": "give num_cpus",
     "system_reserved_memory": "give _memory",
     "proxy_server_url": "start a web server in an actor",
+    "_object_spilling_directory": "set the variable MINIRAY_SPILL_FOLDER",
     "_node_ip_address": "start the cluster with `miniray start --head`",
     "storage": "give RunConfig(storage_path=...) to the trainer",
 }

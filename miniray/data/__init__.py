@@ -84,7 +84,8 @@ _HOMES = {
     "TaskPoolStrategy": "context",
 }
 
-_READ = "read the files in a function given to from_items(paths).flat_map()"
+_READ = "read it in a function given to from_items(paths or queries).flat_map()"
+_HERE = "import from miniray.data itself what is public"
 
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
@@ -96,23 +97,38 @@ _ABSENT = {
     "from_spark": "write Parquet files with Spark and read these",
     "from_tf": "from_items() or from_numpy() take what it yields",
     "llm": "call the model in a class given to map_batches()",
-    "preprocessors": "write it as a function given to map_batches()",
+    "FileShuffleConfig": 'give shuffle="files"',
+    "Schema": "Dataset.schema() has names and types",
+    **dict.fromkeys(
+        ("Preprocessor", "preprocessor", "preprocessors"),
+        "write it as a function given to map_batches()",
+    ),
+    **dict.fromkeys(("_internal", "block", "datasource", "grouped_data", "iterator"), _HERE),
     **dict.fromkeys(
         (
+            "read_audio",
             "read_avro",
             "read_bigquery",
+            "read_clickhouse",
             "read_databricks_tables",
             "read_datasource",
             "read_delta",
+            "read_delta_sharing_tables",
             "read_hudi",
             "read_iceberg",
+            "read_kafka",
             "read_lance",
+            "read_lerobot",
+            "read_mcap",
             "read_mongo",
             "read_orc",
+            "read_snowflake",
             "read_sql",
             "read_tfrecords",
+            "read_unity_catalog",
             "read_videos",
             "read_webdataset",
+            "read_zarr",
         ),
         _READ,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.data.plan import Compute, PoolSize
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MiB = 2**20
-#: Options of the tasks or actors; others of theirs are accepted too, and checked when these start.
+#: Options of the tasks or actors, checked when these start.
 _OPTIONS = (
     "num_cpus",
     "num_gpus",
@@ -137,12 +138,14 @@ class ActorPoolStrategy:
         min_size: Least actors. Default: 1.
         max_size: Most actors. Default: as many as the cluster can run.
         initial_size: Actors at the beginning. Default: ``min_size``.
+        max_tasks_in_flight_per_actor: Accepted as in Ray, without effect: it is four at most.
     """
 
     size: int | None = None
     min_size: int | None = None
     max_size: int | None = None
     initial_size: int | None = None
+    max_tasks_in_flight_per_actor: int | None = None
 
     def __post_init__(self) -> None:
         given = [self.size, self.min_size, self.max_size, self.initial_size]
@@ -175,6 +178,12 @@ def udf_of(caller: str, function: Any, given: dict[str, Any]) -> Udf:
     is_class = isinstance(function, type)
     if is_class and "__call__" not in dir(function):
         raise TypeError(f"{caller}({function.__name__}): the class has no __call__.")
+    called = vars(function).get("__call__") if is_class else function
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(
+            f"{caller}({function.__name__}) is async, which functions of datasets can't be: call "
+            "asyncio.run(...) in a plain one, for all rows of a batch at once."
+        )
     udf = Udf(
         function,
         tuple(given.pop("fn_args", None) or ()),

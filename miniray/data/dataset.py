@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
 
+_TABLES = "to_arrow_refs() gives the tables, and to_pandas() a DataFrame"
+_WRITE = "write from a function given to map_batches()"
+
 
 class Dataset(Rearranging):
     """Rows in a fixed order, of which nothing is read before something asks for it.
@@ -56,7 +59,25 @@ class Dataset(Rearranging):
         iter_jax_batches = AbsentAttribute("iter_batches() gives NumPy arrays, which JAX takes")
         iter_tf_batches = AbsentAttribute("iter_batches() gives NumPy arrays, as TensorFlow takes")
         summary = AbsentAttribute("aggregate() computes what is asked for")
+        to_daft = AbsentAttribute(_TABLES)
+        to_dask = AbsentAttribute(_TABLES)
+        to_modin = AbsentAttribute(_TABLES)
+        to_pandas_refs = AbsentAttribute(_TABLES)
+        to_spark = AbsentAttribute(_TABLES)
         to_tf = AbsentAttribute("iter_batches() gives NumPy arrays, which TensorFlow takes")
+        write_bigquery = AbsentAttribute(_WRITE)
+        write_clickhouse = AbsentAttribute(_WRITE)
+        write_datasink = AbsentAttribute(_WRITE)
+        write_delta = AbsentAttribute(_WRITE)
+        write_iceberg = AbsentAttribute(_WRITE)
+        write_kafka = AbsentAttribute(_WRITE)
+        write_lance = AbsentAttribute(_WRITE)
+        write_mongo = AbsentAttribute(_WRITE)
+        write_orc = AbsentAttribute(_WRITE)
+        write_snowflake = AbsentAttribute(_WRITE)
+        write_sql = AbsentAttribute(_WRITE)
+        write_tfrecords = AbsentAttribute(_WRITE)
+        write_webdataset = AbsentAttribute(_WRITE)
 
     def _of(self, plan: PlanNode) -> Dataset:
         return Dataset(plan)
@@ -101,7 +122,10 @@ class Dataset(Rearranging):
             raise ValueError(f"filter(expr=...) does not take {next(iter(options))!r}.")
         found = parsed(expr) if isinstance(expr, str) else expr
         if not isinstance(found, Expr):
-            raise TypeError(f"filter(expr={expr!r:.80}) is neither an expression nor its text.")
+            raise TypeError(
+                f"filter(expr={expr!r:.80}) is not an expression of miniray.data.expressions, such "
+                "as col('a') > 5, and not its text."
+            )
         return self._apply(FilterExpr(found))
 
     def _rows(self, kind: str, caller: str, fn: Any, options: dict[str, Any]) -> Dataset:
@@ -149,9 +173,9 @@ class Dataset(Rearranging):
 
     # --- columns ------------------------------------------------------------------------
 
-    def with_column(self, name: str, expr: Expr) -> Dataset:
+    def with_column(self, column_name: str, expr: Expr) -> Dataset:
         """Add a column, or replace one, by an expression."""
-        return self.with_columns({name: expr})
+        return self.with_columns({column_name: expr})
 
     def with_columns(self, exprs: Mapping[str, Expr]) -> Dataset:
         """Add columns by expressions; all of them see the columns as they were."""

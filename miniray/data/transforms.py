@@ -198,8 +198,8 @@ class MapRows(UserStep):
             if not hasattr(each, "keys"):
                 expected = "a list of dictionaries" if self.kind == "FlatMap" else "a dictionary"
                 raise DataError(
-                    f"{self.name} returned a {type(each).__name__} for row {number} of "
-                    f"{where.label}; it must return {expected}, such as {{'item': value}}."
+                    f"{self.name} returned a value of type {type(each).__name__} for row {number} "
+                    f"of {where.label}; it must return {expected}, such as {{'item': value}}."
                 )
         return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
 import secrets
@@ -17,6 +18,7 @@ from miniray.data.files import is_local, resolve
 from miniray.data.plan import Apply, Regroup
 from miniray.data.tables import rebatched
 from miniray.data.transforms import DataError, Transform, check_columns
+from miniray.system.option_checks import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _MODES = ("append", "create", "overwrite", "ignore")
 _IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
+#: Arguments of Ray's that only advise.
+_ADVICE = ("concurrency", "ray_remote_args", "try_create_dir")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +149,14 @@ def write(
     """Write a dataset as files below a folder.
 
     Raises:
+        TypeError: There is no such option.
         ValueError: A value makes no sense, or mode="create" and there are files.
     """
     caller = f"write_{'numpy' if kind == 'npy' else 'images' if kind in _IMAGES else kind}"
     mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
+    further = _checked(caller, kind, options)
     fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
     if there and mode == "create":
@@ -160,7 +166,7 @@ def write(
     token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
     columns = tuple(partition_cols or ())
     first = _next_number(there)
-    writer = Writer(kind, fs, folder.rstrip("/"), first, token, column, columns, options)
+    writer = Writer(kind, fs, folder.rstrip("/"), first, token, column, columns, further)
     below = dataset._plan
     if min_rows_per_file is not None:
         below = Regroup((below,), min_rows_per_file)
@@ -169,6 +175,28 @@ def write(
         pass
     if mode == "overwrite" and there:
         fs.rm(there)
+
+
+def _checked(caller: str, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are those of what writes the format."""
+    functions: tuple[Any, ...] = ()
+    if kind == "parquet":
+        import pyarrow.parquet as pq
+
+        functions = (pq.write_table, pq.ParquetWriter)
+    elif kind == "csv":
+        import pyarrow.csv
+
+        functions = (pyarrow.csv.write_csv,)
+    elif kind == "json":
+        functions = (json.dumps,)
+    known = {name for each in functions for name in inspect.signature(each).parameters}
+    found = {name: value for name, value in options.items() if name not in _ADVICE}
+    for name in found:
+        if name not in known:
+            hint = suggestion(name, {*known, *inspect.signature(write).parameters})
+            raise TypeError(f"{caller}() has no argument {name!r}.{hint}")
+    return found
 
 
 def _next_number(there: list[str]) -> int:

@@ -129,7 +129,7 @@ def one_of(*allowed: str) -> Callable[[str, Any], str]:
 def amount(name: str, value: Any, resource: str = "") -> float:
     """Accept an amount in units, which a device of ``resource`` can be asked for."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong_type(name, value, "a number")
+        raise wrong_type(name, value, "a number of bytes" if resource == "memory" else "a number")
     if not 0 <= value < math.inf:  # which NaN is not either
         raise ValueError(f"{name} must be a finite number of at least 0, not {shown(value)}.")
     if value > LARGEST_AMOUNT:

@@ -72,9 +72,14 @@ _MODULES = frozenset(
 
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
+    "annotations": "leave them out",
+    "check_serialize": "inspect_serializability is in miniray.util",
+    "client": "miniray.init('HOST:PORT') attaches from any machine",
     "collective": "use torch.distributed, which TorchTrainer sets up",
+    "dask": "call functions as tasks, with the refs of others",
     "iter": "use generators, or miniray.util.map_unordered",
-    "pdb": "breakpoint() in a worker waits for `miniray debug`",
+    **dict.fromkeys(("pdb", "rpdb"), "breakpoint() in a worker waits for `miniray debug`"),
+    "spark": "write Parquet files with Spark, and read these with miniray.data",
 }
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there

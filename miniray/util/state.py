@@ -84,7 +84,9 @@ __all__ = [
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
     **dict.fromkeys(("get_log", "list_logs"), "`miniray logs` shows them, of all nodes"),
+    **dict.fromkeys(("api", "common"), "import from miniray.util.state itself what is public"),
     "StateApiClient": "call the functions of this module, with address=",
+    "exception": "a cluster that does not answer raises ConnectionError",
     "list_runtime_envs": "get_runtime_context().runtime_env tells that of a task or an actor",
 }
 tell_imports(__name__, _ABSENT)

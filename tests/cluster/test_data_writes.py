@@ -61,7 +61,7 @@ def test_modes_say_what_becomes_of_files_that_are_there(tmp_path: Path) -> None:
 
 def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
     dataset = data.range(100).map(lambda row: {"id": row["id"], "key": row["id"] % 2})
-    dataset.write_parquet(str(tmp_path / "few"), min_rows_per_file=50)
+    dataset.write_parquet(str(tmp_path / "few"), min_rows_per_file=50, concurrency=2)
     assert len(list((tmp_path / "few").iterdir())) <= 2
     dataset.write_parquet(str(tmp_path / "keys"), partition_cols=["key"])
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["key=0", "key=1"]

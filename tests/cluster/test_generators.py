@@ -444,8 +444,9 @@ def test_a_dynamic_generator_can_be_cancelled(tmp_path: Path) -> None:
         miniray.get(list(miniray.get(ref, timeout=30)))
 
 
-def test_the_generators_are_found_where_rays_programs_import_them() -> None:
+def test_refs_and_generators_are_found_where_rays_programs_import_them() -> None:
     from miniray import _raylet
 
+    assert _raylet.ObjectRef is miniray.ObjectRef
     assert _raylet.ObjectRefGenerator is miniray.ObjectRefGenerator
     assert _raylet.DynamicObjectRefGenerator is miniray.DynamicObjectRefGenerator

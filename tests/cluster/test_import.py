@@ -90,7 +90,7 @@ def test_modules_below_util_need_no_import_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("look_up", "told"),
     [
-        (lambda: miniray.data.read_sql, "miniray has no 'read_sql': read the files in a function"),
+        (lambda: miniray.data.read_sql, "miniray has no 'read_sql': read it in a function"),
         (lambda: miniray.exceptions.OutOfMemoryError, "raises WorkerCrashedError"),
         (lambda: miniray.NodeID, "miniray has no 'NodeID': ids are hex strings"),
         (lambda: miniray.WORKER_MODE, "miniray has no 'WORKER_MODE': .* is None in a driver"),
@@ -119,6 +119,12 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         ("from miniray.train.base_trainer import TrainingFailedError", "from miniray.train itself"),
         ("from miniray.train.v2.api.context import TrainContext", "from miniray.train itself"),
         ("from miniray.train.constants import TRAIN_DATASET_KEY", "from miniray.train itself"),
+        ("from miniray.data.block import BlockAccessor", "from miniray.data itself"),
+        ("from miniray.types import ObjectRef", "import ObjectRef and ObjectRefGenerator from"),
+        ("from miniray._private.state import state", "it is private to Ray; miniray.util and"),
+        ("from miniray.experimental.state.api import list_nodes", "import from miniray.util.state"),
+        ("from miniray.util.state.api import list_nodes", "from miniray.util.state itself"),
+        ("from miniray.util.annotations import PublicAPI", "no 'annotations': leave them out"),
         ("from miniray.train.torch.xla import TorchXLAConfig", "miniray has no 'xla'"),
     ],
 )

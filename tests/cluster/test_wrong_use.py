@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from typing import Any
@@ -48,6 +49,10 @@ def test_wrong_use_is_told_what_to_do() -> None:
         call([[miniray.put(1)]])
     with pytest.raises(ValueError, match="Make a list of its refs"):
         call(miniray.put(n) for n in range(2))
+    with pytest.raises(TypeError, match="Make a list of its refs"):
+        miniray.wait({miniray.put(1)})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Give it a function that calls this one"):
+        miniray.remote(functools.partial(pow, 2))
     with pytest.raises(ValueError, match=r"Call it with \.remote\("):
         call(add)  # forgot .remote()
     with pytest.raises(ValueError, match=r"Call it with \.remote\("):

@@ -49,6 +49,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_its_option(
 
 def test_unknown_commands_and_options_are_one_line(miniray: Callable[..., Result]) -> None:
     assert "No such command 'begin'" in one_line(miniray("begin"))
+    assert "no command 'submit': use `miniray job submit`." in one_line(miniray("submit", "a.py"))
     assert "--wrong" in one_line(miniray("--wrong"))
     assert "--wrong" in one_line(miniray("stop", "--wrong"))
 

@@ -15,6 +15,7 @@ np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("fsspec")
 
+import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from miniray import data  # noqa: E402
@@ -186,7 +187,8 @@ def test_items_ranges_tensors_arrays_and_frames() -> None:
 
 def test_columns_are_added_renamed_and_dropped() -> None:
     dataset = data.from_arrow(pa.table({"a": [1, 2], "b": [3, 4]}))
-    assert dataset.with_column("c", col("a") + col("b")).take(1) == [{"a": 1, "b": 3, "c": 4}]
+    added = dataset.with_column(column_name="c", expr=col("a") + col("b"))
+    assert added.take(1) == [{"a": 1, "b": 3, "c": 4}]
     assert dataset.rename_columns({"a": "x"}).take(1) == [{"x": 1, "b": 3}]
     assert dataset.rename_columns(["x", "y"]).columns() == ["x", "y"]
     assert dataset.drop_columns(["b"]).take(1) == [{"a": 1}]
@@ -271,10 +273,23 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.map(Model, compute=data.TaskPoolStrategy(2))
     with pytest.raises(ValueError, match="concurrency=0"):
         dataset.map(lambda row: row, concurrency=0)
+
+    async def later(batch: Any) -> Any:
+        return batch
+
+    with pytest.raises(TypeError, match=r"map_batches\(later\) is async"):
+        dataset.map_batches(later)
+    assert data.ActorPoolStrategy(size=2, max_tasks_in_flight_per_actor=2).bounds == (2, 2)
     with pytest.raises(ValueError, match="min_size and max_size"):
         data.ActorPoolStrategy(size=2, max_size=3)
     with pytest.raises(AttributeError, match="no 'to_tf' in miniray: iter_batches"):
         dataset.to_tf()
+    with pytest.raises(TypeError, match=r"write_parquet\(\).*Did you mean 'compression'"):
+        dataset.write_parquet("nowhere", compresion="gzip")
+    with pytest.raises(TypeError, match=r"such as col\('a'\) > 5, and not its text"):
+        dataset.filter(expr=pc.field("id") > 1)
+    with pytest.raises(AttributeError, match="no 'write_sql' in miniray: write from a function"):
+        dataset.write_sql("insert into t values (?)", None)
     with pytest.raises(AttributeError, match="Did you mean 'target_max_block_size'"):
         data.DataContext.get_current().target_max_blocksize = 5
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
