@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from stores import new_store
 
+from miniray.common.ids import PROCESS_ID_LENGTH
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper, TemplateGoneError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.node.store.segments import Key
+    from miniray.node.transfer.mover_client import Opened
 
 #: As security/channels.py has them: a new channel tries at once, whatever others met.
 _OPTIONS = [
@@ -103,7 +105,7 @@ class End:
     def __init__(
         self, folder: Path, name: str, start_mover: Callable[[], Helper] = no_mover
     ) -> None:
-        self.id = name.encode()
+        self.id = name.encode().ljust(PROCESS_ID_LENGTH)
         self.movers: list[Helper] = []
         self._start_mover = start_mover
         self.got: dict[bytes, list[int]] = {}
@@ -113,7 +115,9 @@ class End:
         self.copies = Copies(self.store, self.hub.knows)
         self.spilling = Spilling(self.copies, str, self.id)
         (folder / name).mkdir()
-        self.mover = MoverClient(self._start_one, MoverConfig("here", str(folder / name)))
+        self.mover = MoverClient(
+            self._start_one, MoverConfig("here", str(folder / name)), self._open
+        )
         self.directory = Directory(
             self.id, self.store, self.hub, lambda _process: True, self._free_here
         )
@@ -143,6 +147,9 @@ class End:
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
+
+    def _open(self, key: Key, node_id: bytes) -> Opened | None:
+        return self.serving.open(key, node_id)
 
     def _free_here(self, key: Key) -> None:
         self.objects.free_here(key)

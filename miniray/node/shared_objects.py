@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from miniray.node.relay.questions import Questions
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Key
+    from miniray.node.transfer.mover_client import Opened
     from miniray.node.workers.process_names import ProcessNames
 
 _MOVER = "miniray.node.transfer.mover"
@@ -53,7 +54,7 @@ class SharedObjects:
         )
         copies = Copies(store, relay.knows)
         self.spilling = Spilling(copies, lambda: describe_holders(store, names.of), node_id)
-        self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover)
+        self._mover = MoverClient(lambda: fork_helper(_MOVER), node.mover, self._open)
         #: Whether large values are on their way to or from this node.
         self.moves_values = self._mover.is_busy
         self._directory = directory = Directory(node_id, store, relay, runs, self._free_here)
@@ -108,6 +109,9 @@ class SharedObjects:
             ("object_transfer_bytes_total", {"direction": "in"}, received),
             ("object_room_waiters", {}, len(spilling.queue)),
         ]
+
+    def _open(self, key: Key, node_id: bytes) -> Opened | None:
+        return self._serving.open(key, node_id)
 
     def _free_here(self, key: Key) -> None:
         self._objects.free_here(key)

@@ -43,7 +43,7 @@ FETCH = "fetch"
 READ = "read"
 #: (number, ...): the answer to either (node/transfer/requests.py); bytes of the value as body.
 ANSWER = "answer"
-#: A key: the sender has stopped fetching that value from the receiving node.
+#: A key: the sender has stopped fetching that value, of which the receiving node has the owner.
 FETCH_ENDED = "fetch ended"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"

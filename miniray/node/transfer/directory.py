@@ -188,6 +188,8 @@ class Directory:
         #: The values of each owner that were written on other nodes.
         self._elsewhere: dict[bytes, set[Key]] = {}
         self.relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
+        self.relay.notices[r.COPIED] = lambda node, message: self.copied(node, message.items)
+        self.relay.notices[r.FETCH_ENDED] = lambda node, message: self.ended(message.items, node)
 
     def __len__(self) -> int:
         return len(self._entries)

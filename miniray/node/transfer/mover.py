@@ -5,9 +5,10 @@ and into shared memory: over a socket of their own or, within a machine, out of 
 shows the other. So no event loop waits behind a gigabyte, and the kernel can prefer calls to it:
 movers run at a lower priority. Nothing is decided here.
 
-A connection carries one value after another: its ticket and the offset to begin at go one way, its
-bytes or where they are come back, and one byte more says that all of them were read. The two ends
-of it are in ``mover_ends.py``; here is what comes before a ticket, and what the daemon says.
+A connection carries one value after another: its key and the offset to begin at go one way, its
+bytes or where they are come back, and one byte more says that all of them were read. The daemon
+opens the value when its key has come. The two ends of a connection are in ``mover_ends.py``; here
+is what comes before a key, and what the daemon says.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.process_state import set_title
 from miniray.exceptions import AuthenticationError
 from miniray.node.base import control_socket
-from miniray.node.transfer.mover_ends import HELLO, Receives, Sends, watch_network
-from miniray.node.transfer.moving import CutOffError
+from miniray.node.transfer.mover_ends import Given, Receives, Sends, watch_network
+from miniray.node.transfer.moving import HELLO, CutOffError
 from miniray.security.certificates import Credentials, Identity, client_context, server_context
 from miniray.security.challenge import require_own_uid
 from miniray.security.peer_log import PeerLog
@@ -215,8 +216,9 @@ class Mover:
         """Do what the daemon says until it hangs up."""
         handlers: dict[str, Callable[..., object]] = {
             "listen": self._listen,
-            "offer": self._offer,
-            "withdraw": lambda _fds, ticket: self._sends.withdraw(ticket),
+            "opened": self._opened,
+            "refused": lambda _fds, number: self._sends.give(number, None),
+            "cut": lambda _fds, number: self._sends.cut(number),
             "fetch": self._fetch,
             "stop": lambda _fds, number: self._fetches.stop(number),
             "forget": lambda _fds, number: self._fetches.forget(number),
@@ -236,48 +238,36 @@ class Mover:
             self._control.send(marshal.dumps(message))
 
     # --- what the daemon wants -----------------------------------------------------------
-    def _offer(self, fds: list[int], ticket: bytes, size: int, job: int) -> None:
-        """Offer a value to the holder of a ticket; what a job still receives, as it comes."""
+    def _opened(self, fds: list[int], number: int, offset: int, size: int, job: int) -> None:
+        """Give a value to the node that asks for it; what a job still receives, as it comes."""
         filling = self._fetches.filling(job)
         if fds and (filling is not None or not job):
-            self._sends.offer(ticket, fds[0], size, filling)
+            self._sends.give(number, Given(fds[0], offset, size, filling))
             return
         control_socket.close_all(fds)
-        self._tell("released", ticket, True)
+        self._sends.give(number, None)
+        self._tell("closed", number, True)
 
     def _fetch(
-        self, fds: list[int], number: int, target: str, ticket: bytes, offset: int, size: int
+        self, fds: list[int], number: int, target: str, hello: bytes, offset: int, size: int
     ) -> None:
         if fds:
-            self._fetches.begin(number, fds[0], target, ticket, offset, size)
+            self._fetches.begin(number, fds[0], target, hello, offset, size)
         else:
-            self._tell("ended", number, "no descriptors are left")
+            self._tell("ended", number, "no descriptors are left", False)
 
     # --- who knocks ------------------------------------------------------------------------
-    def _listen(
-        self, _fds: list[int], path: str, host: str, known: tuple[bytes, bytes, bytes] | None
-    ) -> None:
-        """Answer on a Unix socket and, if there is a network, on a port with TLS."""
-        port = 0
-        try:
-            plain = socket.socket(socket.AF_UNIX)
-            plain.bind(path)
-            plain.listen(socket.SOMAXCONN)
-            self._door.listen(plain, None)
-            if known is not None:
-                certificate, key, authority = known
-                credentials = Credentials(Identity(certificate, key), authority)
-                self._fetches.context = client_context(credentials)
-            if known is not None and host:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                network = socket.create_server((host, 0), family=family)
-                _, port, *_ = network.getsockname()
-                self._door.listen(network, server_context(credentials))
-        except OSError as error:
-            self._tell("failed", str(error))
-        else:
-            self._door.open()
-            self._tell("listening", port)
+    def _listen(self, fds: list[int], known: tuple[bytes, bytes, bytes] | None) -> None:
+        """Answer at a Unix socket and, if there is a network, at a port with TLS."""
+        contexts: list[ssl.SSLContext | None] = [None]
+        if known is not None:
+            certificate, key, authority = known
+            credentials = Credentials(Identity(certificate, key), authority)
+            self._fetches.context = client_context(credentials)
+            contexts.append(server_context(credentials))
+        for fd, context in zip(fds, contexts, strict=False):
+            self._door.listen(socket.socket(fileno=fd), context)
+        self._door.open()
 
     def _serve(self, sock: socket.socket, hello: bytes) -> None:
         """Serve a connection of another node."""

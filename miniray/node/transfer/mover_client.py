@@ -8,17 +8,20 @@ import dataclasses
 import itertools
 import logging
 import os
-import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
-from miniray.common.host_port import DaemonAddress
+from miniray.common.host_port import DaemonAddress, join_host_port
 from miniray.node.base.control_socket import Control
 from miniray.node.base.tasks import ended
 from miniray.node.base.template_client import TemplateGoneError
+from miniray.node.store.segments import Key
+from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from miniray.node.base.node_config import MoverConfig
     from miniray.node.base.template_client import Helper
@@ -34,25 +37,24 @@ class MoverDiedError(MoveError):
     """The mover of this node has died; the next value has a new one."""
 
 
-class Released(Protocol):
-    """Callback for the end of an offer."""
-
-    def __call__(self, *, clean: bool) -> object:
-        """Handle that nothing more of it is sent.
-
-        Args:
-            clean: Whether nobody reads its memory any more. A process that was sent it may
-                not have looked at it yet.
-        """
+class RefusedError(MoveError):
+    """The other node does not have the value in memory."""
 
 
-class Offer(NamedTuple):
-    """What a node needs to get a value from the mover of another one."""
+class Opened(NamedTuple):
+    """A value that the mover may send."""
 
-    #: Of that mover.
-    address: str
-    #: Of the value; good for one time.
-    ticket: bytes
+    #: Of its memory; stays the giver's.
+    fd: int
+    size: int
+    #: The number of the transfer that fills it, 0 if it is whole.
+    job: int
+    #: Called at the end, with whether a process may still look at the memory.
+    released: Callable[[bool], object]
+
+
+#: Opens a value for a node, which its mover asks for; None if it is not in memory here.
+Open = Callable[[Key, bytes], Opened | None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,30 +98,28 @@ class Move:
 class _Process:
     """One mover, for as long as it lives."""
 
-    def __init__(self, helper: Helper, settings: MoverConfig, path: str) -> None:
-        self._settings = settings
+    def __init__(self, helper: Helper, settings: MoverConfig, path: str, open_value: Open) -> None:
+        self._open_value = open_value
         self._path = path
+        #: Its address for others.
+        self.address, listeners = _listen(settings, path)
         self._control = Control(helper.control, self._received, self.close)
         self._kill = helper.kill
         self._loop = asyncio.get_running_loop()
         self.gone = False
-        #: Its address for others; "" if it cannot be reached.
-        self.address: asyncio.Future[str] = self._loop.create_future()
         self.moves: dict[int, Move] = {}
-        #: What is offered, by ticket.
-        self.offers: dict[bytes, Released] = {}
-        #: What the mover has not confirmed yet.
-        self.unconfirmed: dict[bytes, asyncio.Future[bool]] = {}
+        #: What it sends: the node that gets it, and what to call at the end.
+        self.sends: dict[int, tuple[bytes, Callable[[bool], object]]] = {}
         #: How often it was asked whether it is there, and has not answered; runs meanwhile.
         self._asked = 0
         self._patience: asyncio.TimerHandle | None = None
         shown = settings.credentials
         known = shown and (shown.identity.certificate, shown.identity.key, shown.authority)
-        self.ask("listen", path, settings.host, known)
+        self.send("listen", known, fds=[listener.detach() for listener in listeners])
 
-    def send(self, *message: Any, fd: int | None = None) -> None:
-        """Send the mover a message; closes the descriptor."""
-        self._control.send(message, () if fd is None else (fd,), self._cannot_send)
+    def send(self, *message: Any, fds: Sequence[int] = ()) -> None:
+        """Send the mover a message; closes the descriptors."""
+        self._control.send(message, fds, self._cannot_send)
 
     def _cannot_send(self, error: OSError) -> None:
         if isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -127,12 +127,16 @@ class _Process:
         logger.warning("the process that moves large values is out of reach: %s", error)
         self._kill()  # nobody is to wait for an answer to that
 
-    def ask(self, *message: Any, fd: int | None = None) -> None:
+    def ask(self, *message: Any) -> None:
         """Send a message that the mover has to answer; kill it if it stops answering.
 
         Once it is killed nothing writes to the memory of its transfers; their waiters can go on.
         """
-        self.send(*message, fd=fd)
+        self.send(*message)
+        self.look_alive()
+
+    def look_alive(self) -> None:
+        """Kill the mover if it does not answer within ``transfer_stall`` seconds."""
         self.send("there?")
         self._asked += 1
         if self._patience is None:
@@ -154,14 +158,22 @@ class _Process:
         )
         self._kill()  # then its socket ends
 
-    def offer(
-        self, ticket: bytes, fd: int, size: int, job: int, released: Released
-    ) -> asyncio.Future[bool]:
-        """Have it offer a value; closes the descriptor. The future says whether it is offered."""
-        self.offers[ticket] = released
-        confirmed = self.unconfirmed[ticket] = self._loop.create_future()
-        self.ask("offer", ticket, size, job, fd=fd)
-        return confirmed
+    def _open(self, number: int, hello: bytes) -> None:
+        """Answer the mover, of which another node wants a value."""
+        writer, segment, home, offset, node_id = HELLO.unpack(hello)
+        opened = self._open_value((writer, segment, home), node_id)
+        if opened is None:
+            self.send("refused", number)
+            return
+        try:
+            fd = os.dup(opened.fd)
+        except OSError as error:
+            logger.warning("a large value goes through the daemon: %s", error)
+            opened.released(False)
+            self.send("refused", number)
+            return
+        self.sends[number] = (node_id, opened.released)
+        self.send("opened", number, offset, opened.size, opened.job, fds=[fd])
 
     def _received(self, message: Any) -> None:
         kind, *arguments = message
@@ -169,37 +181,22 @@ class _Process:
             number, size = arguments
             self.moves[number].came(size)
         elif kind == "ended":
-            number, reason = arguments
+            number, reason, refused = arguments
             self.send("forget", number)
-            self.moves.pop(number).end(MoveError(reason) if reason else None)
-        elif kind == "offered":
-            self._confirm(*arguments, offered=True)
-        elif kind == "released":
-            ticket, clean = arguments
-            self._confirm(ticket, offered=False)
-            self.offers.pop(ticket)(clean=clean)
+            error = RefusedError(reason) if refused else MoveError(reason)
+            self.moves.pop(number).end(error if reason else None)
+        elif kind == "open":
+            self._open(*arguments)
+        elif kind == "closed":
+            number, clean = arguments
+            _, released = self.sends.pop(number)
+            released(not clean)
         elif kind == "there":
             self._asked -= 1
             self._wait()
-        else:
-            self._listens(kind, *arguments)
-
-    def _listens(self, kind: str, what: object) -> None:
-        if kind == "failed":
-            logger.warning("large values move through the daemon: %s", what)
-            self.address.set_result("")
-            return
-        host = self._settings.advertised_host
-        network = f"{f'[{host}]' if ':' in host else host}:{what}" if what else ""
-        self.address.set_result(str(DaemonAddress(self._settings.machine, self._path, network)))
-
-    def _confirm(self, ticket: bytes, *, offered: bool) -> None:
-        confirmed = self.unconfirmed.pop(ticket, None)
-        if confirmed is not None and not confirmed.done():
-            confirmed.set_result(offered)
 
     def close(self) -> None:
-        """End the mover, and all transfers and offers."""
+        """End the mover, and all transfers."""
         if self.gone:
             return
         self.gone = True
@@ -207,24 +204,37 @@ class _Process:
         self._wait()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        if not self.address.done():
-            self.address.set_result("")
         for move in self.moves.values():
             move.end(MoverDiedError("the mover of this node has died"))
         self.moves.clear()
-        for ticket in list(self.unconfirmed):
-            self._confirm(ticket, offered=False)
-        for released in self.offers.values():
-            released(clean=False)
-        self.offers.clear()
+        for _, released in self.sends.values():
+            released(True)
+        self.sends.clear()
+
+
+def _listen(settings: MoverConfig, path: str) -> tuple[str, list[socket.socket]]:
+    """Open the sockets for movers of other nodes: of this machine, and of others if there are."""
+    plain = socket.socket(socket.AF_UNIX)
+    plain.bind(path)
+    plain.listen(socket.SOMAXCONN)
+    if not (settings.host and settings.credentials):
+        return str(DaemonAddress(settings.machine, path)), [plain]
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    network = socket.create_server((settings.host, 0), family=family)
+    _, port, *_ = network.getsockname()
+    address = DaemonAddress(settings.machine, path, join_host_port(settings.advertised_host, port))
+    return str(address), [plain, network]
 
 
 class MoverClient:
     """Start a mover and use it."""
 
-    def __init__(self, start: Callable[[], Helper], settings: MoverConfig) -> None:
+    def __init__(
+        self, start: Callable[[], Helper], settings: MoverConfig, open_value: Open
+    ) -> None:
         self._start = start
         self._settings = settings
+        self._open_value = open_value
         self._process: _Process | None = None
         self._starts = itertools.count(1).__next__
         self._numbers = itertools.count(1).__next__
@@ -234,75 +244,58 @@ class MoverClient:
         process = self._process
         return {
             "moving here": len(process.moves) if process is not None else 0,
-            "offered": len(process.offers) if process is not None else 0,
+            "moving away": len(process.sends) if process is not None else 0,
         }
 
     def is_busy(self) -> bool:
         """Return whether large values are on their way to or from this node."""
         process = self._process
-        return process is not None and bool(process.moves or process.offers)
+        return process is not None and bool(process.moves or process.sends)
 
     def _running(self) -> _Process:
         if self._process is None or self._process.gone:
             path = os.path.join(self._settings.folder, f"mover-{self._starts()}.sock")
-            self._process = _Process(self._start(), self._settings, path)
+            helper = self._start()
+            try:
+                self._process = _Process(helper, self._settings, path, self._open_value)
+            except OSError:
+                helper.control.close()  # which ends it
+                raise
         return self._process
 
-    async def offer(self, fd: int, size: int, job: int, released: Released) -> Offer | None:
-        """Let the mover of another node read a value.
-
-        Args:
-            fd: Of its memory; stays the caller's.
-            size: Of the value.
-            job: The number of the transfer that fills it, 0 if it is whole.
-            released: Called when it is offered no more, and if it cannot be.
-
-        Returns:
-            What the other node needs; None if it has to come through the daemon.
-        """
-        ticket = secrets.token_bytes(16)
-        confirmed: asyncio.Future[bool] | None = None
+    def address(self) -> str:
+        """Return where the movers of other nodes get values; empty if they cannot."""
         try:
             process = self._running()
-            address = await asyncio.shield(process.address)
-            if address and not process.gone and (not job or job in process.moves):
-                confirmed = process.offer(ticket, os.dup(fd), size, job, released)
         except (OSError, TemplateGoneError) as error:
             logger.warning("a large value goes through the daemon: %s", error)
-        finally:
-            if confirmed is None:
-                released(clean=True)
-        try:
-            # The other node may be there before this node's mover has read what is offered.
-            if confirmed is not None and await confirmed:
-                return Offer(address, ticket)
-        except asyncio.CancelledError:
-            self.withdraw(ticket)
-            raise
-        return None
+            return ""
+        process.look_alive()
+        return process.address
 
-    def withdraw(self, ticket: bytes) -> None:
-        """End an offer; it is released as soon as possible."""
+    def cut(self, node_id: bytes) -> None:
+        """End the transfers to a node that is out of reach."""
         process = self._process
-        if process is not None and ticket in process.offers:
-            process.ask("withdraw", ticket)
+        for number, (node, _) in process.sends.items() if process is not None else ():
+            if node == node_id and process is not None:
+                process.ask("cut", number)
 
     def fetch(
         self,
         address: str,
-        ticket: bytes,
+        hello: bytes,
         fd: int,
         offset: int,
         size: int,
         came: Callable[[int], object],
     ) -> Move:
-        """Begin to fill memory with a value that another node offers.
+        """Begin to fill memory with a value that another node has, or is getting.
 
-        What comes can be offered to others from here on. Who begins it has to see to its end.
+        What comes can be given to others from here on. Who begins it has to see to its end.
 
         Args:
             address: Of the other node's mover.
-            ticket: Of the value.
+            hello: Names the value there, and where to begin.
             fd: Of the memory; stays the caller's.
             offset: What is there already.
             size: Of the value.
@@ -321,7 +314,7 @@ class MoverClient:
             raise MoveError(str(error)) from None
         number = self._numbers()
         move = process.moves[number] = Move(number, offset, came, process.ask)
-        process.send("fetch", number, target, ticket, offset, size, fd=copy)
+        process.send("fetch", number, target, hello, offset, size, fds=[copy])
         return move
 
     def close(self) -> None:

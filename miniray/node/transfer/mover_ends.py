@@ -1,20 +1,22 @@
 """The two ends of a transfer between movers, and their sockets: Unix, or TLS between machines.
 
-`Sends` has the values that other nodes may come for, each with a ticket; `Receives` fetches values
-from the movers of other nodes. Both work in threads, and report to their daemon.
+`Sends` gives values to the movers of other nodes; `Receives` fetches values from them. Both work in
+threads. Their daemon opens each value that is asked for, and is told of the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import queue
 import socket
 import ssl
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.node.transfer import moving
 from miniray.node.transfer.moving import CutOffError, Filling
@@ -38,19 +40,6 @@ def exactly(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-def hang_up(sock: socket.socket, *, all_sent: bool) -> None:
-    """Stop the other end; a plain socket still tells when it has stopped reading.
-
-    Args:
-        sock: The connection.
-        all_sent: Whether nothing more will be written to it. What was sent through TLS is read.
-    """
-    if not isinstance(sock, ssl.SSLSocket):
-        _shut(sock, socket.SHUT_WR)
-    elif not all_sent:
-        _shut(sock, socket.SHUT_RDWR)
-
-
 def hear_no_more(sock: socket.socket) -> None:
     """Stop receiving; a plain socket's other end notices when this one is closed.
 
@@ -62,11 +51,6 @@ def hear_no_more(sock: socket.socket) -> None:
     # Closed with a reset: the other end may wait for this one to make room for more.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    _shut(sock, socket.SHUT_RDWR)
-
-
-def cut(sock: socket.socket) -> None:
-    """Shut a connection down both ways."""
     _shut(sock, socket.SHUT_RDWR)
 
 
@@ -96,13 +80,13 @@ def address_of(target: str) -> tuple[int, Any]:
     return family, address
 
 
-#: What the receiving end says first: the ticket, and the offset to begin at.
-HELLO = struct.Struct("!16sQ")
-#: What it says when it has read everything.
+#: What the sending end says first: the value comes, or it is not there.
+COMES, REFUSED = b"\1", b"\0"
+#: What the receiving end says when it has read everything.
 READ = b"\1"
 #: Seconds for which a connection waits for the next value.
 IDLE = 30.0
-#: Seconds in which the other end has to stop reading after nobody waits for it.
+#: Seconds in which the other end has to stop reading after nothing more comes.
 _READ_WITHIN = 5.0
 #: Seconds for a connection to be made.
 _CONNECT_WITHIN = 3.0
@@ -112,111 +96,101 @@ _KEPT = 4
 _TELL_EVERY = 0.1
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Offer:
-    """A value that another node may come for."""
+class NotThereError(Exception):
+    """The other node does not have the value in memory."""
+
+
+class Given(NamedTuple):
+    """A value that the daemon has opened for another node."""
 
     fd: int
+    offset: int
     size: int
     #: Its transfer to this node, if it is still on its way here.
     filling: Filling | None
-    #: The connection that it goes over, once the other node has come.
-    sock: socket.socket | None = None
-    #: Whether nothing more will be written to it.
-    sent: bool = False
-    withdrawn: bool = False
-    #: Cuts a connection whose other end does not stop.
-    timer: threading.Timer | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Sending:
+    """A value that another node asks for."""
+
+    sock: socket.socket
+    #: The daemon's answer: None if it is not there.
+    given: queue.SimpleQueue[Given | None] = dataclasses.field(default_factory=queue.SimpleQueue)
     was_cut: bool = False
 
 
 class Sends:
-    """The values that other nodes may come for."""
+    """The values that other nodes fetch."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
+        self._numbers = itertools.count(1).__next__
         self._lock = threading.Lock()
-        self._offers: dict[bytes, _Offer] = {}
+        self._sendings: dict[int, _Sending] = {}
 
-    def offer(self, ticket: bytes, fd: int, size: int, filling: Filling | None) -> None:
-        """Offer a value to the holder of a ticket; if it is still arriving here, as it comes."""
+    def give(self, number: int, given: Given | None) -> None:
+        """Take the daemon's answer to "open"."""
+        self._sendings[number].given.put(given)
+
+    def cut(self, number: int) -> None:
+        """End a transfer to a node that is out of reach, though it may still read."""
         with self._lock:
-            self._offers[ticket] = _Offer(fd, size, filling)
-        self._tell("offered", ticket)
-
-    def withdraw(self, ticket: bytes) -> None:
-        """End an offer; tell the daemon when nobody reads that memory any more."""
-        with self._lock:
-            offer = self._offers.get(ticket)
-            if offer is None:
-                return
-            if offer.sock is None:
-                del self._offers[ticket]
-            else:
-                self._end(offer, offer.sock)
-                return
-        self._release(ticket, offer, clean=True)
-
-    @staticmethod
-    def _end(offer: _Offer, sock: socket.socket) -> None:
-        """End a transfer to the other node. Needs the lock."""
-        offer.withdrawn = True
-        hang_up(sock, all_sent=offer.sent)
-        if offer.filling is not None:
-            offer.filling.look()
-
-        def lose_patience() -> None:
-            offer.was_cut = True
-            cut(sock)
-
-        if offer.timer is None:
-            offer.timer = threading.Timer(_READ_WITHIN, lose_patience)
-            offer.timer.daemon = True
-            try:
-                offer.timer.start()
-            except RuntimeError:  # the machine has no room for another thread
-                lose_patience()
-
-    def _release(self, ticket: bytes, offer: _Offer, *, clean: bool) -> None:
-        """Close an offer that is in no table any more; ``clean``: nobody reads its memory."""
-        os.close(offer.fd)
-        self._tell("released", ticket, clean)
+            sending = self._sendings.get(number)
+            if sending is not None:
+                sending.was_cut = True
+                _shut(sending.sock, socket.SHUT_RDWR)
 
     def serve(self, sock: socket.socket, hello: bytes) -> None:
         """Serve a connection of another node until it has no more to ask."""
         while hello and self._serve_one(sock, hello):
             sock.settimeout(IDLE)
             try:
-                hello = exactly(sock, HELLO.size)
+                hello = exactly(sock, moving.HELLO.size)
             except TimeoutError:
                 return
 
     def _serve_one(self, sock: socket.socket, hello: bytes) -> bool:
         """Serve one value; return whether the connection can serve another."""
-        ticket, offset = HELLO.unpack(hello)
-        with self._lock:
-            offer = self._offers.get(ticket)
-            if offer is None or offer.sock is not None or offset > offer.size:
-                return False
-            offer.sock = sock
+        number, sending = self._numbers(), _Sending(sock)
+        self._sendings[number] = sending
+        self._tell("open", number, hello)
+        given = sending.given.get()
         sock.settimeout(None)
         read = b""
         try:
-            moving.send(sock, offer.fd, offset, offer.size, offer.filling, lambda: offer.withdrawn)
-            offer.sent = True
+            if given is None:
+                sock.sendall(REFUSED)
+                return True
+            sock.sendall(COMES)
+            read = self._send(sending, given)
+            return read == READ
         finally:
-            if not offer.sent:
-                with self._lock:
-                    self._end(offer, sock)
-            # What was shown is read out of the memory that is offered until the other end says so.
-            with contextlib.suppress(OSError):
-                read = sock.recv(1)
             with self._lock:
-                del self._offers[ticket]
-                if offer.timer is not None:
-                    offer.timer.cancel()
-            self._release(ticket, offer, clean=not offer.was_cut)
-        return read == READ and not offer.withdrawn
+                del self._sendings[number]
+            if given is not None:
+                os.close(given.fd)
+                self._tell("closed", number, not sending.was_cut)
+
+    @staticmethod
+    def _send(sending: _Sending, given: Given) -> bytes:
+        """Send a value; return what the other end says when it reads it no more."""
+        sock, shown = sending.sock, not isinstance(sending.sock, ssl.SSLSocket)
+        try:
+            moving.send(sock, *given)
+        except (OSError, CutOffError):
+            if not shown:
+                raise
+            _shut(sock, socket.SHUT_WR)
+            sock.settimeout(_READ_WITHIN)
+        # What was shown is read out of this node's memory until the other end says so, or leaves.
+        try:
+            return sock.recv(1)
+        except TimeoutError:
+            sending.was_cut = True
+        except OSError:
+            pass
+        return b""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -227,6 +201,8 @@ class _Job:
     fd: int
     size: int
     filling: Filling
+    #: Names it there, and where to begin.
+    hello: bytes
     #: What it comes over.
     sock: socket.socket | None = None
     stopped: bool = False
@@ -245,13 +221,13 @@ class Receives:
         self._idle: dict[str, list[tuple[socket.socket, float]]] = {}
 
     def begin(
-        self, number: int, fd: int, target: str, ticket: bytes, offset: int, size: int
+        self, number: int, fd: int, target: str, hello: bytes, offset: int, size: int
     ) -> None:
         """Fill memory from an offset to its end; tell the daemon of progress and the end."""
-        job = _Job(number, fd, size, Filling(offset))
+        job = _Job(number, fd, size, Filling(offset), hello)
         with self._lock:
             self._jobs[number] = job
-        run = threading.Thread(target=self._run, args=(job, target, ticket), daemon=True)
+        run = threading.Thread(target=self._run, args=(job, target), daemon=True)
         try:
             run.start()
         except RuntimeError as error:  # the machine has no room for another thread
@@ -268,7 +244,7 @@ class Receives:
                 hear_no_more(job.sock)
 
     def forget(self, number: int) -> None:
-        """Forget a transfer whose end the daemon knows: it will not offer it as a job any more."""
+        """Forget a transfer whose end the daemon knows: it gives it to nobody any more."""
         with self._lock:
             self._jobs.pop(number, None)
 
@@ -277,34 +253,33 @@ class Receives:
             job = self._jobs.get(number)
         return job.filling if job is not None else None
 
-    def _run(self, job: _Job, target: str, ticket: bytes) -> None:
-        reason = ""
+    def _run(self, job: _Job, target: str) -> None:
+        reason, refused = "", False
         try:
-            self._receive(job, target, ticket)
+            self._receive(job, target)
         except Exception as error:  # noqa: BLE001 - the daemon is told
-            reason = str(error) or type(error).__name__
-        self._end(job, reason)
+            reason, refused = str(error) or type(error).__name__, isinstance(error, NotThereError)
+        self._end(job, reason, refused=refused)
 
-    def _end(self, job: _Job, reason: str) -> None:
+    def _end(self, job: _Job, reason: str, *, refused: bool = False) -> None:
         """Tell the daemon that nothing more is written."""
         job.filling.end()
         os.close(job.fd)
         self._tell("came", job.number, job.filling.offset)
-        self._tell("ended", job.number, reason)
+        self._tell("ended", job.number, reason, refused)
 
-    def _receive(self, job: _Job, target: str, ticket: bytes) -> None:
-        hello = HELLO.pack(ticket, job.filling.offset)
+    def _receive(self, job: _Job, target: str) -> None:
         begun = job.filling.offset
         kept = self._kept(target)
         if kept is not None:
             try:
-                self._receive_over(kept, job, hello, target)
+                self._receive_over(kept, job, target)
                 return
             except (OSError, CutOffError):
                 # The other end may have hung up while nothing was asked of it.
                 if job.filling.offset != begun or job.stopped:
                     raise
-        self._receive_over(self._connect(job, target), job, hello, target)
+        self._receive_over(self._connect(job, target), job, target)
 
     def _connect(self, job: _Job, target: str) -> socket.socket:
         family, address = address_of(target)
@@ -329,7 +304,7 @@ class Receives:
             sock.close()
             raise
 
-    def _receive_over(self, sock: socket.socket, job: _Job, hello: bytes, target: str) -> None:
+    def _receive_over(self, sock: socket.socket, job: _Job, target: str) -> None:
         """Receive a value over a connection, which is closed or kept for the next one."""
         told = 0.0
 
@@ -344,7 +319,8 @@ class Receives:
         try:
             self._uses(job, sock)
             sock.settimeout(None)
-            sock.sendall(hello)
+            sock.sendall(job.hello)
+            self._await_value(sock)
             moving.receive(sock, job.fd, job.filling.offset, job.size, came)
             sock.sendall(READ)
         except BaseException:
@@ -353,6 +329,14 @@ class Receives:
             raise
         self._uses_no_more(job)  # before it is another's
         self._keep(job, target, sock)
+
+    @staticmethod
+    def _await_value(sock: socket.socket) -> None:
+        said = sock.recv(1)
+        if said == REFUSED:
+            raise NotThereError("it is not there, or not in memory")
+        if said != COMES:
+            raise CutOffError("the other end hung up")
 
     def _uses(self, job: _Job, sock: socket.socket) -> None:
         with self._lock:

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: What the receiving end says first: the key of the value, the offset to begin at, and its node.
+HELLO = struct.Struct("!8sQ8sQ8s")
 #: Seconds after which those who wait for more get what is there: who sends nothing is left.
 _LATEST = 1.0
 #: Bytes between which others may run, some 50 µs of work.
@@ -68,40 +70,36 @@ class Filling:
         """Count bytes that have come."""
         self.offset += size
         if self.offset >= self._wanted:
-            self.look()
+            self._wake()
 
     def end(self) -> None:
         """Say that nothing more will come."""
         self._ended = True
-        self.look()
+        self._wake()
 
-    def look(self) -> None:
-        """Wake those who wait."""
+    def _wake(self) -> None:
         with self._moved:
             self._wanted = math.inf  # those who wait on say so again
             self._moved.notify_all()
 
-    def beyond(self, offset: int, step: int, is_over: Callable[[], bool]) -> int:
+    def beyond(self, offset: int, step: int) -> int:
         """Wait, a second at most, for ``step`` bytes behind ``offset``; return how many are here.
 
         Args:
             offset: What was read.
             step: Bytes that it is worth to wake for.
-            is_over: Whether this reader is to go; see ``look``.
 
         Raises:
-            CutOffError: it is, or nothing more will come.
+            CutOffError: nothing more will come.
         """
         woken = True
         with self._moved:
-            while not (self._ended or is_over()):
+            while not self._ended:
                 # Before it is known whether it is there: who fills looks at this after that.
                 self._wanted = min(self._wanted, offset + step)
                 if self.offset >= offset + (step if woken else 1):
                     break
                 woken = self._moved.wait(_LATEST)
-            if is_over():
-                raise CutOffError("nobody waits for it any more")
             if self.offset <= offset:
                 raise CutOffError("its transfer to the node that passes it on ended")
             return self.offset
@@ -114,7 +112,6 @@ def send(
     offset: int,
     size: int,
     filling: Filling | None = None,
-    is_over: Callable[[], bool] = bool,
 ) -> None:
     """Send memory from an offset to its end; what is being filled, as it comes.
 
@@ -126,19 +123,18 @@ def send(
         offset: Where to begin.
         size: Where to end.
         filling: What fills the memory, if it is not whole.
-        is_over: Whether nobody wants what is yet to come of that.
 
     Raises:
-        CutOffError: the memory is filled no further, or nobody wants it.
+        CutOffError: the memory is filled no further, or the other end left.
         OSError: the other end is gone.
     """
     if not isinstance(sock, ssl.SSLSocket):
-        show(sock, fd, size, filling, is_over)
+        show(sock, fd, size, filling)
         return
     # It is unmapped when nobody refers to it: an error keeps the part that could not be sent.
     view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
     while offset < size:
-        end = size if filling is None else filling.beyond(offset, _STEP, is_over)
+        end = size if filling is None else filling.beyond(offset, _STEP)
         while offset < end:
             offset += sock.send(view[offset : min(offset + PIECE, end)])
             os.sched_yield()
@@ -187,9 +183,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 # --- within a machine ---------------------------------------------------------------------------
-def show(
-    sock: socket.socket, fd: int, size: int, filling: Filling | None, is_over: Callable[[], bool]
-) -> None:
+def show(sock: socket.socket, fd: int, size: int, filling: Filling | None) -> None:
     """Show memory to the other end; of what is being filled, say how much is there when asked.
 
     Args:
@@ -197,10 +191,9 @@ def show(
         fd: Of the memory.
         size: Of the value.
         filling: What fills the memory, if it is not whole.
-        is_over: Whether nobody wants what is yet to come of that.
 
     Raises:
-        CutOffError: the memory is filled no further, or nobody wants it.
+        CutOffError: the memory is filled no further, or the other end left.
         OSError: the other end is gone.
     """
     there = size if filling is None else filling.offset
@@ -212,7 +205,7 @@ def show(
     while filling is not None and there < size:
         if sock.recv(len(_MORE)) != _MORE:
             raise CutOffError("the other end left")
-        there = filling.beyond(there, _SHOWN_STEP, is_over)
+        there = filling.beyond(there, _SHOWN_STEP)
         sock.sendall(_THERE.pack(there))
 
 

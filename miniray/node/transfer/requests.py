@@ -42,6 +42,10 @@ class Arriving:
         self._ended = False
         self._moved = asyncio.Event()
 
+    @property
+    def is_whole(self) -> bool:
+        return self.segment is not None and self.offset == self.segment.size
+
     def begin(self, job: int = 0) -> None:
         """Tell who waits that it begins to come, by the mover if there is a job."""
         self._begun, self.job = True, job
@@ -97,10 +101,8 @@ class ValueAnswer(NamedTuple):
     #: Of the whole value.
     size: int = 0
     form: int = 0
-    #: Where the other node's mover listens, and the ticket to show there; empty if the value is to
-    #: be read in pieces.
+    #: Where the other node's mover listens; empty if the value is to be read in pieces.
     mover: str = ""
-    ticket: bytes = b""
 
 
 #: An answer, and the bytes that came with it.

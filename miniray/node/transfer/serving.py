@@ -7,7 +7,6 @@ value that fits into one piece goes with the answer, to everybody at once.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import os
@@ -19,16 +18,18 @@ from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.directory import SourceRequest
+from miniray.node.transfer.mover_client import Opened
 from miniray.node.transfer.requests import IN_FLIGHT, ValueAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    import asyncio
+    from collections.abc import Mapping
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
-    from miniray.node.transfer.mover_client import MoverClient, Offer
+    from miniray.node.transfer.mover_client import MoverClient
     from miniray.node.transfer.requests import Arriving
 
 logger = logging.getLogger(__name__)
@@ -67,18 +68,14 @@ class Serving:
 
     def __post_init__(self) -> None:
         self._store = self.copies.store
-        #: What is offered to other nodes by the mover, or about to be: node and value.
-        self._offers: dict[tuple[bytes, Key], asyncio.Task[None]] = {}
-        #: Reads that wait for the disk, or for what is still on its way here.
-        self._reads: set[asyncio.Task[None]] = set()
+        #: Answers that wait for the disk, or for what is still on its way here.
+        self._answers: set[asyncio.Task[None]] = set()
         self.relay.notices[r.FETCH] = self._fetch
         self.relay.notices[r.READ] = self._read
-        self.relay.notices[r.FETCH_ENDED] = self._fetch_ended
-        self.relay.notices[r.COPIED] = self._copied
 
     def table_sizes(self) -> dict[str, int]:
         """Return the size of each table; all are empty when no value is in use."""
-        return {"offers": len(self._offers), "reads": len(self._reads)}
+        return {"answers": len(self._answers)}
 
     # --- who is served -----------------------------------------------------------
     def _fetch(self, node_id: bytes, message: Relayed) -> None:
@@ -116,15 +113,13 @@ class Serving:
         if segment is not None:
             if segment.size <= min(request.size, IN_FLIGHT):
                 self._answer_with(request.node, request.number, segment, 0, segment.size)
-            elif request.by_mover and segment.in_memory:
-                self._offer_later(request, self._offer(request, segment, 0))
             else:
-                self._answer(request.node, request.number, _head(segment))
+                self._answer_head(request, segment, by_mover=request.by_mover)
             return
         arriving = self.arriving.get(request.key)
         if arriving is None:
             raise _not_here(request.key)
-        self._offer_later(request, self._pass_on(request, arriving))
+        run_in(self._answers, self._pass_on(request, arriving))
 
     def _here(self, key: Key) -> Segment | None:
         """Return the segment that has a whole value; None if there is none, or it is freed."""
@@ -138,88 +133,37 @@ class Serving:
     async def _pass_on(self, request: _Request, arriving: Arriving) -> None:
         segment = await arriving.begun()
         if segment is None:
-            raise _not_here(request.key)
-        if arriving.job:
-            await self._offer(request, segment, arriving.job)
+            self._refuse(request.node, request.number, _not_here(request.key).reason)
         else:
-            self._answer(request.node, request.number, _head(segment))
+            self._answer_head(request, segment, by_mover=request.by_mover and arriving.job > 0)
 
-    def _fetch_ended(self, node_id: bytes, message: Relayed) -> None:
-        key = _key(*message.items)
-        self._end_offer(node_id, key)
-        if home_of(key) == self.node_id:
-            self.directory.ended(key, node_id)
+    def _answer_head(self, request: _Request, segment: Segment, *, by_mover: bool) -> None:
+        """Say where the other node's mover gets the value; else it is read in pieces."""
+        address = self.mover.address() if by_mover and segment.in_memory else ""
+        self._answer(request.node, request.number, _head(segment)._replace(mover=address))
 
-    def _copied(self, node_id: bytes, message: Relayed) -> None:
-        """Another node has values now; it may be one that came back."""
-        for key in message.items:
-            self._end_offer(node_id, _key(*key))
-        self.directory.copied(node_id, message.items)
+    # --- by mover ------------------------------------------------------------------
+
+    def open(self, key: Key, node_id: bytes) -> Opened | None:
+        """Let the mover read a value for another node, or what has come of it.
+
+        It stays mapped until the mover has done that. None if it is not in memory here.
+        """
+        segment, arriving, job = self._here(key), self.arriving.get(key), 0
+        if segment is None and arriving is not None and (arriving.job or arriving.is_whole):
+            segment, job = arriving.segment, arriving.job
+        if segment is None or not segment.in_memory:
+            return None
+        number = self._store.map(segment.number, node_id).number
+
+        def released(left_open: bool) -> None:
+            self._store.unmap([number], node_id, left_open=left_open)
+
+        return Opened(segment.fd, segment.size, job, released)
 
     def node_unreachable(self, node_id: bytes) -> None:
         """End what a node fetches here: messages to or from it were lost, and it asks again."""
-        for node, key in list(self._offers):
-            if node == node_id:
-                self._end_offer(node, key)
-
-    # --- by mover ------------------------------------------------------------------
-    def _offer_later(self, request: _Request, work: Coroutine[None, None, None]) -> None:
-        """Answer a request by a task that lasts as long as the node may fetch from the mover."""
-        name = (request.node, request.key)
-        self._end_offer(*name)
-
-        async def run() -> None:
-            try:
-                await work
-            except ObjectLostError as error:
-                self._refuse(request.node, request.number, error.reason)
-            except Exception as error:
-                logger.exception("a value could not be sent to another node")
-                self._refuse(request.node, request.number, repr(error))
-
-        def forget(task: asyncio.Task[None]) -> None:
-            work.close()  # if it has not begun
-            if self._offers.get(name) is task:
-                del self._offers[name]
-
-        task = self._offers[name] = asyncio.ensure_future(run())
-        task.add_done_callback(forget)
-
-    def _end_offer(self, node_id: bytes, key: Key) -> None:
-        task = self._offers.pop((node_id, key), None)
-        if task is not None:
-            task.cancel()
-
-    async def _offer(self, request: _Request, segment: Segment, job: int) -> None:
-        """Let another node's mover read a segment, which stays mapped until it has.
-
-        Args:
-            request: Of that node.
-            segment: Here, complete or filled by the mover.
-            job: The number of the mover's work that fills it; 0 if it is complete.
-        """
-        over = asyncio.Event()
-
-        def released(*, clean: bool) -> None:
-            self._store.unmap([segment.number], request.node, left_open=not clean)
-            over.set()
-
-        self._store.map(segment.number, request.node)
-        head = _head(segment)
-        offer: Offer | None = None
-        if segment.in_memory:
-            offer = await self.mover.offer(segment.fd, segment.size, job, released)
-        else:  # it went to disk before it was mapped
-            released(clean=True)
-        if offer is None:
-            self._answer(request.node, request.number, head)
-            return
-        try:
-            head = head._replace(mover=offer.address, ticket=offer.ticket)
-            self._answer(request.node, request.number, head)
-            await over.wait()
-        finally:
-            self.mover.withdraw(offer.ticket)
+        self.mover.cut(node_id)
 
     # --- in pieces -----------------------------------------------------------------
     def _read(self, node_id: bytes, message: Relayed) -> None:
@@ -260,7 +204,7 @@ class Serving:
         """Map a segment, which may be freed before the task runs, and read it in a task."""
         self._store.map(segment.number, node_id)
         read = self._read_later(node_id, number, segment, offset, length, arriving)
-        run_in(self._reads, read)
+        run_in(self._answers, read)
 
     async def _read_later(
         self,

@@ -25,8 +25,8 @@ from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.directory import SourceRequest
-from miniray.node.transfer.mover_client import MoveError, MoverDiedError
-from miniray.node.transfer.moving import write_all
+from miniray.node.transfer.mover_client import MoveError, MoverDiedError, RefusedError
+from miniray.node.transfer.moving import HELLO, write_all
 from miniray.node.transfer.requests import (
     Arriving,
     BrokenTransferError,
@@ -194,14 +194,10 @@ class Transfers:
         """
         limit = None if holder == writer_of(key) else config().transfer_stall
         size = segment.size if segment.size <= piece_size() else 0
-        try:
-            answer, beginning = await self._requests.fetch(
-                holder, key, size, by_mover=self.relay.can_dial(holder), limit=limit
-            )
-            await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
-        finally:
-            if not size:
-                self.relay.send(holder, Relayed(notice=r.FETCH_ENDED, items=key))
+        answer, beginning = await self._requests.fetch(
+            holder, key, size, by_mover=self.relay.can_dial(holder), limit=limit
+        )
+        await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
 
     async def _take(
         self,
@@ -220,7 +216,7 @@ class Transfers:
             raise BrokenTransferError(f"it has {answer.size} bytes there, and not {size}")
         self.store.take_form(segment, answer.form)
         if answer.mover and answer.mover not in self._unreached:
-            await self._take_from_mover(answer, segment, arriving)
+            await self._take_from_mover(answer.mover, segment, key, arriving)
         if not arriving.offset:
             arriving.begin()
         if len(beginning) > size - arriving.offset:  # nobody made room for that
@@ -257,22 +253,21 @@ class Transfers:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _take_from_mover(
-        self, answer: ValueAnswer, segment: Segment, arriving: Arriving
+        self, address: str, segment: Segment, key: Key, arriving: Arriving
     ) -> None:
         """Let the movers of the two nodes carry it, as far as they do."""
         before = arriving.offset
+        hello = HELLO.pack(*key, before, self.node_id)
         move: Move | None = None
         try:
-            move = self.mover.fetch(
-                answer.mover, answer.ticket, segment.fd, before, segment.size, arriving.came
-            )
+            move = self.mover.fetch(address, hello, segment.fd, before, segment.size, arriving.came)
             arriving.begin(move.number)  # who waits for that may pass on what comes
             await self._watch(move, arriving)
         except MoveError as error:
-            if arriving.offset == before and not isinstance(error, MoverDiedError):
-                self._unreached.add(answer.mover)
+            if arriving.offset == before and not isinstance(error, (MoverDiedError, RefusedError)):
+                self._unreached.add(address)
                 again = self._unreached.discard
-                asyncio.get_running_loop().call_later(_WITHOUT_MOVER, again, answer.mover)
+                asyncio.get_running_loop().call_later(_WITHOUT_MOVER, again, address)
         finally:
             arriving.job = 0
             if move is not None:

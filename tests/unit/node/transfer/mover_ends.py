@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from node_ends import End, mover_in_thread, two_ends
 
 from miniray.common.host_port import DaemonAddress
 from miniray.node.base.node_config import MoverConfig
-from miniray.node.transfer.mover_client import Move, MoverClient, Offer
-from miniray.node.transfer.mover_ends import HELLO
+from miniray.node.transfer.mover_client import Move, MoverClient, Opened
+from miniray.node.transfer.mover_ends import COMES
+from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from miniray.node.base.template_client import Helper
-    from miniray.node.store.segments import Segment
+    from miniray.node.store.segments import Key, Segment
 MIB = 1024 * 1024
 SIZE = 33 * MIB + 1
 OWNER = b"owner000"
+#: The node that fetches.
+READER = b"reader00"
 QUIET = 0.2
+#: What a reader says that has copied all that is there.
+MORE = b"\2"
+_HOME = b"its node"
+_numbers = itertools.count(1)
+
+
+class Offer(NamedTuple):
+    """What a mover needs to fetch a value from the mover of another node."""
+
+    address: str
+    hello: bytes
+
+    def at(self, offset: int) -> bytes:
+        """The words that ask for the value from an offset on."""
+        *key, _, reader = HELLO.unpack(self.hello)
+        return HELLO.pack(*key, offset, reader)
 
 
 class Movers:
@@ -33,6 +53,8 @@ class Movers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients: list[MoverClient] = []
+        #: What their nodes have.
+        self.values: dict[Key, Opened] = {}
         self._helpers: dict[MoverClient, Helper] = {}
         self.fds: list[int] = []
 
@@ -44,7 +66,8 @@ class Movers:
             self._helpers[client] = mover_in_thread()
             return self._helpers[client]
 
-        client = MoverClient(start, MoverConfig(machine, str(folder), **settings))
+        config = MoverConfig(machine, str(folder), **settings)
+        client = MoverClient(start, config, lambda key, _node: self.values.get(key))
         self.clients.append(client)
         return client
 
@@ -58,6 +81,14 @@ class Movers:
         os.ftruncate(fd, max(size, len(data)))
         os.pwrite(fd, data, 0)
         return fd
+
+    def offered(
+        self, client: MoverClient, fd: int, size: int, over: list[bool], job: int = 0
+    ) -> Offer:
+        """Let a value be fetched; ``over`` gets whether it was released with nobody looking."""
+        key = (b"writer00", next(_numbers), _HOME)
+        self.values[key] = Opened(fd, size, job, lambda left_open: over.append(not left_open))
+        return Offer(client.address(), HELLO.pack(*key, 0, READER))
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
         async def main() -> None:
@@ -74,19 +105,10 @@ class Movers:
             os.close(fd)
 
 
-async def offered(client: MoverClient, fd: int, size: int, over: list[bool], job: int = 0) -> Offer:
-    def released(*, clean: bool) -> None:
-        over.append(clean)
-
-    offer = await client.offer(fd, size, job, released)
-    assert offer is not None
-    return offer
-
-
 async def fetch(client: MoverClient, offer: Offer, fd: int, size: int, offset: int = 0) -> int:
     """Returns how many bytes came."""
     came: list[int] = []
-    move = client.fetch(offer.address, offer.ticket, fd, offset, size, came.append)
+    move = client.fetch(offer.address, offer.at(offset), fd, offset, size, came.append)
     return await finish(move, came)
 
 
@@ -98,12 +120,13 @@ async def finish(move: Move, came: list[int]) -> int:
     return sum(came)
 
 
-def connected(offer: Offer, offset: int = 0) -> socket.socket:
-    """A connection that has shown a ticket."""
+async def connected(offer: Offer) -> socket.socket:
+    """A connection over which a value begins to come."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(10)
     sock.connect(DaemonAddress.parse(offer.address).socket_path)
-    sock.sendall(HELLO.pack(offer.ticket, offset))
+    sock.sendall(offer.hello)
+    assert await asyncio.to_thread(sock.recv, 1) == COMES
     return sock
 
 
@@ -117,7 +140,7 @@ class Source:
         self._listener.bind(path)
         self._listener.listen()
         self._sock: socket.socket | None = None
-        self.offer = Offer(str(DaemonAddress("here", path)), bytes(16))
+        self.offer = Offer(str(DaemonAddress("here", path)), bytes(HELLO.size))
 
     async def show(self, size: int) -> None:
         """So much of it is there."""
@@ -126,6 +149,7 @@ class Source:
             self._sock, _ = await asyncio.to_thread(self._listener.accept)
             self._sock.settimeout(10)
             assert len(self._sock.recv(HELLO.size)) == HELLO.size
+            self._sock.sendall(COMES)
             socket.send_fds(self._sock, [word], [self.fd])
         else:
             await asyncio.to_thread(self._sock.recv, 1)  # the other end asks for more

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import pytest
 
 from miniray.node.transfer import moving
 from miniray.node.transfer.moving import CutOffError, Filling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEP = 100
 
@@ -20,25 +16,16 @@ STEP = 100
 class Reader:
     """Waits in a thread of its own."""
 
-    def __init__(
-        self, filling: Filling, offset: int, is_over: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, filling: Filling, offset: int) -> None:
         self._there: Future[int] = Future()
-        self._asleep = threading.Event()
-
-        def asked() -> bool:
-            over = is_over()
-            self._asleep.set()  # or about to be: it holds the lock until it is
-            return over
 
         def wait() -> None:
             try:
-                self._there.set_result(filling.beyond(offset, STEP, asked))
+                self._there.set_result(filling.beyond(offset, STEP))
             except CutOffError as error:
                 self._there.set_exception(error)
 
         threading.Thread(target=wait, daemon=True).start()
-        assert self._asleep.wait(10)
 
     def there(self) -> int:
         return self._there.result(10)
@@ -58,7 +45,7 @@ def test_who_waits_is_woken_when_a_step_has_come() -> None:
 
 def test_what_is_there_already_is_told_at_once() -> None:
     filling = Filling(150)
-    assert filling.beyond(10, STEP, lambda: False) == 150
+    assert filling.beyond(10, STEP) == 150
 
 
 def test_each_reader_is_woken_for_its_own_step() -> None:
@@ -86,14 +73,4 @@ def test_the_end_tells_the_rest() -> None:
     filling.end()
     assert reader.there() == 1
     with pytest.raises(CutOffError, match="ended"):
-        filling.beyond(1, STEP, lambda: False)
-
-
-def test_who_is_told_to_go_does() -> None:
-    filling = Filling(0)
-    over = False
-    reader = Reader(filling, 0, lambda: over)
-    over = True
-    filling.look()
-    with pytest.raises(CutOffError, match="nobody waits"):
-        reader.there()
+        filling.beyond(1, STEP)

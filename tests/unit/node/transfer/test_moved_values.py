@@ -22,14 +22,15 @@ from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress
-from miniray.node.relay.relayed import FETCH, Relayed
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import transfers as transfers_module
-from miniray.node.transfer.mover_client import Move, Offer
+from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from miniray.node.transfer.mover_client import Move
 
 
 @pytest.fixture
@@ -141,19 +142,12 @@ def test_a_mover_that_sends_nothing_is_left(
     config.cache_clear()
 
     async def test(a: End, b: End) -> None:
-        offer_by_mover = a.mover.offer
-
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "silent.sock"))
             listener.listen()
             silent = str(DaemonAddress("here", str(tmp_path / "silent.sock")))
 
-            async def offer(*args: Any) -> Offer | None:
-                offered = await offer_by_mover(*args)
-                assert offered is not None
-                return Offer(silent, offered.ticket)
-
-            a.mover.offer = offer  # type: ignore[method-assign]
+            a.mover.address = lambda: silent  # type: ignore[method-assign]
             number = written(a, data)
             copy = await b.transfers.copy(a.key(number), Claim(len(data)))
         assert content(copy) == data
@@ -191,19 +185,38 @@ def test_without_a_mover_large_values_come_through_the_daemons(tmp_path: Path, s
     with_ends(tmp_path, test, starts=starts)
 
 
-def test_nothing_is_kept_for_a_node_that_dies_while_a_value_is_offered_to_it(
+def test_nothing_is_kept_for_a_node_that_dies_while_it_fetches_a_value(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(SIZE))
+        with socket.socket(socket.AF_UNIX) as reader:
+            address = a.mover.address()
+            reader.connect(DaemonAddress.parse(address).socket_path)
+            reader.sendall(HELLO.pack(*a.key(number), 0, b.id))
+            await until(lambda: a.mover.table_sizes()["moving away"])
+            a.store.free(number)
+            assert a.store.used
+            a.serving.node_unreachable(b.id)
+            await until(lambda: not a.store.used)
+        assert not a.mover.table_sizes()["moving away"]
+
+    with_ends(tmp_path, test)
+
+
+def test_a_mover_that_does_not_have_a_value_in_memory_any_more_is_asked_for_the_next(
     tmp_path: Path,
 ) -> None:
-    async def test(a: End, _b: End) -> None:
-        number = written(a, bytes(SIZE))
-        request = Relayed(notice=FETCH, items=(1, *a.key(number), (), True, 0))
-        a.hub.notices[FETCH](b"other", request)
-        await until(lambda: a.mover.table_sizes()["offered"])
-        a.store.free(number)
-        assert a.store.used
-        a.serving.node_unreachable(b"other")
-        await until(lambda: not a.store.used)
-        assert not a.serving.table_sizes()["offers"]
+    data = os.urandom(3 * MIB)
+
+    async def test(a: End, b: End) -> None:
+        def to_disk() -> None:
+            if len(asked) == 1:
+                assert a.spilling.move_out(1, writes=True)
+
+        asked = count_fetches(b, before=to_disk)
+        for _ in range(2):
+            copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
+            assert content(copy) == data
+        assert len(asked) == 2
 
     with_ends(tmp_path, test)
 

@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mover_ends import (
     MIB,
+    MORE,
     QUIET,
+    READER,
     SIZE,
     Movers,
+    Offer,
     Source,
     connected,
     fetch,
     finish,
-    offered,
 )
 from node_ends import until
 
 from miniray.common.host_port import DaemonAddress
 from miniray.node.transfer import mover_ends as ends
 from miniray.node.transfer import moving
-from miniray.node.transfer.mover_client import MoveError, Offer
+from miniray.node.transfer.mover_client import MoveError, RefusedError
+from miniray.node.transfer.moving import HELLO
 from miniray.security.certificates import make_credentials
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ def test_a_value_arrives_whole_and_is_released(movers: Movers) -> None:
         a, b = movers.add(), movers.add()
         for offset in (0, 5, SIZE - 1):
             source, target, over = movers.memory(data), movers.memory(), []
-            offer = await offered(a, source, SIZE, over)
+            offer = movers.offered(a, source, SIZE, over)
             assert await fetch(b, offer, target, SIZE, offset) == SIZE - offset
             assert os.pread(target, SIZE, offset) == data[offset:]
             await until(lambda over=over: over)
@@ -58,29 +61,14 @@ def test_a_value_arrives_whole_and_is_released(movers: Movers) -> None:
     movers.run(test())
 
 
-def test_a_ticket_is_good_for_one_transfer(movers: Movers) -> None:
+def test_a_value_that_is_not_there_is_refused_and_the_next_one_comes(movers: Movers) -> None:
     async def test() -> None:
         a, b = movers.add(), movers.add()
-        over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
-        await fetch(b, offer, movers.memory(), SIZE)
-        with pytest.raises(MoveError):
-            await fetch(b, offer, movers.memory(), SIZE)
-        with pytest.raises(MoveError):
-            await fetch(b, Offer(offer.address, bytes(16)), movers.memory(), SIZE)
-
-    movers.run(test())
-
-
-def test_what_is_withdrawn_before_anybody_came_is_released_at_once(movers: Movers) -> None:
-    async def test() -> None:
-        a, b = movers.add(), movers.add()
-        over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
-        a.withdraw(offer.ticket)
-        await until(lambda: over)
-        with pytest.raises(MoveError):
-            await fetch(b, offer, movers.memory(), SIZE)
+        offer = movers.offered(a, movers.memory(), SIZE, [])
+        for _ in range(2):
+            with pytest.raises(RefusedError):
+                await fetch(b, Offer(offer.address, bytes(HELLO.size)), movers.memory(), SIZE)
+            assert await fetch(b, offer, movers.memory(), SIZE) == SIZE
 
     movers.run(test())
 
@@ -91,20 +79,13 @@ def test_memory_that_a_reader_has_not_read_yet_is_not_released(movers: Movers) -
     async def test() -> None:
         a = movers.add()
         over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
-        with connected(offer) as reader:
+        offer = movers.offered(a, movers.memory(), SIZE, over)
+        with await connected(offer) as reader:
             assert await asyncio.to_thread(reader.recv, 1000)
-            a.withdraw(offer.ticket)
-
-            def rest() -> None:
-                while reader.recv(MIB):
-                    pass
-
             await asyncio.sleep(QUIET)
             assert not over
-            await asyncio.to_thread(rest)
-            assert not over
         await until(lambda: over)
+        assert over == [True]
 
     movers.run(test())
 
@@ -152,19 +133,19 @@ def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one
 
     async def test() -> None:
         a, b = movers.add(), movers.add()
-        offer = await offered(a, movers.memory(data), len(data), [])
-        move = b.fetch(offer.address, offer.ticket, movers.memory(), 0, len(data), int)
+        offer = movers.offered(a, movers.memory(data), len(data), [])
+        move = b.fetch(*offer, movers.memory(), 0, len(data), int)
         assert await asyncio.to_thread(received.wait, 10)
         await move.stop()
         target = movers.memory()
-        offer = await offered(a, movers.memory(data), len(data), [])
+        offer = movers.offered(a, movers.memory(data), len(data), [])
         assert await fetch(b, offer, target, len(data)) == len(data)
         assert os.pread(target, len(data), 0) == data
 
     movers.run(test())
 
 
-def test_a_transfer_ends_when_what_is_shown_is_withdrawn_in_the_middle(
+def test_a_transfer_to_a_node_that_is_given_up_ends_in_the_middle(
     movers: Movers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its memory would be held for as long as the rest takes to be copied."""
@@ -174,15 +155,15 @@ def test_a_transfer_ends_when_what_is_shown_is_withdrawn_in_the_middle(
     async def test() -> None:
         a, b = movers.add(), movers.add()
         over: list[bool] = []
-        offer = await offered(a, movers.memory(b"x", many), many, over)
+        offer = movers.offered(a, movers.memory(b"x", many), many, over)
         target = movers.memory(size=many)
         fetching = asyncio.ensure_future(fetch(b, offer, target, many))
         await until(lambda: os.pread(target, 1, 0) == b"x")
-        a.withdraw(offer.ticket)
+        a.cut(READER)
         with pytest.raises(MoveError, match="shown no further"):
             await fetching
         await until(lambda: over)
-        assert over == [True]
+        assert over == [False]
 
     movers.run(test())
 
@@ -206,8 +187,8 @@ def test_no_byte_is_read_before_it_is_there(movers: Movers) -> None:
 def test_what_is_shown_cannot_be_written_by_who_reads_it(movers: Movers) -> None:
     async def test() -> None:
         a = movers.add()
-        offer = await offered(a, movers.memory(), SIZE, [])
-        with connected(offer) as reader:
+        offer = movers.offered(a, movers.memory(), SIZE, [])
+        with await connected(offer) as reader:
             _, fds, _, _ = await asyncio.to_thread(socket.recv_fds, reader, 8, 1)
             try:
                 with pytest.raises(OSError, match="Bad file descriptor"):
@@ -224,10 +205,10 @@ def test_a_node_is_busy_while_values_move(movers: Movers) -> None:
         assert not a.is_busy()
         assert not b.is_busy()
         over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
-        assert a.is_busy()
+        offer = movers.offered(a, movers.memory(), SIZE, over)
         move = b.fetch(*offer, movers.memory(), 0, SIZE, int)
         assert b.is_busy()
+        await until(a.is_busy)
         await finish(move, [])
         await until(lambda: over)
         assert not a.is_busy()
@@ -236,19 +217,30 @@ def test_a_node_is_busy_while_values_move(movers: Movers) -> None:
     movers.run(test())
 
 
-def test_memory_that_a_reader_never_reads_is_given_back_as_one_that_is_looked_at(
-    movers: Movers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", ["its node is given up", "nothing more comes"])
+def test_memory_that_a_reader_may_look_at_for_ever_is_given_back_as_one_that_is_looked_at(
+    movers: Movers, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr(ends, "_READ_WITHIN", QUIET)
 
     async def test() -> None:
         a = movers.add()
         over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
-        with connected(offer) as reader:
-            assert await asyncio.to_thread(reader.recv, 1000)
-            a.withdraw(offer.ticket)
-            await until(lambda: over)
+        with Source(movers, b"x" * MIB) as source:
+            middle = movers.memory()
+            move = a.fetch(*source.offer, middle, 0, SIZE, int)
+            offer = movers.offered(a, middle, SIZE, over, job=move.number)
+            await source.show(MIB)
+            with await connected(offer) as reader:
+                assert await asyncio.to_thread(reader.recv, 1000)
+                reader.sendall(MORE)
+                if why == "nothing more comes":
+                    source.leave()
+                else:
+                    a.cut(READER)
+                    source.leave()
+                await until(lambda: over)
+            await move.stop()
         assert over == [False]
 
     movers.run(test())
@@ -258,8 +250,8 @@ def test_what_a_mover_that_died_has_sent_may_still_be_looked_at(movers: Movers) 
     async def test() -> None:
         a = movers.add()
         over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
-        with connected(offer) as reader:
+        offer = movers.offered(a, movers.memory(), SIZE, over)
+        with await connected(offer) as reader:
             assert await asyncio.to_thread(reader.recv, 1000)
             movers.kill(a)
             await until(lambda: over)
@@ -272,21 +264,21 @@ def test_what_a_mover_that_died_has_sent_may_still_be_looked_at(movers: Movers) 
 def test_transfers_end_when_their_mover_dies_and_the_next_has_a_new_one(movers: Movers) -> None:
     async def test() -> None:
         a, b = movers.add(), movers.add()
-        offer = await offered(a, movers.memory(), SIZE, [])
-        with connected(offer) as reader:
+        offer = movers.offered(a, movers.memory(), SIZE, [])
+        with await connected(offer) as reader:
             await asyncio.to_thread(reader.recv, 1000)
             path = str(movers.folder / "silent.sock")
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
                 listener.listen()
-                silent = Offer(str(DaemonAddress("here", path)), bytes(16))
+                silent = Offer(str(DaemonAddress("here", path)), bytes(HELLO.size))
                 fetching = asyncio.ensure_future(fetch(b, silent, movers.memory(), SIZE))
                 await asyncio.to_thread(listener.accept)
                 movers.kill(b)
                 with pytest.raises(MoveError, match="has died"):
                     await fetching
         over: list[bool] = []
-        offer = await offered(a, movers.memory(), SIZE, over)
+        offer = movers.offered(a, movers.memory(), SIZE, over)
         assert await fetch(b, offer, movers.memory(), SIZE) == SIZE
 
     movers.run(test())
@@ -312,8 +304,8 @@ def test_what_came_before_a_transfer_was_stopped_is_right_through_tls(movers: Mo
             over: list[bool] = []
             came: list[int] = []
             target = movers.memory()
-            offer = await offered(a, movers.memory(data), SIZE, over)
-            move = b.fetch(offer.address, offer.ticket, target, 0, SIZE, came.append)
+            offer = movers.offered(a, movers.memory(data), SIZE, over)
+            move = b.fetch(*offer, target, 0, SIZE, came.append)
             await until(lambda came=came: came)
             await move.stop()
             count = sum(came)
@@ -333,11 +325,11 @@ def test_movers_of_two_machines_trust_only_their_cluster(movers: Movers) -> None
         target = movers.memory()
         for _ in range(2):  # the second one over the connection of the first
             over: list[bool] = []
-            offer = await offered(a, movers.memory(data), SIZE, over)
+            offer = movers.offered(a, movers.memory(data), SIZE, over)
             assert await fetch(b, offer, target, SIZE) == SIZE
             assert os.pread(target, SIZE, 0) == data
             await until(lambda over=over: over)
-        offer = await offered(a, movers.memory(data), SIZE, [])
+        offer = movers.offered(a, movers.memory(data), SIZE, [])
         with pytest.raises(MoveError, match="certificate"):
             await fetch(stranger, offer, movers.memory(), SIZE)
         alone = movers.add("four")

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from mover_ends import SIZE, Movers, fetch, offered
+from mover_ends import SIZE, Movers, fetch
 
 from miniray.common.host_port import DaemonAddress
 from miniray.node.transfer import mover
@@ -50,7 +50,7 @@ def test_strangers_cost_no_threads_and_keep_nobody_out(
     async def test() -> None:
         a = movers.add("one", **NETWORK)
         b = movers.add("two", **NETWORK)
-        offer = await offered(a, movers.memory(os.urandom(SIZE)), SIZE, [])
+        offer = movers.offered(a, movers.memory(os.urandom(SIZE)), SIZE, [])
         before = threading.active_count()
         strangers = [await asyncio.to_thread(dial, offer.address) for _ in range(200)]
         # The first ones have made room for those that came later.
@@ -67,7 +67,7 @@ def test_strangers_cost_no_threads_and_keep_nobody_out(
 
 
 @pytest.mark.parametrize("member", [False, True], ids=["a stranger", "a member"])
-def test_one_deadline_is_for_the_handshake_and_the_ticket_together(
+def test_one_deadline_is_for_the_handshake_and_the_first_words_together(
     movers: Movers, monkeypatch: pytest.MonkeyPatch, member: bool
 ) -> None:
     monkeypatch.setattr(mover, "HELLO_WITHIN", 0.5)
@@ -89,7 +89,7 @@ def test_one_deadline_is_for_the_handshake_and_the_ticket_together(
 
     async def test() -> None:
         a = movers.add("one", **NETWORK)
-        offer = await offered(a, movers.memory(), SIZE, [])
+        offer = movers.offered(a, movers.memory(), SIZE, [])
         assert await asyncio.to_thread(drip, offer.address) < 2
 
     movers.run(test())
@@ -100,7 +100,7 @@ def test_one_without_a_certificate_is_refused_and_told_of(
 ) -> None:
     async def test() -> None:
         a = movers.add("one", **NETWORK)
-        offer = await offered(a, movers.memory(), SIZE, [])
+        offer = movers.offered(a, movers.memory(), SIZE, [])
 
         def knock() -> bool:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

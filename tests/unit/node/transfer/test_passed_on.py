@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 from mover_ends import (
     MIB,
+    MORE,
     SIZE,
     Movers,
     Source,
     connected,
     fetch,
     finish,
-    offered,
 )
 from node_ends import until
 
@@ -46,15 +46,15 @@ def test_who_is_passed_on_what_comes_is_told_of_more_when_it_asks(movers: Movers
             moving = asyncio.ensure_future(finish(move, []))
             await source.show(MIB)
             await until(lambda: sum(came) == MIB)
-            offer = await offered(b, middle, SIZE, [], job=move.number)
-            with connected(offer) as reader:
+            offer = movers.offered(b, middle, SIZE, [], job=move.number)
+            with await connected(offer) as reader:
                 word, fds, _, _ = await asyncio.to_thread(socket.recv_fds, reader, 100, 1)
                 os.close(*fds)
                 assert struct.unpack("!Q", word) == (MIB,)
                 await source.show(SIZE)
                 await moving
                 assert not select.select([reader], [], [], 0)[0]
-                reader.sendall(b"\2")
+                reader.sendall(MORE)
                 assert struct.unpack("!Q", await asyncio.to_thread(reader.recv, 100)) == (SIZE,)
 
     movers.run(test())
@@ -70,11 +70,10 @@ def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> 
         with Source(movers, data) as source:
             middle, last, over = movers.memory(size=size), movers.memory(size=size), []
             came: list[int] = []
-            address, ticket = source.offer
-            move = b.fetch(address, ticket, middle, 0, size, came.append)
+            move = b.fetch(*source.offer, middle, 0, size, came.append)
             first = asyncio.ensure_future(finish(move, came))
             await source.show(half)
-            offer = await offered(b, middle, size, over, job=move.number)
+            offer = movers.offered(b, middle, size, over, job=move.number)
             second = asyncio.ensure_future(fetch(c, offer, last, size))
             await until(lambda: os.pread(last, 1, half - 1) == data[half - 1 : half])
             assert not second.done()
@@ -104,11 +103,10 @@ def test_what_comes_slowly_is_passed_on_too(movers: Movers) -> None:
         b, c = movers.add(), movers.add()
         with Source(movers, b"x" * size) as source:
             middle, last = movers.memory(size=size), movers.memory(size=size)
-            address, ticket = source.offer
-            move = b.fetch(address, ticket, middle, 0, size, int)
+            move = b.fetch(*source.offer, middle, 0, size, int)
             first = asyncio.ensure_future(finish(move, []))
             await source.show(1)
-            offer = await offered(b, middle, size, [], job=move.number)
+            offer = movers.offered(b, middle, size, [], job=move.number)
             second = asyncio.ensure_future(fetch(c, offer, last, size))
             await until(lambda: os.pread(last, 1, 0) == b"x")
             await source.show(MIB // 2)
@@ -130,23 +128,22 @@ def test_a_reader_that_leaves_does_not_end_what_others_are_passed_on(movers: Mov
         with Source(movers, data) as source:
             middle, left, last = (movers.memory(size=size) for _ in range(3))
             came: list[int] = []
-            address, ticket = source.offer
-            move = b.fetch(address, ticket, middle, 0, size, came.append)
+            move = b.fetch(*source.offer, middle, 0, size, came.append)
             first = asyncio.ensure_future(finish(move, came))
             await source.show(half)
             gone: list[bool] = []
             over: list[bool] = []
-            offers = [await offered(b, middle, size, o, job=move.number) for o in (gone, over)]
+            offers = [movers.offered(b, middle, size, o, job=move.number) for o in (gone, over)]
             leaves = asyncio.ensure_future(fetch(c, offers[0], left, size))
             stays = asyncio.ensure_future(fetch(d, offers[1], last, size))
             for fd in (left, last):
                 await until(lambda fd=fd: os.pread(fd, 1, half - 1) == data[half - 1 : half])
-            b.withdraw(offers[0].ticket)
-            await until(lambda: gone)
-            with pytest.raises(MoveError):
+            leaves.cancel()
+            with pytest.raises(asyncio.CancelledError):
                 await leaves
             await source.show(size)
             assert await first == await stays == size
+            await until(lambda: gone and over)
             assert os.pread(last, size, 0) == data
 
     movers.run(test())

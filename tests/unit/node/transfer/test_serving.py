@@ -244,7 +244,7 @@ def test_the_node_that_asks_says_what_fits_into_one_piece(tmp_path: Path) -> Non
         for other in nodes:  # none of them says that it is done
             node.hear(other, r.FETCH, 1, *node.key(number), (), True, len(data))
         assert [node.pieces(other) for other in nodes] == [data] * 5
-        assert not node.serving.table_sizes()["offers"]
+        assert not node.serving.table_sizes()["answers"]
 
     run(tmp_path, test, movers=True)
 
@@ -257,24 +257,21 @@ def test_a_value_that_is_freed_just_when_its_bytes_are_asked_for_is_read_all_the
         node.read(b"one", number, 0)
         node.store.free(number)
         await until(lambda: node.pieces(b"one") == bytes(PIECE))
-        await until(lambda: not node.serving.table_sizes()["reads"])
+        await until(lambda: not node.serving.table_sizes()["answers"])
         assert not node.store.files.used
 
     run(tmp_path, test)
 
 
-def test_a_value_that_moves_to_disk_just_when_it_is_asked_for_comes_in_pieces(
-    tmp_path: Path,
-) -> None:
+def test_a_value_on_disk_comes_in_pieces(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
 
     async def test(node: Node) -> None:
         moved_to_disk(node, bytes(SIZE))  # the next one shares its file
-        segment = written(node, data)
+        segment = moved_to_disk(node, data)
         node.hear(b"one", r.FETCH, 1, *node.key(segment.number), (), True, 0)
-        to_disk(node, segment, data)
-        await until(lambda: node.answers(b"one"))
         assert node.answers(b"one") == [ValueAnswer(size=SIZE)]
+        assert node.serving.open(node.key(segment.number), b"one") is None
         for start in range(0, SIZE, PIECE):
             node.read(b"one", segment.number, start)
             await until(lambda end=start + PIECE: len(node.pieces(b"one")) == end)
@@ -307,7 +304,7 @@ def test_what_has_arrived_is_passed_on_before_the_rest_is_here(tmp_path: Path) -
         arriving.end()
         assert node.pieces(b"one") == data
         assert not node.store.used
-        await until(lambda: not node.serving.table_sizes()["reads"])
+        await until(lambda: not node.serving.table_sizes()["answers"])
 
     run(tmp_path, test)
 

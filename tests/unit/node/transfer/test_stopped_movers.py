@@ -23,14 +23,15 @@ from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper
 from miniray.node.store.admission_queue import Claim
-from miniray.node.transfer.mover_client import Move, MoverClient
+from miniray.node.transfer.mover_client import Move, MoverClient, Opened
+from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class StoppedMovers:
-    """Starts movers, of which the first one does nothing but to tell that it listens."""
+    """Starts movers, of which the first one does nothing."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -41,7 +42,6 @@ class StoppedMovers:
         if self.started > 1:
             return mover_in_thread()
         ours, theirs = control_pair()
-        theirs.send(marshal.dumps(("listening", 0)))
 
         def kill() -> None:
             self.killed += 1
@@ -64,7 +64,7 @@ def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
         copy = await b.transfers.copy(a.key(number), Claim(len(data)))
         b.transfers.copied(a.key(number), len(data))
         assert content(copy) == data
-        assert movers.killed == 1
+        await until(lambda: movers.killed == 1)
         a.store.free(number)
         await until(lambda: not a.store.used)
         assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
@@ -105,21 +105,21 @@ def test_a_mover_that_is_stopped_after_an_answer_is_ended_for_what_it_was_told_b
     monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
     config.cache_clear()
     ours, theirs = control_pair()
-    theirs.send(marshal.dumps(("listening", 0)))
 
-    def released(*, clean: bool) -> None:
-        assert not clean  # it may have been sent already
+    left_open: list[bool] = []
 
     async def main() -> None:
         helper = Helper(ours, lambda: theirs.shutdown(socket.SHUT_RDWR))
-        client = MoverClient(lambda: helper, MoverConfig("here", str(tmp_path)))
         with open(os.devnull, "rb") as file:
-            offers = [
-                asyncio.ensure_future(client.offer(file.fileno(), 1, 0, released)) for _ in range(2)
-            ]
-            await until(lambda: client.table_sizes()["offered"] == 2)
-            theirs.send(marshal.dumps(("there",)))  # to what came with the first
-            assert await asyncio.gather(*offers) == [None, None]
+            opened = Opened(file.fileno(), 1, 0, left_open.append)
+            settings = MoverConfig("here", str(tmp_path))
+            client = MoverClient(lambda: helper, settings, lambda _key, _node: opened)
+            for number in (1, 2):
+                client.address()
+                theirs.send(marshal.dumps(("open", number, bytes(HELLO.size))))
+            theirs.send(marshal.dumps(("there",)))  # to the first look at it
+            await until(lambda: left_open)
+        assert left_open == [True, True]  # it may have been sent already
 
     try:
         asyncio.run(asyncio.wait_for(main(), 5))
@@ -159,7 +159,7 @@ def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_
         config.cache_clear()
 
 
-@pytest.mark.parametrize("message", ["offer", "fetch"])
+@pytest.mark.parametrize("message", ["opened", "fetch"])
 def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
