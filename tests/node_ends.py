@@ -19,6 +19,7 @@ from miniray.node.base.template_client import Helper, TemplateGoneError
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relayed import Relayed
+from miniray.node.relay.requests import NodeRequests
 from miniray.node.store.segments import Copies
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.directory import Directory
@@ -111,6 +112,7 @@ class End:
         self.got: dict[bytes, list[int]] = {}
         self.lost: list[bytes] = []
         self.hub = RelayHub(self.id, dial, self)
+        self.requests = NodeRequests(self.hub)
         self.store = new_store(1 << 26, folder / f"{name}.spilled")
         self.copies = Copies(self.store, self.hub.knows)
         self.spilling = Spilling(self.copies, str, self.id)
@@ -122,12 +124,18 @@ class End:
             self.id, self.store, self.hub, lambda _process: True, self._free_here
         )
         self.transfers = Transfers(
-            self.id, self.store, self.spilling, self.hub, self.mover, self.directory
+            self.id,
+            self.store,
+            self.spilling,
+            self.hub,
+            self.requests,
+            self.mover,
+            self.directory,
         )
         self.serving = Serving(
             self.id,
             self.spilling,
-            self.hub,
+            self.requests,
             self.mover,
             self.directory,
             copies=self.copies,

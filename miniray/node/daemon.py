@@ -26,6 +26,7 @@ from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relay import RelayHub
+from miniray.node.relay.requests import NodeRequests
 from miniray.node.reports import WorkerNotices, attached
 from miniray.node.shared_objects import SharedObjects
 from miniray.node.traffic import Traffic
@@ -80,7 +81,8 @@ class NodeDaemon:
         self._head = to_head = HeadClient(self.node_id, clients, head)
         self._code = CodeRequests(clients, to_head)
         self._relay = relay = RelayHub(self.node_id, node.dial, self, only_dials=node.drivers_only)
-        self._questions = questions = Questions(self.node_id, clients, relay)
+        self._requests = requests = NodeRequests(relay)
+        self._questions = questions = Questions(self.node_id, clients, relay, requests)
         self._environments = EnvironmentManager(node.environments_folder, node.session_dir / "jobs")
         self._pool = pool = WorkerPool(
             node, control, template_pid, self._environments, clients, to_head, self
@@ -89,7 +91,7 @@ class NodeDaemon:
         self._probes = Probes(clients, questions, names, node)
         self._memory_kills = MemoryKills()
         self._objects = objects = SharedObjects(
-            node, clients, relay, questions, names, pool.fork_helper, to_head
+            node, clients, relay, requests, questions, names, pool.fork_helper, to_head
         )
         self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
         devices = DeviceUse(node.accelerators, this_host())
@@ -249,11 +251,12 @@ class NodeDaemon:
     def messages_lost(self, node_id: bytes) -> None:
         self._traffic.messages_lost(node_id)
         self._objects.messages_lost(node_id)
+        self._requests.node_unreachable(node_id)
 
     def node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
-        self._questions.ended(node_id)
         self._objects.node_died(node_id)
+        self._requests.node_unreachable(node_id)
         self._traffic.node_died(node_id)
 
     def moves_values(self) -> bool:

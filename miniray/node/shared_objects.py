@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from miniray.node.base.template_client import Helper
     from miniray.node.relay.questions import Questions
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.relay.requests import NodeRequests
     from miniray.node.store.segments import Key
     from miniray.node.transfer.mover_client import Opened
     from miniray.node.workers.process_names import ProcessNames
@@ -42,6 +43,7 @@ class SharedObjects:
         node: NodeConfig,
         clients: ClientServer,
         relay: RelayHub,
+        requests: NodeRequests,
         questions: Questions,
         names: ProcessNames,
         fork_helper: Callable[[str], Helper],
@@ -58,11 +60,13 @@ class SharedObjects:
         #: Whether large values are on their way to or from this node.
         self.moves_values = self._mover.is_busy
         self._directory = directory = Directory(node_id, store, relay, runs, self._free_here)
-        self._transfers = Transfers(node_id, store, self.spilling, relay, self._mover, directory)
+        self._transfers = Transfers(
+            node_id, store, self.spilling, relay, requests, self._mover, directory
+        )
         self._serving = Serving(
             node_id,
             self.spilling,
-            relay,
+            requests,
             self._mover,
             directory,
             copies=copies,
@@ -129,7 +133,6 @@ class SharedObjects:
         self.adopted.process_died(process_id)
 
     def messages_lost(self, node_id: bytes) -> None:
-        self._transfers.node_unreachable(node_id)
         self._serving.node_unreachable(node_id)
         self._directory.node_unreachable(node_id)
         self._objects.messages_lost(node_id)
@@ -141,7 +144,6 @@ class SharedObjects:
         self._ask_owners(node_id)
         self.adopted.node_died(node_id)
         self._serving.node_unreachable(node_id)
-        self._transfers.node_unreachable(node_id)
 
     def _ask_owners(self, node_id: bytes) -> None:
         """Have owners free what a node wrote for them if the message that tells them was lost."""

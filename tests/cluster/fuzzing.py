@@ -340,10 +340,12 @@ def _rpc_message(fuzzer: Fuzzer, method: str) -> bytes:
         kinds = [{"request": request}, {"attached": attached}]
         message = head_pb2.FromNode(**rng.choice(kinds))
     else:
-        notice = rng.choice([r.FETCH, r.READ, r.ANSWER, r.FETCH_ENDED, r.COPIED])
+        notice = rng.choice([r.ANSWER, r.FETCH_ENDED, r.COPIED])
+        what = rng.choice(["fetch", "read", "question"])
         told = [
             (rng.randbytes(8), rng.randbytes(8), [b"x"], "", ()),
             (b"", b"", [], notice, fuzzer.arguments()),
+            (b"", b"", [], r.REQUEST, (rng.randrange(3), what, *fuzzer.arguments())),
             fuzzer.arguments(),
         ]
         message = node_pb2.RelayBatch(

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.messages.plain import Arguments
 from miniray.node.base.tasks import run_in
-from miniray.node.relay import relayed as r
-from miniray.node.relay.relayed import Relayed
+from miniray.node.relay.requests import NoAnswerError, RequestRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.relay.requests import Asked, NodeRequests
 
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
-_NO_WAY = "there is no way to it from the node that asked"
 _GONE = "it is gone"
 _LATE = "it did not answer in time"
 
@@ -44,25 +43,25 @@ class Told(NamedTuple):
 class Questions:
     """Asks processes of this node and other nodes, and answers other nodes."""
 
-    def __init__(self, node_id: bytes, clients: ClientServer, relay: RelayHub) -> None:
+    def __init__(
+        self, node_id: bytes, clients: ClientServer, relay: RelayHub, requests: NodeRequests
+    ) -> None:
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
+        self._requests = requests
         #: What this node answers, by the name of the question: functions or coroutine functions
         #: that get the seconds that its processes may take, and the question's arguments.
         self.answers: dict[str, Callable[..., Any]] = {"processes": self._processes}
         self._numbers = itertools.count(1).__next__
-        #: The answers that are awaited, by question and by who is asked.
+        #: The answers of processes that are awaited, by question and by who is asked.
         self._open: dict[int, dict[bytes, asyncio.Future[tuple[Any, str]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         clients.requests["ask_nodes"] = self._for_client
         clients.notices["answer"] = lambda client, number, told: self._answered(
             number, client.process_id, told
         )
-        relay.notices[r.ASKED] = self._asked
-        relay.notices[r.TOLD] = lambda node, message: self._answered(
-            message.items[0], node, message.items[1:]
-        )
+        requests.handlers["question"] = self._asked
 
     def _answered(self, number: int, who: bytes, told: Any) -> None:
         answer = self._open.get(number, {}).get(who)
@@ -70,7 +69,7 @@ class Questions:
             answer.set_result(told)
 
     def ended(self, who: bytes) -> None:
-        """Expect no answer from a process of this node, or another node, that is gone."""
+        """Expect no answer from a process of this node that is gone."""
         for number in self._open:
             self._answered(number, who, (None, _GONE))
 
@@ -80,12 +79,21 @@ class Questions:
     ) -> list[Told]:
         """Ask processes of this node; each answers in its I/O thread (``Answers``)."""
         ids = [client.process_id for client in clients]
-        number = self._begin(ids)
+        number, loop = self._numbers(), asyncio.get_running_loop()
+        answers = self._open[number] = {id: loop.create_future() for id in ids}
         body = (number, what, tuple(arguments), time.monotonic() + seconds)
         for id in ids:
             if not self._clients.push(id, "asked", body):
                 self._answered(number, id, (None, _GONE))
-        return await self._end(number, seconds)
+        try:
+            if answers:
+                await asyncio.wait(answers.values(), timeout=seconds)
+        finally:
+            del self._open[number]
+        return [
+            Told(id, *(answer.result() if answer.done() else (None, _LATE)))
+            for id, answer in answers.items()
+        ]
 
     async def ask_nodes(
         self,
@@ -96,34 +104,21 @@ class Questions:
     ) -> list[Told]:
         """Ask nodes, this one first, or only some; their processes have ``seconds`` to answer."""
         wanted = [self._node_id, *self._relay.nodes()] if nodes is None else list(nodes)
-        others = [node for node in wanted if node != self._node_id]
-        number = self._begin(others)
-        asked = Relayed(notice=r.ASKED, items=(number, what, tuple(arguments), seconds))
-        for node in others:
-            if not self._relay.send(node, asked):
-                self._answered(number, node, (None, _NO_WAY))
-        own = []
-        if self._node_id in wanted:
-            own = [Told(self._node_id, *await self._answer(what, arguments, seconds))]
-        return own + await self._end(number, _ON_THE_WAY + seconds)
+        wanted.sort(key=lambda node: node != self._node_id)
+        asking = [self._ask_node(node, what, tuple(arguments), seconds) for node in wanted]
+        return list(await asyncio.gather(*asking))
 
-    def _begin(self, whom: Iterable[bytes]) -> int:
-        number = self._numbers()
-        loop = asyncio.get_running_loop()
-        self._open[number] = {who: loop.create_future() for who in whom}
-        return number
-
-    async def _end(self, number: int, seconds: float) -> list[Told]:
-        answers = self._open[number]
+    async def _ask_node(
+        self, node: bytes, what: str, arguments: tuple[Any, ...], seconds: float
+    ) -> Told:
+        if node == self._node_id:
+            return Told(node, *await self._answer(what, arguments, seconds))
+        question, limit = (what, arguments, seconds), seconds + _ON_THE_WAY
         try:
-            if answers:
-                await asyncio.wait(answers.values(), timeout=seconds)
-        finally:
-            del self._open[number]
-        return [
-            Told(who, *(answer.result() if answer.done() else (None, _LATE)))
-            for who, answer in answers.items()
-        ]
+            told, _ = await self._requests.ask(node, "question", *question, limit=limit)
+        except (RequestRefusedError, NoAnswerError) as error:
+            return Told(node, None, str(error) if self._relay.knows(node) else _GONE)
+        return Told(node, *told)
 
     # --- answering -----------------------------------------------------------------
     async def _processes(
@@ -151,15 +146,14 @@ class Questions:
         """Ask for a command or a driver; ``nodes`` are ids, or None for all."""
         return [tuple(each) for each in await self.ask_nodes(what, arguments, seconds, nodes)], -1
 
-    def _asked(self, node: bytes, message: Relayed) -> None:
+    def _asked(self, asked: Asked, what: str, arguments: Sequence[Any], seconds: float) -> None:
         """Answer another daemon."""
-        run_in(self._tasks, self._tell(node, *message.items))
+        run_in(self._tasks, self._tell(asked, what, arguments, seconds))
 
     async def _tell(
-        self, node: bytes, number: int, what: str, arguments: Sequence[Any], seconds: float
+        self, asked: Asked, what: str, arguments: Sequence[Any], seconds: float
     ) -> None:
-        told = await self._answer(what, arguments, seconds)
-        self._relay.send(node, Relayed(notice=r.TOLD, items=(number, *told)))
+        asked.answer(await self._answer(what, arguments, seconds))
 
     async def _answer(self, what: str, arguments: Sequence[Any], seconds: float) -> tuple[Any, str]:
         """Return what this node answers, and why it cannot."""

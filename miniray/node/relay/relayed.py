@@ -36,23 +36,14 @@ WROTE = "wrote"
 COPIED = "copied"
 #: A key: its owner, a process of the sender, has freed that value.
 FREED = "freed"
-#: (number, *key, nodes that did not serve it, whether by mover, bytes that may come with the
-#: answer): the sender wants that value, which the receiving node has, or of which it has the owner.
-FETCH = "fetch"
-#: (number, *key, offset, length): the sender wants those bytes of a value.
-READ = "read"
-#: (number, ...): the answer to either (node/transfer/requests.py); bytes of the value as body.
+#: (number, what, ...): a request of the sender (node/relay/requests.py).
+REQUEST = "request"
+#: (number, why there is none, answer): the answer; bytes of a value as body.
 ANSWER = "answer"
 #: A key: the sender has stopped fetching that value, of which the receiving node has the owner.
 FETCH_ENDED = "fetch ended"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
-
-#: (number, what, arguments, seconds): a question (node/relay/questions.py).
-ASKED = "asked"
-#: (number, answer, why there is none): what the receiving node had asked.
-TOLD = "told"
-
 #: (whether it is the last, whether of a notice): a piece, as body, of a message that is too large
 #: to travel whole.
 PIECE = "piece"
@@ -80,8 +71,8 @@ class Relayed(NamedTuple):
 
 def refusal(message: Relayed, why: str) -> Relayed | None:
     """Return the answer to a message that could not be handled; None if no process waits for it."""
-    if message.notice in (FETCH, READ):
-        return Relayed(notice=ANSWER, items=(*message.items[:1], why))
+    if message.notice == REQUEST:
+        return Relayed(notice=ANSWER, items=(*message.items[:1], why, None))
     if message.bodies:
         # The sender need only know that its messages were lost.
         return Relayed(to=message.sender, notice=PUSH, items=("process_unreachable", (message.to,)))

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.config import config
 from miniray.common.names import format_bytes
@@ -23,22 +23,17 @@ from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
+from miniray.node.relay.requests import IN_FLIGHT, NoAnswerError, RequestRefusedError
 from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError, RefusedError
 from miniray.node.transfer.moving import HELLO, write_all
-from miniray.node.transfer.requests import (
-    Arriving,
-    BrokenTransferError,
-    ValueAnswer,
-    ValueRequests,
-    piece_size,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from miniray.node.relay.relay import RelayHub
+    from miniray.node.relay.requests import Answered, NodeRequests
     from miniray.node.store.admission_queue import Claim
     from miniray.node.store.segments import Key, Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
@@ -53,6 +48,81 @@ _WITHOUT_MOVER = 60.0
 _AHEAD = 2
 
 
+class BrokenTransferError(Exception):
+    """A node sent something else than the value."""
+
+
+class Arriving:
+    """A copy that is on its way to this node; what has come can be passed on already."""
+
+    def __init__(self) -> None:
+        #: None until there is room for it; nothing is asked of its node before.
+        self.segment: Segment | None = None
+        #: Bytes that are here.
+        self.offset = 0
+        #: The number of the mover's work, while it comes that way.
+        self.job = 0
+        self._begun = False
+        self._ended = False
+        self._moved = asyncio.Event()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.segment is not None and self.offset == self.segment.size
+
+    def begin(self, job: int = 0) -> None:
+        """Tell who waits that it begins to come, by the mover if there is a job."""
+        self._begun, self.job = True, job
+        self._tell()
+
+    def came(self, size: int) -> None:
+        """Count bytes that have come."""
+        self.offset += size
+        self._tell()
+
+    def end(self) -> None:
+        """Tell who waits that it is whole, or that nothing more will come."""
+        self._ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def begun(self) -> Segment | None:
+        """Wait until something comes; returns where it is written.
+
+        None if it ended, or if there is no room for it yet: who was sent here meanwhile is better
+        served elsewhere.
+        """
+        while self.segment is not None and not self._begun and not self._ended:
+            await self._moved.wait()
+        return self.segment if self._begun else None
+
+    async def reached(self, offset: int) -> bool:
+        """Wait until it is here up to an offset; False if that much will not come."""
+        while self.offset < offset and not self._ended:
+            await self._moved.wait()
+        return self.offset >= offset
+
+
+class ValueAnswer(NamedTuple):
+    """What another daemon says to a request for a value; bytes of it may come with the answer."""
+
+    #: The node to copy it from, as the node of its owner says.
+    ask: bytes = b""
+    #: Of the whole value.
+    size: int = 0
+    form: int = 0
+    #: Where the other node's mover listens; empty if the value is to be read in pieces.
+    mover: str = ""
+
+
+def piece_size() -> int:
+    """Return how many bytes travel at once: a value that is no larger goes with the answer."""
+    return min(config().transfer_chunk, IN_FLIGHT)
+
+
 @dataclasses.dataclass(eq=False)
 class Transfers:
     """The receiving end of all transfers to this node."""
@@ -61,6 +131,7 @@ class Transfers:
     store: SegmentStore
     spilling: Spilling
     relay: RelayHub
+    requests: NodeRequests
     mover: MoverClient
     directory: Directory
 
@@ -71,15 +142,10 @@ class Transfers:
         self.received = 0
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
-        self._requests = ValueRequests(self.relay)
 
     def table_sizes(self) -> dict[str, int]:
         """Return the size of each table; all are empty when nothing moves."""
-        return {"arriving": len(self.arriving), "fetches": len(self._requests)}
-
-    def node_unreachable(self, node_id: bytes) -> None:
-        """Ask again for what was asked of a node to or from which messages were lost."""
-        self._requests.node_unreachable(node_id)
+        return {"arriving": len(self.arriving), "requests": len(self.requests)}
 
     async def copy(self, key: Key, claim: Claim) -> Segment:
         """Read a value of another node into a segment of this node, which is not sealed yet.
@@ -147,11 +213,11 @@ class Transfers:
                 else:
                     await self._take(home, answer, beginning, segment, key, arriving)
                 return
-            except ObjectLostError:
+            except RequestRefusedError as error:
                 if source == home:
-                    raise
+                    raise _lost(key, str(error)) from None
                 tried.append(source)  # it has evicted its copy
-            except BrokenTransferError as error:
+            except (NoAnswerError, BrokenTransferError) as error:
                 if source != home and (source != origin or not self.relay.knows(source)):
                     tried.append(source)
                     continue
@@ -161,7 +227,7 @@ class Transfers:
                 if gone or resumes > _RESUMES:
                     failed = f"its transfer from node {source.hex()} failed: {error}"
                     reason = f"node {home.hex()} is gone" if gone else failed
-                    raise ObjectLostError(f"segment {segment_of(key)}", reason) from None
+                    raise _lost(key, reason) from None
 
     async def _ask(self, key: Key, size: int, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
         """Ask the node of a value's owner for it, or for a node to copy it from."""
@@ -170,20 +236,33 @@ class Transfers:
         if size and origin not in tried and self.relay.knows(origin):
             return ValueAnswer(ask=origin), b""  # it gives a small value to everybody at once
         if home != self.node_id:
-            by_mover = self.relay.can_dial(home)
-            return await self._requests.fetch(home, key, size, tried, by_mover=by_mover)
+            return await self._fetch(home, key, size, tried)
         named: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def answer(source: bytes, why: str) -> None:
             if named.done():
                 return
             if why:
-                named.set_exception(ObjectLostError(f"segment {segment_of(key)}", why))
+                named.set_exception(RequestRefusedError(why))
             else:
                 named.set_result(source)
 
         self.directory.ask(key, home, SourceRequest(tuple(tried), size > 0, answer))
         return ValueAnswer(ask=await named), b""
+
+    async def _fetch(
+        self,
+        node_id: bytes,
+        key: Key,
+        size: int,
+        tried: Sequence[bytes] = (),
+        limit: float | None = None,
+    ) -> tuple[ValueAnswer, bytes]:
+        """Ask a node for a value that it has, or of whose owner it is the node."""
+        arguments = (*key, tuple(tried), self.relay.can_dial(node_id), size)
+        ask = self.requests.ask
+        answer, beginning = await ask(node_id, "fetch", *arguments, size=size, limit=limit)
+        return ValueAnswer(*answer), beginning
 
     async def _from_holder(
         self, holder: bytes, segment: Segment, key: Key, arriving: Arriving
@@ -194,9 +273,7 @@ class Transfers:
         """
         limit = None if holder == writer_of(key) else config().transfer_stall
         size = segment.size if segment.size <= piece_size() else 0
-        answer, beginning = await self._requests.fetch(
-            holder, key, size, by_mover=self.relay.can_dial(holder), limit=limit
-        )
+        answer, beginning = await self._fetch(holder, key, size, limit=limit)
         await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
 
     async def _take(
@@ -236,15 +313,19 @@ class Transfers:
     ) -> None:
         size, step = segment.size, piece_size()
         offsets = iter(range(arriving.offset, size, step))
-        reads: collections.deque[asyncio.Task[bytes]] = collections.deque()
+        reads: collections.deque[asyncio.Task[Answered]] = collections.deque()
         try:
             while arriving.offset < size:
                 for offset in itertools.islice(offsets, _AHEAD - len(reads)):
                     length = min(step, size - offset)
-                    read = self._requests.read(source, key, offset, length, limit)
+                    read = self.requests.ask(
+                        source, "read", *key, offset, length, size=length, limit=limit
+                    )
                     reads.append(asyncio.ensure_future(read))
-                piece = await reads[0]
+                _, piece = await reads[0]
                 reads.popleft()
+                if len(piece) != min(step, size - arriving.offset):
+                    raise BrokenTransferError(f"a piece of {len(piece)} bytes came")
                 write_all(segment.fd, piece, arriving.offset)
                 arriving.came(len(piece))
         finally:
@@ -282,3 +363,7 @@ class Transfers:
             if not done and arriving.offset == seen:
                 raise MoveError(f"nothing came for {stall} s")
         move.ended.result()
+
+
+def _lost(key: Key, why: str) -> ObjectLostError:
+    return ObjectLostError(f"segment {segment_of(key)}", why)

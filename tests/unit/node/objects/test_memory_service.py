@@ -14,6 +14,7 @@ from miniray.node.objects.memory_service import MemoryService
 from miniray.node.relay import relayed as r
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relayed import Relayed
+from miniray.node.relay.requests import NodeRequests
 from miniray.node.store.segments import Copies
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class Relay:
     def nodes(self) -> list[bytes]:
         return self.others
 
+    def knows(self, node: bytes) -> bool:
+        return node in self.others
+
     def send(self, node: bytes, message: Relayed) -> bool:
         self.sent.append((node, message))
         return node != LOST
@@ -95,7 +99,13 @@ class Parts:
     def __init__(self) -> None:
         self.clients, self.relay, self.objects = Clients(), Relay(), Objects()
         self.names = Names()
-        self.questions = Questions(NODE, self.clients, self.relay)  # type: ignore[arg-type]
+        self.requests = NodeRequests(self.relay)  # type: ignore[arg-type]
+        self.questions = Questions(
+            NODE,
+            self.clients,  # type: ignore[arg-type]
+            self.relay,  # type: ignore[arg-type]
+            self.requests,
+        )
         self.service = MemoryService(
             self.objects,  # type: ignore[arg-type]
             Adopted(),  # type: ignore[arg-type]
@@ -176,13 +186,14 @@ def test_other_nodes_are_asked_and_those_that_cannot_answer_named(parts: Parts) 
         asking = asyncio.ensure_future(parts.cluster(LONG))
         await until(lambda: len(parts.relay.sent) == 2)
         node, message = parts.relay.sent[0]
-        assert (node, message.notice) == (FAR, r.ASKED)
+        assert (node, message.notice) == (FAR, r.REQUEST)
         number = message.items[0]
         told = {**await parts.service.report(LONG, 10, False), "node": FAR}
-        parts.relay.notices[r.TOLD](FAR, Relayed(notice=r.TOLD, items=(number, told, "")))
+        answer = Relayed(notice=r.ANSWER, items=(number, "", (told, "")))
+        parts.relay.notices[r.ANSWER](FAR, answer)
         return await asking
 
-    lost = "there is no way to it from the node that asked"
+    lost = "neither of the two nodes can dial the other"
     assert asyncio.run(report()) == {NODE: "", FAR: "", LOST: lost}
 
 
@@ -192,7 +203,8 @@ def test_a_node_that_dies_is_not_waited_for(parts: Parts) -> None:
     async def report() -> dict[bytes, str]:
         asking = asyncio.ensure_future(parts.cluster(LONG))
         await until(lambda: parts.relay.sent)
-        parts.questions.ended(FAR)
+        parts.relay.others.clear()
+        parts.requests.node_unreachable(FAR)
         return await asking
 
     assert asyncio.run(report())[FAR] == "it is gone"
@@ -200,14 +212,14 @@ def test_a_node_that_dies_is_not_waited_for(parts: Parts) -> None:
 
 def test_a_daemon_answers_another_one(parts: Parts) -> None:
     async def ask() -> Relayed:
-        asked = Relayed(notice=r.ASKED, items=(5, "memory", (10, False), LONG))
-        parts.relay.notices[r.ASKED](FAR, asked)
+        asked = Relayed(notice=r.REQUEST, items=(5, "question", "memory", (10, False), LONG))
+        parts.relay.notices[r.REQUEST](FAR, asked)
         await until(lambda: parts.relay.sent)
         [(node, message)] = parts.relay.sent
         assert node == FAR
         return message
 
     told = asyncio.run(ask())
-    assert told.notice == r.TOLD
-    number, report, _ = told.items
-    assert (number, report["node"]) == (5, NODE)
+    assert told.notice == r.ANSWER
+    number, why, (report, missing) = told.items
+    assert (number, why, report["node"], missing) == (5, "", NODE, "")

@@ -16,7 +16,7 @@ from miniray.messages import plain
 from miniray.node.relay import relay as relay_module
 from miniray.node.relay import relayed
 from miniray.node.relay.relay import RelayHub
-from miniray.node.relay.relayed import ANSWER, FREED, PUSH, READ, Inbox, Outbox, Relayed
+from miniray.node.relay.relayed import ANSWER, FREED, PUSH, REQUEST, Inbox, Outbox, Relayed
 from miniray.security import channels
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ async def test_a_question_that_cannot_be_handled_is_answered_all_the_same(tmp_pa
     async with two_ends(tmp_path) as (a, b):
         told: list[Relayed] = []
         a.hub.notices[ANSWER] = lambda _node, each: told.append(each)
-        a.hub.send(b.id, Relayed(notice=READ, items=(5,)))
+        a.hub.send(b.id, Relayed(notice=REQUEST, items=(5, "read")))
         a.hub.send(b.id, message(1))
         await until(lambda: told and b.got.get(a.id))
         assert told[0].items[0] == 5

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
+    from miniray.node.relay.requests import Asked
+
 SIZE = 12_000_001  # twelve pieces
 OWNER, READER = b"owner000", b"reader00"
 
@@ -65,7 +67,7 @@ class Cluster:
         others = [b"busy%d" % count for count in range(FANOUT)]
         tried = (*(end.id for end in self.ends[1:]), b"nobody")  # so that it asks the source
         for other in others:
-            self.hear(other, r.FETCH, 1, *self.source.key(number), tried, False, 0)
+            self.hear(other, r.REQUEST, 1, "fetch", *self.source.key(number), tried, False, 0)
         try:
             yield
         finally:
@@ -119,7 +121,7 @@ class Sent:
             self._watch(end)
 
     def _watch(self, end: End) -> None:
-        send, fetch = end.hub.send, end.hub.notices[r.FETCH]
+        send, fetch = end.hub.send, end.requests.handlers["fetch"]
         self.bytes[end.id] = self.asked[end.id] = 0
 
         def counted(node: bytes, sent: Relayed) -> bool:
@@ -127,12 +129,12 @@ class Sent:
                 self.bytes[end.id] += sum(map(len, sent.bodies))
             return send(node, sent)
 
-        def asked(node: bytes, request: Relayed) -> None:
+        def asked(*args: Any) -> None:
             self.asked[end.id] += 1
-            fetch(node, request)
+            fetch(*args)
 
         end.hub.send = counted  # type: ignore[method-assign]
-        end.hub.notices[r.FETCH] = asked
+        end.requests.handlers["fetch"] = asked
 
 
 @pytest.mark.parametrize("dialable", [True, False], ids=["source dialled", "source dials"])
@@ -183,7 +185,7 @@ def test_a_holder_that_dies_is_left_at_the_offset_where_it_was(
             offsets.append(offset)
             if len(offsets) == 3:
                 late.hub.died(holder.id)
-                late.transfers.node_unreachable(holder.id)
+                late.requests.node_unreachable(holder.id)
                 cluster.leave(b"busy0", number)
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
@@ -230,14 +232,14 @@ def test_a_holder_that_sends_nothing_is_left(
         source, holder, late = cluster.ends
         number = written(source, data)
         await cluster.fetch(holder, number)
-        read = holder.hub.notices[r.READ]
+        read = holder.requests.handlers["read"]
         reads = iter(range(3))
 
-        def stall(node: bytes, request: Relayed) -> None:
+        def stall(*args: Any) -> None:
             if next(reads, None) is not None:
-                read(node, request)
+                read(*args)
 
-        holder.hub.notices[r.READ] = stall
+        holder.requests.handlers["read"] = stall
         with cluster.busy(number):
             copying = asyncio.ensure_future(cluster.fetch(late, number))
             await until(lambda: any(a.offset for a in late.transfers.arriving.values()))
@@ -285,12 +287,11 @@ def test_a_value_freed_half_way_is_lost_for_who_comes_back(tmp_path: Path) -> No
         number = written(source, bytes(SIZE))
         await cluster.fetch(holder, number)
 
-        def freed_meanwhile(node: bytes, request: Relayed) -> None:
+        def freed_meanwhile(asked: Asked, *_: object) -> None:
             source.directory.free(source.key(number))
-            refused = (request.items[0], "it was dropped")
-            holder.hub.send(node, Relayed(notice=r.ANSWER, items=refused))
+            asked.refuse("it was dropped")
 
-        holder.hub.notices[r.FETCH] = freed_meanwhile
+        holder.requests.handlers["fetch"] = freed_meanwhile
         with cluster.busy(number), pytest.raises(ObjectLostError):
             await cluster.fetch(late, number)
         await until(lambda: not late.store.used)

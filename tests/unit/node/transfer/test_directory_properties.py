@@ -32,8 +32,10 @@ SIZE = 4096
 COUNT = 4
 #: Says that messages before it were lost.
 GAP = Relayed()
-#: (key, source, reason): the answer to FETCH; the source is the node itself if it gives the value.
-ANSWER = r.ANSWER
+#: (key, nodes that did not serve): a request for a value.
+FETCH = "fetch"
+#: (key, source, reason): the answer; the source is the node itself if it gives the value.
+ANSWER = "answer"
 #: The owner of a value is told of it by the node that wrote it.
 REPLY = "reply"
 
@@ -70,9 +72,7 @@ class Node:
                     freed(node, message),
                     self.reading.pop(message.items, None),
                 ),
-                r.COPIED: lambda node, message: self.directory.copied(node, message.items),
-                r.FETCH: self._fetch,
-                r.FETCH_ENDED: lambda node, message: self.directory.ended(message.items, node),
+                FETCH: self._fetch,
                 ANSWER: self._answered,
                 REPLY: self._told,
             }
@@ -139,7 +139,7 @@ class Node:
         if home == self.id:
             answer = self._answer_to(key)
             self.directory.ask(key, self.id, SourceRequest(tried, key[1] % 2 == 0, answer))
-        elif not self.send(home, Relayed(notice=r.FETCH, items=(key, tried))):
+        elif not self.send(home, Relayed(notice=FETCH, items=(key, tried))):
             del self.reading[key]
 
     def _answer_to(self, key: Key) -> Callable[[bytes, str], None]:
@@ -171,7 +171,7 @@ class Node:
             self._ask(key)
         elif source != node:
             self.asked[key] = source
-            if not self.send(source, Relayed(notice=r.FETCH, items=(key, ()))):
+            if not self.send(source, Relayed(notice=FETCH, items=(key, ()))):
                 self.reading[key].append(source)
                 self._ask(key)
         else:

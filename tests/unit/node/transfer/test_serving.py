@@ -11,7 +11,7 @@ from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.requests import Arriving, ValueAnswer
+from miniray.node.transfer.transfers import Arriving, ValueAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -43,18 +43,25 @@ class Node(End):
         self.hub.notices[notice](node, Relayed(notice=notice, items=items))
 
     def fetch(self, node: bytes, number: int, key: Key | None = None) -> None:
-        self.hear(node, r.FETCH, 1, *(key or self.key(number)), (), False, 0)
+        self.hear(node, r.REQUEST, 1, "fetch", *(key or self.key(number)), (), False, 0)
 
     def read(self, node: bytes, number: int, offset: int, key: Key | None = None) -> None:
-        self.hear(node, r.READ, 2, *(key or self.key(number)), offset, PIECE)
+        self.hear(node, r.REQUEST, 2, "read", *(key or self.key(number)), offset, PIECE)
 
     def ended(self, node: bytes, number: int) -> None:
         self.hear(node, r.FETCH_ENDED, *self.key(number))
 
-    def answers(self, node: bytes, number: int = 1) -> list[ValueAnswer]:
-        """To the requests of a number of a node."""
+    def _answers(self, node: bytes, number: int) -> list[tuple[str, Any]]:
         messages = (each for to, each in self.sent if to == node and each.notice == r.ANSWER)
-        return [ValueAnswer(*each.items[1:]) for each in messages if each.items[0] == number]
+        return [each.items[1:] for each in messages if each.items[0] == number]
+
+    def answers(self, node: bytes) -> list[ValueAnswer]:
+        """To the requests of a node for values."""
+        return [ValueAnswer(*answer) for why, answer in self._answers(node, 1) if not why]
+
+    def refused(self, node: bytes, number: int = 1) -> list[str]:
+        """Why it got none, or no piece (2)."""
+        return [why for why, _ in self._answers(node, number) if why]
 
     def pieces(self, node: bytes) -> bytes:
         messages = (each for to, each in self.sent if to == node and each.bodies)
@@ -147,10 +154,10 @@ def test_who_waits_for_its_turn_hears_that_the_value_was_freed(tmp_path: Path) -
         node.fetch(b"three", number)
         node.directory.free(node.key(number))
         assert {to for to, each in node.sent if each.notice == r.FREED} == {b"one", b"two"}
-        assert "freed" in node.answers(b"three")[0].lost
+        assert "freed" in node.refused(b"three")[0]
         assert not node.store.used
         node.read(b"one", number, 0)
-        assert "not on this node" in node.answers(b"one", 2)[0].lost
+        assert "not on this node" in node.refused(b"one", 2)[0]
 
     run(tmp_path, test)
 
@@ -161,7 +168,7 @@ def test_a_freed_value_that_somebody_still_reads_is_served_to_nobody_else(tmp_pa
         node.store.map(number, b"reader")
         node.store.free(number)
         node.fetch(b"one", number)
-        assert "freed" in node.answers(b"one")[0].lost
+        assert "freed" in node.refused(b"one")[0]
         assert not node.directory
 
     run(tmp_path, test)
@@ -209,8 +216,8 @@ def test_who_asks_for_a_value_that_was_written_elsewhere_is_sent_there(tmp_path:
         node.directory.node_died(ORIGIN)
         node.fetch(b"two", 7, key)
         assert [answer.ask for answer in node.answers(b"two")] == [b"one"]
-        node.hear(b"one", r.FETCH, 1, *key, (), False, 0)  # it has dropped its copy
-        assert "no node has" in node.answers(b"one")[-1].lost
+        node.hear(b"one", r.REQUEST, 1, "fetch", *key, (), False, 0)  # it has dropped its copy
+        assert "no node has" in node.refused(b"one")[-1]
         assert node.directory.lost(OWNER, ORIGIN) == [7]
         node.directory.process_died(OWNER)
         freed = {to for to, each in node.sent if each == Relayed(notice=r.FREED, items=key)}
@@ -227,7 +234,7 @@ def test_a_value_of_one_piece_goes_to_everybody_at_once(tmp_path: Path) -> None:
         number = written(node, data).number
         nodes = [b"node%d" % count for count in range(5)]
         for other in nodes:
-            node.hear(other, r.FETCH, 1, *node.key(number), (), False, PIECE)
+            node.hear(other, r.REQUEST, 1, "fetch", *node.key(number), (), False, PIECE)
         assert [node.pieces(other) for other in nodes] == [data] * 5
         node.directory.free(node.key(number))
         assert {to for to, each in node.sent if each.notice == r.FREED} == set(nodes)
@@ -242,7 +249,7 @@ def test_the_node_that_asks_says_what_fits_into_one_piece(tmp_path: Path) -> Non
         number = written(node, data).number
         nodes = [b"node%d" % count for count in range(5)]
         for other in nodes:  # none of them says that it is done
-            node.hear(other, r.FETCH, 1, *node.key(number), (), True, len(data))
+            node.hear(other, r.REQUEST, 1, "fetch", *node.key(number), (), True, len(data))
         assert [node.pieces(other) for other in nodes] == [data] * 5
         assert not node.serving.table_sizes()["answers"]
 
@@ -269,7 +276,7 @@ def test_a_value_on_disk_comes_in_pieces(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         moved_to_disk(node, bytes(SIZE))  # the next one shares its file
         segment = moved_to_disk(node, data)
-        node.hear(b"one", r.FETCH, 1, *node.key(segment.number), (), True, 0)
+        node.hear(b"one", r.REQUEST, 1, "fetch", *node.key(segment.number), (), True, 0)
         assert node.answers(b"one") == [ValueAnswer(size=SIZE)]
         assert node.serving.open(node.key(segment.number), b"one") is None
         for start in range(0, SIZE, PIECE):
@@ -327,8 +334,7 @@ def test_what_ends_on_its_way_here_ends_where_it_is_passed_on_to(
         node.store.free(segment.number)
         arriving.end()
         number = 2 if begun else 1
-        await until(lambda: node.answers(b"one", number))
-        assert node.answers(b"one", number)[0].lost
+        await until(lambda: node.refused(b"one", number))
         await until(lambda: not node.store.used)
 
     run(tmp_path, test)
@@ -338,8 +344,8 @@ def test_who_is_sent_to_a_node_that_waits_for_room_goes_elsewhere_at_once(tmp_pa
     async def test(node: Node) -> None:
         node.transfers.arriving[FAR] = Arriving()
         node.fetch(b"one", 7, FAR)
-        await until(lambda: node.answers(b"one"))
-        assert "not on this node" in node.answers(b"one")[0].lost
+        await until(lambda: node.refused(b"one"))
+        assert "not on this node" in node.refused(b"one")[0]
 
     run(tmp_path, test)
 
@@ -357,7 +363,7 @@ def test_a_copy_is_passed_on_until_it_goes(tmp_path: Path) -> None:
         node.copies.remove(copy.number)
         node.store.free(copy.number)
         node.read(b"one", 7, 2 * PIECE, FAR)
-        assert "not on this node" in node.answers(b"one", 2)[-1].lost
+        assert "not on this node" in node.refused(b"one", 2)[-1]
         assert not node.store.used
 
     run(tmp_path, test)

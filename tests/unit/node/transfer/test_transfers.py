@@ -11,12 +11,12 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.relay.relayed import ANSWER, FETCH, Inbox, Outbox, Relayed
+from miniray.node.relay.relayed import ANSWER, Inbox, Outbox, Relayed
+from miniray.node.relay.requests import IN_FLIGHT
 from miniray.node.store import spill_files
 from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import serving as serving_module
 from miniray.node.transfer import transfers as transfers_module
-from miniray.node.transfer.requests import IN_FLIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -186,7 +186,7 @@ def test_a_value_whose_node_dies_on_the_way_is_lost_and_leaves_nothing(
             write(fd, piece, offset)
             if offset > 2_000_000 and b.hub.knows(a.id):
                 b.hub.died(a.id)
-                b.transfers.node_unreachable(a.id)
+                b.requests.node_unreachable(a.id)
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_die)
         with pytest.raises(ObjectLostError, match=f"node {a.id.hex()} is gone"):
@@ -220,9 +220,9 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
 
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(size))
-        asked: list[Relayed] = []
-        answer = a.hub.notices[FETCH]
-        a.hub.notices[FETCH] = lambda _, message: asked.append(message)
+        asked: list[tuple[Any, ...]] = []
+        answer = a.requests.handlers["fetch"]
+        a.requests.handlers["fetch"] = lambda *args: asked.append(args)
         for count in range(10):
             copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(size)))
             await asyncio.sleep(0.01)
@@ -231,9 +231,9 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
             b.hub.send(a.id, message(count))
             await until(lambda count=count: len(a.got.get(b.id, ())) > count)
         assert len(asked) == IN_FLIGHT // size
-        a.hub.notices[FETCH] = answer
+        a.requests.handlers["fetch"] = answer
         for each in asked:
-            answer(b.id, each)
+            answer(*each)
         await b.transfers.copy(a.key(number), Claim(size))
         assert not any(b.transfers.table_sizes().values())
 
@@ -249,7 +249,7 @@ def test_only_so_much_is_on_its_way_from_a_node_at_a_time(tmp_path: Path) -> Non
 
         def counted(*args: Any) -> None:
             nonlocal most
-            most = max(most, b.transfers._requests._peers[a.id]._in_flight)
+            most = max(most, b.requests._peers[a.id]._in_flight)
             answer(*args)
 
         a.serving._answer_with = counted  # type: ignore[method-assign]
