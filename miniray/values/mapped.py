@@ -56,13 +56,18 @@ class _Buffer(ctypes.Structure):
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     size = ctypes.c_size_t
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, size, ctypes.c_int, ctypes.c_int, ctypes.c_int]
-    libc.mmap.argtypes += [ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, size]
     libc.madvise.argtypes = [ctypes.c_void_p, size, ctypes.c_int]
     libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size]
     return libc
+
+
+@functools.cache
+def _mmap() -> Callable[[None, int, int, int, int, int], int | None]:
+    number = ctypes.c_int
+    arguments = (ctypes.c_void_p, ctypes.c_size_t, number, number, number, ctypes.c_long)
+    kind = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments, use_errno=True)
+    return kind(("mmap", _libc()))
 
 
 @functools.cache
@@ -88,14 +93,13 @@ def map_memory(
     Raises:
         OSError: it cannot be mapped.
     """
-    libc = _libc()
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if shared else mmap.MAP_PRIVATE
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+    address = _mmap()(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
     if address == _MAP_FAILED or address is None:
         code = ctypes.get_errno()
         raise OSError(code, f"could not map {size} bytes: {os.strerror(code)}")
     if shared:
-        libc.madvise(address, size, _MADV_DONTFORK)
+        _libc().madvise(address, size, _MADV_DONTFORK)
     block = (ctypes.c_char * size).from_address(address)
     # In a child that user code forks, something else may be at the address by then.
     owner = os.getpid() if shared else 0

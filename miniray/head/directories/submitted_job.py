@@ -86,6 +86,10 @@ class SubmittedJob:
         """Note that its command runs."""
         self.state, self.pid, self.started = RUNNING, pid, time.time()
 
+    def command_ended(self, code: int | None) -> None:
+        """Note the exit code of its command, if that is known."""
+        self.exit_code = code
+
     def asked_to_stop(self, grace: float, *, expired: bool = False) -> None:
         """Note that its command has so many seconds to end, which a user wants or its limit."""
         self.stop_grace = grace
