@@ -134,7 +134,6 @@ class SharedObjects:
 
     def messages_lost(self, node_id: bytes) -> None:
         self._serving.node_unreachable(node_id)
-        self._directory.node_unreachable(node_id)
         self._objects.messages_lost(node_id)
         self._ask_owners(node_id)
 

@@ -340,7 +340,7 @@ def _rpc_message(fuzzer: Fuzzer, method: str) -> bytes:
         kinds = [{"request": request}, {"attached": attached}]
         message = head_pb2.FromNode(**rng.choice(kinds))
     else:
-        notice = rng.choice([r.ANSWER, r.FETCH_ENDED, r.COPIED])
+        notice = rng.choice([r.ANSWER, r.FREED, r.COPIED])
         what = rng.choice(["fetch", "read", "question"])
         told = [
             (rng.randbytes(8), rng.randbytes(8), [b"x"], "", ()),

@@ -40,8 +40,6 @@ FREED = "freed"
 REQUEST = "request"
 #: (number, why there is none, answer): the answer; bytes of a value as body.
 ANSWER = "answer"
-#: A key: the sender has stopped fetching that value, of which the receiving node has the owner.
-FETCH_ENDED = "fetch ended"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
 #: (whether it is the last, whether of a notice): a piece, as body, of a message that is too large

@@ -8,28 +8,30 @@ out of all entries. A value keeps its name for ever: who has it does not change 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.segments import segment_of, writer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Key, SegmentStore
 
 _FREED = "its owner has freed it"
-#: Copies of one value that a node sends at a time.
+#: Copies of one value that a node sends at a time, as long as there are others to ask.
 FANOUT = 2
 
 
 class SpreadTree:
     """The nodes that have one value, or are getting it, and who copies from whom. Pure.
 
-    Every node serves at most two others at a time; those that are still getting a copy serve too.
+    Every node serves two others, and more only if there is nobody else to ask; those that are still
+    getting a copy serve too. A node that gave up is named until it has refused somebody.
     """
 
     def __init__(self, source: bytes) -> None:
@@ -38,35 +40,33 @@ class SpreadTree:
         self.nodes: set[bytes] = {source}
         #: From whom each node copies that does at present.
         self._parents: dict[bytes, bytes] = {}
-        #: How many copy from each node.
-        self._children: dict[bytes, int] = {}
         #: Nodes that may be named to others: the source, and whoever has a copy or gets one.
-        self._serves: set[bytes] = {source}
+        self._serves: dict[bytes, None] = {source: None}
         self._whole: set[bytes] = {source}
-        #: Those of them that could serve one more, in the order in which they could.
-        self._free: dict[bytes, None] = {source: None}
 
     @property
     def is_lost(self) -> bool:
         """Whether no node has the whole value."""
         return not self._whole
 
-    def holder(self, node: bytes, tried: Container[bytes], first: bytes = b"") -> bytes | None:
-        """Return any node that has the value, rather ``first``, for one that takes it at once."""
-        self.leave(node)
-        self._whole.discard(node)  # it had a copy once, and has dropped it
-        if first in self._whole and first not in tried:
-            found: bytes | None = first
-        else:
-            found = next((other for other in self._whole if other not in tried), None)
-        if found is not None:
-            self.nodes.add(node)
+    def holder(self, node: bytes, tried: Container[bytes], first: bytes = b"") -> bytes:
+        """Name a node that has the value, rather ``first``, to one that takes it at once.
+
+        Raises:
+            LookupError: No node is left that has it.
+        """
+        self._begin(node)
+        found = next((other for other in (first, *self._whole) if self._has(other, tried)), None)
+        if found is None:
+            raise LookupError
+        self.nodes.add(node)
         return found
 
-    def place(self, node: bytes, tried: Container[bytes], *, serves: bool) -> bytes | None:
-        """Say from whom a node is to copy; None if it has to wait until others are done.
+    def _has(self, node: bytes, tried: Container[bytes]) -> bool:
+        return node in self._whole and node not in tried
 
-        It has this place until ``leave``.
+    def place(self, node: bytes, tried: Container[bytes], *, serves: bool) -> bytes:
+        """Say from whom a node is to copy; it does until it has a copy, or asks again.
 
         Args:
             node: Who wants a copy, or has to go on with one.
@@ -76,28 +76,25 @@ class SpreadTree:
         Raises:
             LookupError: No node is left that has the value or gets it.
         """
-        self.leave(node)
-        self._whole.discard(node)  # it had a copy once, and has dropped it
-        free = (other for other in self._free if other not in tried)
-        parent = next((other for other in free if self._can_feed(other, node)), None)
-        if parent is None:
-            if all(other == node or other in tried for other in self._serves):
-                parent = self.holder(node, tried)  # it is named to nobody as long as others serve
-                if parent is None:
-                    raise LookupError
-            elif self._whole:
-                return None
-            else:
-                raise LookupError
+        self._begin(node)
+        feeds = [each for each in self._serves if each not in tried and self._can_feed(each, node)]
+        copying = collections.Counter(self._parents.values())
+        # Of those with as many the first; if there is none, one that not all nodes can reach.
+        parent = (
+            min(feeds, key=lambda each: max(copying[each], FANOUT - 1))
+            if feeds
+            else self.holder(node, tried)
+        )
         self.nodes.add(node)
         self._parents[node] = parent
-        self._children[parent] = self._children.get(parent, 0) + 1
-        if self._children[parent] >= FANOUT:
-            self._free.pop(parent, None)
-        if serves and node not in self._serves:
-            self._serves.add(node)
-            self._offer(node)
+        if serves:
+            self._serves.setdefault(node)
         return parent
+
+    def _begin(self, node: bytes) -> None:
+        """Take the last place of a node away that asks, and so has no copy any more."""
+        self._leave(node)
+        self._whole.discard(node)
 
     def _can_feed(self, other: bytes, node: bytes) -> bool:
         """Return whether a node can copy from another: not if that one itself waits for it."""
@@ -106,19 +103,11 @@ class SpreadTree:
             if above == node:
                 return False
             above = self._parents.get(above)
-        return other != node
+        return above is not None and other != node
 
-    def leave(self, node: bytes) -> None:
-        """Take a node's place away: it is done, or has given up."""
-        parent = self._parents.pop(node, None)
-        if parent is None:
-            return
-        if node not in self._whole:
-            self._retire(node)
-        left = self._children[parent] = self._children[parent] - 1
-        if not left:
-            del self._children[parent]
-        self._offer(parent)
+    def _leave(self, node: bytes) -> None:
+        if self._parents.pop(node, None) is not None and node not in self._whole:
+            self._serves.pop(node, None)
 
     def failed(self, node: bytes) -> None:
         """Name a node that did not serve to nobody, unless no other has the value."""
@@ -130,35 +119,18 @@ class SpreadTree:
         self.nodes.add(node)
         self._whole.add(node)
         if serves or node == self._source:
-            self._serves.add(node)
-            self._offer(node)
-        self.leave(node)
+            self._serves.setdefault(node)
+        self._leave(node)
 
     def node_died(self, node: bytes) -> None:
         """Forget a node; who copied from it will come back."""
+        self._leave(node)
         self._retire(node)
-        self.leave(node)
         self.nodes.discard(node)
 
-    def _offer(self, node: bytes) -> None:
-        if node in self._serves and self._children.get(node, 0) < FANOUT:
-            self._free.setdefault(node)
-
     def _retire(self, node: bytes) -> None:
-        self._serves.discard(node)
+        self._serves.pop(node, None)
         self._whole.discard(node)
-        self._free.pop(node, None)
-
-
-class SourceRequest(NamedTuple):
-    """A node's wish for a value."""
-
-    #: Nodes that were named to it, and that did not serve it.
-    tried: tuple[bytes, ...]
-    #: Whether it takes the value at once, so that it needs no place in the tree.
-    small: bool
-    #: Called once with the node that it is to ask, or with none and the reason.
-    answer: Callable[[bytes, str], object]
 
 
 @dataclasses.dataclass(slots=True)
@@ -166,8 +138,6 @@ class _Entry:
     #: A process of this node, or its daemon in the place of one that has left.
     owner: bytes
     tree: SpreadTree
-    #: Nodes that wait for a place in the tree.
-    waiting: dict[bytes, SourceRequest] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -189,7 +159,6 @@ class Directory:
         self._elsewhere: dict[bytes, set[Key]] = {}
         self.relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
         self.relay.notices[r.COPIED] = lambda node, message: self.copied(node, message.items)
-        self.relay.notices[r.FETCH_ENDED] = lambda node, message: self.ended(message.items, node)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -210,23 +179,34 @@ class Directory:
             entry = self._entries.get(key)
             if entry is not None:
                 entry.tree.has_copy(node_id, serves=self._can_serve(node_id))
-                self._place(key, entry)
             else:
                 self._tell_freed(node_id, key)
 
-    def ask(self, key: Key, node_id: bytes, wanted: SourceRequest) -> None:
-        """Name a node from which another is to copy a value, once there is one.
+    def ask(self, key: Key, node_id: bytes, tried: Sequence[bytes], *, small: bool) -> bytes:
+        """Name a node from which another is to copy a value.
 
-        It counts as one that copies from there until ``copied`` or ``ended``.
+        Args:
+            key: The value.
+            node_id: Who wants it.
+            tried: Nodes that were named to it, and that did not serve it.
+            small: Whether it takes the value at once, so that it needs no place in the tree.
+
+        Raises:
+            LookupError: There is none; the text says why.
         """
         entry = self._entries.get(key) or self._enter(key)
         if entry is None:
-            wanted.answer(b"", _FREED)
-            return
-        for node in wanted.tried[-1:]:
-            entry.tree.failed(node)
-        entry.waiting[node_id] = wanted
-        self._place(key, entry)
+            raise LookupError(_FREED)
+        tree = entry.tree
+        for node in tried[-1:]:
+            tree.failed(node)
+        try:
+            if small:
+                return tree.holder(node_id, tried, first=self.node_id)
+            return tree.place(node_id, tried, serves=self._can_serve(node_id))
+        except LookupError:
+            lost = f"segment {segment_of(key)} of node {writer_of(key).hex()}"
+            raise LookupError(f"no node has {lost} any more") from None
 
     def _enter(self, key: Key) -> _Entry | None:
         """Make the entry of a value that was written here; None if it is freed."""
@@ -239,40 +219,8 @@ class Directory:
         entry = self._entries[key] = _Entry(segment.owner, SpreadTree(node_id))
         return entry
 
-    def _place(self, key: Key, entry: _Entry) -> None:
-        """Answer those that can copy now, or never."""
-        for node_id, wanted in list(entry.waiting.items()):
-            if entry.waiting.get(node_id) is not wanted:
-                continue  # an answer has led to another question, and this was answered with it
-            try:
-                source = self._source(entry.tree, node_id, wanted)
-            except LookupError:
-                del entry.waiting[node_id]
-                lost = f"segment {segment_of(key)} of node {writer_of(key).hex()}"
-                wanted.answer(b"", f"no node has {lost} any more")
-                continue
-            if source is not None:
-                del entry.waiting[node_id]
-                wanted.answer(source, "")
-
-    def _source(self, tree: SpreadTree, node_id: bytes, wanted: SourceRequest) -> bytes | None:
-        if not wanted.small:
-            return tree.place(node_id, wanted.tried, serves=self._can_serve(node_id))
-        source = tree.holder(node_id, wanted.tried, first=self.node_id)
-        if source is None:
-            raise LookupError
-        return source
-
     def _can_serve(self, node_id: bytes) -> bool:
         return node_id == self.node_id or self.relay.can_dial(node_id)
-
-    def ended(self, key: Key, node_id: bytes) -> None:
-        """Take a node's place in a tree away: it copies the value no more."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.waiting.pop(node_id, None)
-            entry.tree.leave(node_id)
-            self._place(key, entry)
 
     def lost(self, owner: bytes, node_id: bytes) -> list[int]:
         """Return the segments of a node that have values of an owner which no node has any more."""
@@ -310,8 +258,6 @@ class Directory:
             self.free_here(key)
             return
         self._forget_owner(key, entry)
-        for wanted in entry.waiting.values():
-            wanted.answer(b"", _FREED)
         for node_id in entry.tree.nodes:
             self._tell_freed(node_id, key)
 
@@ -334,13 +280,7 @@ class Directory:
             self.free(key)
 
     # --- other nodes -------------------------------------------------------------------
-    def node_unreachable(self, node_id: bytes) -> None:
-        """Take the places of a node away to or from which messages were lost: it asks again."""
-        for key in list(self._entries):
-            self.ended(key, node_id)
-
     def node_died(self, node_id: bytes) -> None:
         """Take a node that is gone out of all entries."""
         for entry in self._entries.values():
             entry.tree.node_died(node_id)
-        self.node_unreachable(node_id)

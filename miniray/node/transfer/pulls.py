@@ -263,7 +263,6 @@ class Pulls:
             self._arrived(pull, segment)
         else:
             self._store.free(segment.number)  # all who waited have left
-            self.transfers.ended(pull.key)
 
     def _arrived(self, pull: _Pull, segment: Segment) -> None:
         del self._pulls[pull.key]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.node.base.tasks import run_in
 from miniray.node.relay.requests import IN_FLIGHT
 from miniray.node.store.segments import segment_of, writer_of
-from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import Opened
 from miniray.node.transfer.transfers import ValueAnswer
 
@@ -98,16 +97,15 @@ class Serving:
     def _find(self, wanted: _Wanted, tried: tuple[bytes, ...]) -> None:
         """Serve a value that a process of this node owns, or name a node that does."""
         asked = wanted.asked
-
-        def answer(source: bytes, why: str) -> None:
-            if why:
-                asked.refuse(why)
-            elif source != self.node_id:
-                asked.answer(tuple(ValueAnswer(ask=source)))
-            elif not self._serve(wanted):  # a copy that was evicted
-                self._find(wanted, (*tried, source))
-
-        self.directory.ask(wanted.key, asked.node, SourceRequest(tried, wanted.size > 0, answer))
+        try:
+            source = self.directory.ask(wanted.key, asked.node, tried, small=wanted.size > 0)
+        except LookupError as error:
+            asked.refuse(str(error))
+            return
+        if source != self.node_id:
+            asked.answer(tuple(ValueAnswer(ask=source)))
+        elif not self._serve(wanted):  # a copy that was evicted
+            self._find(wanted, (*tried, source))
 
     def _serve(self, wanted: _Wanted) -> bool:
         """Give a value that is here, or as much of it as is; return whether it is."""

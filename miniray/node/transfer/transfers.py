@@ -25,7 +25,6 @@ from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.relay.requests import IN_FLIGHT, NoAnswerError, RequestRefusedError
 from miniray.node.store.segments import home_of, segment_of, writer_of
-from miniray.node.transfer.directory import SourceRequest
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError, RefusedError
 from miniray.node.transfer.moving import HELLO, write_all
 
@@ -168,7 +167,6 @@ class Transfers:
             COUNTED.took("object_transfer_seconds", time.perf_counter() - began)
             self.received += claim.size
         except BaseException:
-            self.ended(key)
             if arriving.segment is not None:
                 self.store.seal(arriving.segment.number)
                 self.store.free(arriving.segment.number)
@@ -189,14 +187,6 @@ class Transfers:
             self.directory.copied(home, [key])
         elif size > piece_size() or writer_of(key) != home:
             self.relay.send(home, Relayed(notice=r.COPIED, items=(key,)))
-
-    def ended(self, key: Key) -> None:
-        """Tell the node of a value's owner that it is fetched no more."""
-        home = home_of(key)
-        if home == self.node_id:
-            self.directory.ended(key, home)
-        else:
-            self.relay.send(home, Relayed(notice=r.FETCH_ENDED, items=key))
 
     async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
         origin, _, home = key
@@ -237,18 +227,10 @@ class Transfers:
             return ValueAnswer(ask=origin), b""  # it gives a small value to everybody at once
         if home != self.node_id:
             return await self._fetch(home, key, size, tried)
-        named: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-        def answer(source: bytes, why: str) -> None:
-            if named.done():
-                return
-            if why:
-                named.set_exception(RequestRefusedError(why))
-            else:
-                named.set_result(source)
-
-        self.directory.ask(key, home, SourceRequest(tuple(tried), size > 0, answer))
-        return ValueAnswer(ask=await named), b""
+        try:
+            return ValueAnswer(ask=self.directory.ask(key, home, tried, small=size > 0)), b""
+        except LookupError as error:
+            raise RequestRefusedError(str(error)) from None
 
     async def _fetch(
         self,

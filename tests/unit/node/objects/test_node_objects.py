@@ -67,9 +67,6 @@ class Transfers:
     def copied(self, key: Key, size: int) -> None:
         pass
 
-    def ended(self, key: Key) -> None:
-        pass
-
 
 class Node:
     def __init__(self) -> None:

@@ -68,18 +68,11 @@ class Cluster:
         tried = (*(end.id for end in self.ends[1:]), b"nobody")  # so that it asks the source
         for other in others:
             self.hear(other, r.REQUEST, 1, "fetch", *self.source.key(number), tried, False, 0)
-        try:
-            yield
-        finally:
-            for other in others:
-                self.leave(other, number)
+        yield
 
     def hear(self, node: bytes, notice: str, *items: Any) -> None:
         """Have the source hear from a node that is not there."""
         self.source.hub.notices[notice](node, Relayed(notice=notice, items=items))
-
-    def leave(self, node: bytes, number: int) -> None:
-        self.hear(node, r.FETCH_ENDED, *self.source.key(number))
 
     async def fetch(self, end: End, number: int) -> bytes:
         """Copy it there as `NodeObjects` would."""
@@ -186,7 +179,6 @@ def test_a_holder_that_dies_is_left_at_the_offset_where_it_was(
             if len(offsets) == 3:
                 late.hub.died(holder.id)
                 late.requests.node_unreachable(holder.id)
-                cluster.leave(b"busy0", number)
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
         with cluster.busy(number):

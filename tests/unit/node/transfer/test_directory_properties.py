@@ -21,7 +21,7 @@ from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
 from miniray.node.store.segments import Copies
-from miniray.node.transfer.directory import Directory, SourceRequest
+from miniray.node.transfer.directory import Directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,28 +137,27 @@ class Node:
         tried, home = tuple(self.reading[key]), key[2]
         self.asked[key] = home
         if home == self.id:
-            answer = self._answer_to(key)
-            self.directory.ask(key, self.id, SourceRequest(tried, key[1] % 2 == 0, answer))
+            self._answered(home, Relayed(items=(key, *self._source(key, self.id, tried))))
         elif not self.send(home, Relayed(notice=FETCH, items=(key, tried))):
             del self.reading[key]
 
-    def _answer_to(self, key: Key) -> Callable[[bytes, str], None]:
-        return lambda source, why: self._answered(key[2], Relayed(items=(key, source, why)))
+    def _source(self, key: Key, node: bytes, tried: tuple[bytes, ...]) -> tuple[bytes, str]:
+        """Where a node is to read a value that the process of this one owns, or why nowhere."""
+        try:
+            source = self.directory.ask(key, node, tried, small=key[1] % 2 == 0)
+        except LookupError as error:
+            return b"", str(error)
+        if source == self.id and not self.has(key):
+            return self._source(key, node, (*tried, source))
+        return source, ""
 
     def _fetch(self, node: bytes, message: Relayed) -> None:
         key, tried = message.items
-
-        def answer(source: bytes, why: str) -> None:
-            if source == self.id and not self.has(key):
-                self._fetch(node, Relayed(items=(key, (*tried, source))))
-            else:
-                self.send(node, Relayed(notice=ANSWER, items=(key, source, why)))
-
         if key[2] == self.id:
-            self.directory.ask(key, node, SourceRequest(tried, key[1] % 2 == 0, answer))
+            source, why = self._source(key, node, tried)
         else:
-            why = "" if self.has(key) else "it is not here"
-            self.send(node, Relayed(notice=ANSWER, items=(key, self.id, why)))
+            source, why = self.id, "" if self.has(key) else "it is not here"
+        self.send(node, Relayed(notice=ANSWER, items=(key, source, why)))
 
     def _answered(self, node: bytes, message: Relayed) -> None:
         key, source, why = message.items
@@ -188,10 +187,6 @@ class Node:
     def _end(self, key: Key) -> None:
         self.reading.pop(key, None)
         self.asked.pop(key, None)
-        if key[2] == self.id:
-            self.directory.ended(key, self.id)
-        else:
-            self.send(key[2], Relayed(notice=r.FETCH_ENDED, items=key))
 
     # --- other nodes -------------------------------------------------------------------
     def hear_of_death(self, node: bytes) -> None:
@@ -207,7 +202,6 @@ class Node:
         self.send(node, GAP)
 
     def messages_lost(self, node: bytes) -> None:
-        self.directory.node_unreachable(node)
         self.objects.messages_lost(node)
         self._ask_owner(node)
         self._ask_again(node)

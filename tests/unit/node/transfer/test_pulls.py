@@ -68,9 +68,6 @@ class Transfers:
     def copied(self, key: Key, size: int) -> None:
         self.told.append((key, size))
 
-    def ended(self, key: Key) -> None:
-        raise AssertionError(key)
-
     async def _memory(self, claim: Claim) -> Memory:
         """As of a node whose disk is full."""
         claim.waits = False

@@ -48,9 +48,6 @@ class Node(End):
     def read(self, node: bytes, number: int, offset: int, key: Key | None = None) -> None:
         self.hear(node, r.REQUEST, 2, "read", *(key or self.key(number)), offset, PIECE)
 
-    def ended(self, node: bytes, number: int) -> None:
-        self.hear(node, r.FETCH_ENDED, *self.key(number))
-
     def _answers(self, node: bytes, number: int) -> list[tuple[str, Any]]:
         messages = (each for to, each in self.sent if to == node and each.notice == r.ANSWER)
         return [each.items[1:] for each in messages if each.items[0] == number]
@@ -112,50 +109,23 @@ def two_served(node: Node) -> int:
     return number
 
 
-@pytest.mark.parametrize("how", ["ended", "copied", "died", "unreachable"])
-def test_a_third_waits_until_one_of_two_is_done(tmp_path: Path, how: str) -> None:
+def test_nobody_waits_for_others_that_copy_a_value(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         number = two_served(node)
         node.fetch(b"three", number)
-        assert not node.answers(b"three")
-        if how == "ended":
-            node.ended(b"one", number)
-        elif how == "copied":
-            node.hear(b"one", r.COPIED, node.key(number))
-        elif how == "died":
-            node.directory.node_died(b"one")
-        else:
-            node.directory.node_unreachable(b"one")
         assert [answer.size for answer in node.answers(b"three")] == [SIZE]
 
     run(tmp_path, test)
 
 
-@pytest.mark.parametrize("how", ["ended", "died"])
-def test_who_waits_no_more_takes_no_place(tmp_path: Path, how: str) -> None:
+def test_a_value_that_is_freed_is_freed_on_all_nodes_that_may_have_it(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         number = two_served(node)
-        node.fetch(b"three", number)
-        if how == "ended":
-            node.ended(b"three", number)
-        else:
-            node.directory.node_died(b"three")
-        node.fetch(b"four", number)
-        node.ended(b"one", number)
-        assert node.answers(b"four")
-        assert not node.answers(b"three")
-
-    run(tmp_path, test)
-
-
-def test_who_waits_for_its_turn_hears_that_the_value_was_freed(tmp_path: Path) -> None:
-    async def test(node: Node) -> None:
-        number = two_served(node)
-        node.fetch(b"three", number)
         node.directory.free(node.key(number))
         assert {to for to, each in node.sent if each.notice == r.FREED} == {b"one", b"two"}
-        assert "freed" in node.refused(b"three")[0]
         assert not node.store.used
+        node.fetch(b"three", number)
+        assert "freed" in node.refused(b"three")[0]
         node.read(b"one", number, 0)
         assert "not on this node" in node.refused(b"one", 2)[0]
 
