@@ -234,6 +234,8 @@ class ClusterRuntime(Runtime):
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,
             "process_unreachable": self.peers.process_unreachable,
+            "node_died": self.peers.node_died,
+            "node_unreachable": self.peers.node_unreachable,
             "unclaimed": self._unclaimed.on_list,
             "actor": self.actors.on_state,
             "give_up_memory": self.shared_memory.warm.give_up,

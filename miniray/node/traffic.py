@@ -44,8 +44,6 @@ class Traffic:
     def __post_init__(self) -> None:
         #: Watched process of this node → its watchers as (node, process).
         self._watched_here: dict[bytes, set[tuple[bytes, bytes]]] = {}
-        #: Node → its processes that processes of this node watch → the watchers.
-        self._watched_there: dict[bytes, dict[bytes, set[bytes]]] = {}
         self.clients.notices["watch"] = self._watch
         self.relay.notices[r.WATCH] = lambda node, message: self._add_watch(
             message.to, node, message.sender
@@ -94,10 +92,7 @@ class Traffic:
             self._add_watch(process_id, node_id, client.process_id)
             return
         message = Relayed(to=process_id, sender=client.process_id, notice=r.WATCH)
-        if self.relay.send(node_id, message):
-            watched = self._watched_there.setdefault(node_id, {})
-            watched.setdefault(process_id, set()).add(client.process_id)
-        else:
+        if not self.relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
@@ -121,23 +116,21 @@ class Traffic:
         for node, watcher in self._watched_here.pop(process_id, ()):
             self._tell_gone(process_id, node, watcher)
 
-    def _ended_there(self, node_id: bytes, message: Relayed) -> None:
+    def _ended_there(self, _node_id: bytes, message: Relayed) -> None:
         if message.to == self.node_id:
             self.adopted.process_died(message.sender)
-        watchers = self._watched_there.get(node_id, {}).pop(message.sender, ())
-        for watcher in {message.to, *watchers}:
-            self.clients.push(watcher, "process_died", (message.sender, *message.items))
+        else:
+            self.clients.push(message.to, "process_died", (message.sender, *message.items))
 
     def node_died(self, node_id: bytes) -> None:
         for watchers in self._watched_here.values():
             watchers.difference_update({each for each in watchers if each[0] == node_id})
-        self._tell_watchers("process_died", node_id)
+        self._tell_all("node_died", node_id)
 
     def messages_lost(self, node_id: bytes) -> None:
-        """Tell the watchers of a node's processes that these are out of reach, and may live."""
-        self._tell_watchers("process_unreachable", node_id)
+        """Tell the processes of this node that those of another are out of reach, and may live."""
+        self._tell_all("node_unreachable", node_id)
 
-    def _tell_watchers(self, topic: str, node_id: bytes) -> None:
-        for process_id, watchers in self._watched_there.pop(node_id, {}).items():
-            for watcher in watchers:
-                self.clients.push(watcher, topic, (process_id,))
+    def _tell_all(self, topic: str, node_id: bytes) -> None:
+        for process_id in list(self.clients.clients):
+            self.clients.push(process_id, topic, (node_id,))

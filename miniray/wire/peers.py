@@ -242,6 +242,20 @@ class PeerTable:
             peer.unreachable = True
             self._lose(peer)
 
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Lose the processes of a node to or from which messages were lost."""
+        for peer in self._on(node_id):
+            self.process_unreachable(peer.process_id)
+
+    def node_died(self, node_id: bytes) -> None:
+        """Lose the processes of a node that is gone."""
+        for peer in self._on(node_id):
+            self._lose(peer)
+
+    def _on(self, node_id: bytes) -> list[Peer]:
+        with self._lock:  # of one that another thread connects to, the daemon knows already
+            return [peer for peer in self._peers.values() if peer.node_id == node_id]
+
     def process_died(self, process_id: bytes, what: str = "") -> None:
         """Lose a process that the daemon says is gone, and was ``what``."""
         peer = self._peers.get(process_id)
