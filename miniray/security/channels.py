@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 METADATA_KEY = "authorization"
 _SCHEME = "Bearer "
 
-MAX_MESSAGE_SIZE = 64 * 1024 * 1024
+#: Bytes of a message of gRPC: more than a message between processes may take (wire/sockets.py).
+MAX_MESSAGE_SIZE = 3 << 29
 
 _MESSAGE_SIZE: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_SIZE),

@@ -42,10 +42,6 @@ REQUEST = "request"
 ANSWER = "answer"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
-#: (whether it is the last, whether of a notice): a piece, as body, of a message that is too large
-#: to travel whole.
-PIECE = "piece"
-
 
 #: Types of the fields of a message.
 _TYPES = {(bytes, bytes, bodies, str, tuple) for bodies in (list, tuple)}
@@ -83,21 +79,6 @@ def size_of(message: Relayed) -> int:
     return sum(map(len, message.bodies)) + (len(plain.dumps(items)) if items else 0) + 32
 
 
-def split(message: Relayed, size: int) -> list[Relayed]:
-    """Cut a message into pieces of ``size`` bytes."""
-    data = memoryview(pack([message]))
-    starts = range(0, len(data), size)
-    of_notice = bool(message.notice)
-    return [
-        Relayed(
-            notice=PIECE,
-            bodies=[bytes(data[at : at + size])],
-            items=(at == starts[-1], of_notice),
-        )
-        for at in starts
-    ]
-
-
 def pack(messages: Iterable[Relayed]) -> bytes:
     return plain.dumps([tuple(message) for message in messages])
 
@@ -129,16 +110,10 @@ _BATCH_BYTES = 1 << 20
 _MUCH = 4 << 20
 #: Stands for a message that was given up, with its size.
 _GIVEN_UP = (32, Relayed())
-#: A larger message travels in pieces of this size: gRPC refuses messages above a limit, and those
-#: behind it would never arrive.
-_PIECE_BYTES = 8 << 20
 
 
 def _is_kept(message: Relayed) -> bool:
     """Return whether a message stays when a node is given up."""
-    if message.notice == PIECE:
-        _, of_notice = message.items
-        return bool(of_notice)
     return bool(message.notice) and not message.bodies
 
 
@@ -169,12 +144,9 @@ class Outbox:
         size = size_of(message)
         if message.notice == ANSWER and message.bodies:
             self._values.append((size, message))
-        elif size <= _PIECE_BYTES:
+        else:
             self._waiting.append((size, message))
             self.waiting += size
-        else:
-            self._waiting.extend((size_of(each), each) for each in split(message, _PIECE_BYTES))
-            self._count()
         self._filled.set()
 
     def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
@@ -264,8 +236,6 @@ class Inbox:
         self.gaps = 0
         self._in_gap = False
         self._outbox = 0
-        #: The pieces of a message that is not complete.
-        self._pieces: list[bytes] = []
 
     def acknowledge(self, batch: node_pb2.RelayBatch | None = None) -> node_pb2.RelayBatch:
         if batch is None:
@@ -281,7 +251,6 @@ class Inbox:
         if batch.outbox != self._outbox:
             self._outbox, self.received = batch.outbox, 0
             self._in_gap = False
-            self._pieces.clear()
         messages = unpack(batch.messages)
         known = max(0, self.received + 1 - batch.first)
         self.received = max(self.received, batch.first + len(messages) - 1)
@@ -289,20 +258,13 @@ class Inbox:
         self._size += len(batch.messages)
         if self._size >= _MUCH:
             self.much.set()
-        return list(self._whole(itertools.islice(messages, known, None)))
+        return list(self._with_gaps(itertools.islice(messages, known, None)))
 
-    def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
+    def _with_gaps(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
+        """Count the gaps, for each of which one empty message stands."""
         for message in messages:
             was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
-            if self._in_gap:
-                if was_in_gap:
-                    continue
-                self.gaps += 1
-                self._pieces.clear()
-            if message.notice != PIECE:
-                yield message
+            if self._in_gap and was_in_gap:
                 continue
-            self._pieces += message.bodies
-            if message.items[0]:
-                yield from unpack(b"".join(self._pieces))
-                self._pieces.clear()
+            self.gaps += self._in_gap
+            yield message
