@@ -102,8 +102,6 @@ class Origin:
     #: Calls of it that have not ended, and one more while it is kept: until there are none, its
     #: arguments and ``pins`` are held.
     uses: int = 1
-    #: What it keeps alive: objects by id, its own large arguments by its number.
-    pinned: list[bytes | int] = dataclasses.field(default_factory=list)
 
     @property
     def has_large_arguments(self) -> bool:

@@ -77,12 +77,7 @@ class CallTable:
         #: until none is open: a program that cancels one call often cancels many.
         self._by_id: dict[bytes, Call] | None = None
         tunables = config()
-        self.lineage = Lineage(
-            tunables.lineage_calls,
-            tunables.lineage_bytes,
-            tunables.lineage_pinned_bytes,
-            self._size_of,
-        )
+        self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
         #: Numbers of the calls whose end is waited for, and whom to tell of the last one.
         self._awaited: set[int] = set()
         self._on_all_ended: Callable[[], object] = self._awaited.clear

@@ -18,7 +18,7 @@ from miniray.calls.call import Origin
 from miniray.messages.value import is_shared, refs_in, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from miniray.calls.call import Call, RefArgument
     from miniray.common.object_ref import ObjectRef
@@ -33,23 +33,15 @@ class Lineage:
     _max_calls: int
     #: Bytes of arguments that they keep in this process.
     _max_bytes: int
-    #: Bytes of values that they keep alive.
-    _max_pinned: int
-    #: Returns the bytes of an object, 0 if that is not known here.
-    _size_of: Callable[[bytes], int]
 
     def __post_init__(self) -> None:
-        self._bytes = self._pinned_bytes = 0
-        #: Values that origins keep alive, by object or, of arguments, by number: bytes, how often.
-        self._pinned: dict[bytes | int, tuple[int, int]] = {}
+        self._bytes = 0
         #: Arguments in shared memory that nothing needs any more: the caller frees them.
         self.unneeded: collections.deque[Value] = collections.deque()
         self._numbers = itertools.count(1).__next__
         self._by_result: dict[bytes, Origin] = {}
         #: In order of arrival: the oldest are given up first.
         self._origins: collections.OrderedDict[int, Origin] = collections.OrderedDict()
-        #: Those of them that keep values alive, in the same order.
-        self._pinning: collections.OrderedDict[int, Origin] = collections.OrderedDict()
         # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
         self._lock = threading.RLock()
 
@@ -57,8 +49,10 @@ class Lineage:
         return len(self._origins)
 
     def pinning(self) -> list[Origin]:
+        """Return the origins that keep values alive."""
         with self._lock:
-            return list(self._pinning.values())
+            origins = list(self._origins.values())
+        return [each for each in origins if each.pins or each.has_large_arguments]
 
     def keep(
         self,
@@ -162,44 +156,16 @@ class Lineage:
                 source.users += 1
         self._origins[origin.number] = origin
         self._bytes += origin.size
-        self._pin(origin)
-        while len(self._origins) > self._max_calls or self._bytes > self._max_bytes:
-            self._remove([next(iter(self._origins.values()))])
-        while self._pinned_bytes > self._max_pinned:
-            self._remove([next(iter(self._pinning.values()))])
-
-    def _pin(self, origin: Origin) -> None:
-        """Keep alive what no task can make again."""
+        # What a task can make again is not kept alive.
         origin.keeps = origin.keeps or all(self._can_be_made(id) for id, _ in origin.needs)
         origin.pins = [ref for ref in origin.pins if not self._can_be_made(ref.binary())]
-        if origin.has_large_arguments:
-            self._count(origin, origin.number, size_of(origin.arguments))
-        for id in {ref.binary() for ref in origin.pins}:
-            self._count(origin, id, self._size_of(id))
-        if origin.pinned:
-            self._pinning[origin.number] = origin
+        while len(self._origins) > self._max_calls or self._bytes > self._max_bytes:
+            self._remove([next(iter(self._origins.values()))])
 
     def _can_be_made(self, id: bytes) -> bool:
         """Return whether a task can make an object again, whatever has been dropped by then."""
         origin = self._by_result.get(id)
         return origin is not None and origin.keeps
-
-    def _count(self, origin: Origin, what: bytes | int, size: int) -> None:
-        size, count = self._pinned.get(what, (size, 0))
-        if not count:
-            self._pinned_bytes += size
-        self._pinned[what] = size, count + 1
-        origin.pinned.append(what)
-
-    def _unpin(self, origin: Origin) -> None:
-        for what in origin.pinned:
-            size, count = self._pinned.pop(what)
-            if count > 1:
-                self._pinned[what] = size, count - 1
-            else:
-                self._pinned_bytes -= size
-        origin.pinned.clear()
-        self._pinning.pop(origin.number, None)
 
     def run(self, origins: list[Origin]) -> bool:
         """Hold what origins need for one more run of each, until ``ended`` is called.
@@ -260,7 +226,6 @@ class Lineage:
             if self._origins.pop(origin.number, None) is None:
                 continue
             self._bytes -= origin.size
-            self._unpin(origin)
             for id in origin.return_ids:
                 self._by_result.pop(id, None)
             for id, _ in origin.needs:

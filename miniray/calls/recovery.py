@@ -33,8 +33,8 @@ _NO_ORIGIN = (
     "or results of actors whose calls may not (max_task_retries)"
 )
 _LIMITS = (
-    "a process remembers MINIRAY_LINEAGE_CALLS tasks, and keeps MINIRAY_LINEAGE_PINNED_BYTES of "
-    "their arguments alive, before the oldest are given up"
+    "a process remembers MINIRAY_LINEAGE_CALLS tasks, and MINIRAY_LINEAGE_BYTES of their "
+    "arguments, before the oldest are given up"
 )
 
 

@@ -115,8 +115,6 @@ class Config:
     #: results that are lost with a node again; beyond that the oldest are given up.
     lineage_calls: int = 10_000
     lineage_bytes: int = 64 * 1024 * 1024
-    #: It keeps so many bytes of values alive for that: arguments that no task can make again.
-    lineage_pinned_bytes: int = 1024 * 1024 * 1024
     #: Record where small values were put too, for `miniray memory`; of large ones it always is.
     record_call_sites: bool = False
     #: Size of one piece of an object on its way between daemons.

@@ -10,12 +10,6 @@ from miniray.calls.lineage import Lineage
 from miniray.messages import protocol as p
 
 NODE = b"n" * 8
-#: Bytes of objects.
-SIZES = {b"put": 100, b"other": 300}
-
-
-def lineage_of(max_calls: int, max_bytes: int, max_pinned: int = 1000) -> Lineage:
-    return Lineage(max_calls, max_bytes, max_pinned, lambda id: SIZES.get(id, 0))
 
 
 def call(result: bytes, *, retries: int = 3, form: int = p.VALUE_PICKLE, **changes: Any) -> Any:
@@ -56,7 +50,7 @@ class Pin:
 
 
 def test_a_task_is_remembered_while_its_result_is_in_use() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     assert lineage.keep(call(b"a"), [], 1, None)
     assert lineage.find(b"a") is not None
     lineage.forget(b"a")
@@ -65,7 +59,7 @@ def test_a_task_is_remembered_while_its_result_is_in_use() -> None:
 
 
 def test_a_task_is_remembered_while_what_was_made_from_its_result_is_in_use() -> None:
-    lineage = lineage_of(10_000, 1 << 20)
+    lineage = Lineage(10_000, 1 << 20)
     lineage.keep(call(b"0"), [], 1, None)
     for n in range(1, 3000):  # longer than the stack is deep
         lineage.keep(call(b"%d" % n), [shared(b"%d" % (n - 1))], 1, None)
@@ -76,7 +70,7 @@ def test_a_task_is_remembered_while_what_was_made_from_its_result_is_in_use() ->
 
 
 def test_a_generator_is_remembered_while_one_of_its_items_is_in_use() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     lineage.keep(call(b"source"), [], 1, None)
     items = [b"small"]
     origin = lineage.stream(call(b"none"), [shared(b"source")], items, None)
@@ -98,14 +92,14 @@ def test_a_generator_is_remembered_while_one_of_its_items_is_in_use() -> None:
 
 
 def test_what_cannot_be_repeated_is_not_remembered() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     assert not lineage.keep(call(b"a", retries=0), [], 1, None)
     assert not lineage.keep(call(b"b", form=p.VALUE_SHARED), [], 1, None)
     assert len(lineage) == 0
 
 
 def test_the_oldest_are_given_up_when_there_are_too_many_or_they_are_too_large() -> None:
-    lineage = lineage_of(3, 1000)
+    lineage = Lineage(3, 1000)
     for id in (b"a", b"b", b"c", b"d"):
         lineage.keep(call(id), [], 1, None)
     assert lineage.find(b"a") is None
@@ -116,7 +110,7 @@ def test_the_oldest_are_given_up_when_there_are_too_many_or_they_are_too_large()
 
 
 def test_small_arguments_are_kept_with_their_values_and_large_ones_by_name() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     small = (1, b"small", NODE, (p.VALUE_PICKLE, b"value", ()))
     lineage.keep(call(b"a"), [shared(b"large"), small], 1, None)
     origin = lineage.find(b"a")
@@ -126,7 +120,7 @@ def test_small_arguments_are_kept_with_their_values_and_large_ones_by_name() -> 
 
 
 def test_runs_are_counted_down() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     lineage.keep(call(b"a", retries=1), [], 1, None)
     lineage.keep(call(b"b", retries=-1), [], 1, None)
     once, often = lineage.find(b"a"), lineage.find(b"b")
@@ -138,7 +132,7 @@ def test_runs_are_counted_down() -> None:
 
 # --- what no task can make again ---------------------------------------------------------
 def test_what_no_task_can_make_again_is_kept_alive_until_the_result_goes() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     lineage.keep(call(b"made"), [], 1, None)  # from nothing that could be lost
     work = call(b"a")
     refs = pins(b"put", b"made")
@@ -156,7 +150,7 @@ def test_what_no_task_can_make_again_is_kept_alive_until_the_result_goes() -> No
 
 def test_a_result_that_could_not_be_made_again_is_kept_alive_itself() -> None:
     """It was made on this node, from a value that is dropped, and used on another."""
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     lineage.keep(call(b"here"), [shared(b"put")], 1, None)
     refs = pins(b"here")
     lineage.keep(call(b"there"), [shared(b"here")], 1, refs)
@@ -167,7 +161,7 @@ def test_a_result_that_could_not_be_made_again_is_kept_alive_itself() -> None:
 
 
 def test_large_arguments_are_kept_until_the_last_call_of_them_has_ended() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     work = call(b"a", arguments=large(500))
     assert lineage.keep(work, [], 1, [])
     origin = work.origin
@@ -181,7 +175,7 @@ def test_large_arguments_are_kept_until_the_last_call_of_them_has_ended() -> Non
 
 
 def test_arguments_of_a_generator_are_kept_while_it_runs_or_an_item_is_in_use() -> None:
-    lineage = lineage_of(10, 1000)
+    lineage = Lineage(10, 1000)
     work = call(b"none", arguments=large(500))
     items: list[bytes] = []
     origin = lineage.stream(work, [], items, [])
@@ -199,39 +193,8 @@ def test_arguments_of_a_generator_are_kept_while_it_runs_or_an_item_is_in_use() 
     assert list(lineage.unneeded) == [work.arguments]
 
 
-def test_the_oldest_are_given_up_when_they_keep_too_much_alive() -> None:
-    lineage = lineage_of(10, 1000, max_pinned=700)
-    plain = call(b"plain")
-    lineage.keep(plain, [], 1, None)
-    first = call(b"first", arguments=large(250))
-    lineage.keep(first, [shared(b"put")], 1, pins(b"put"))
-    for n in range(5):  # what several need counts once
-        lineage.keep(call(b"%d" % n), [shared(b"put"), shared(b"other")], 1, pins(b"put", b"other"))
-    assert lineage.find(b"first") is not None
-    lineage.keep(call(b"more", arguments=large(100)), [], 1, [])
-    assert lineage.find(b"first") is None
-    assert lineage.find(b"plain") is not None  # it keeps nothing alive
-    lineage.ended(first.origin)
-    assert list(lineage.unneeded) == [first.arguments]
-    assert all(lineage.find(b"%d" % n) for n in range(5))
-
-
-def test_a_size_that_was_not_known_at_first_does_not_count_later() -> None:
-    sizes: dict[bytes, int] = {}
-    lineage = Lineage(10, 1000, 100, lambda id: sizes.get(id, 0))
-    lineage.keep(call(b"a"), [], 1, pins(b"late"))
-    sizes[b"late"] = 90
-    lineage.keep(call(b"b"), [], 1, pins(b"late"))
-    lineage.forget(b"a")
-    lineage.forget(b"b")
-    lineage.keep(call(b"c"), [], 1, pins(b"late"))
-    lineage.keep(call(b"d", arguments=large(20)), [], 1, [])
-    assert lineage.find(b"c") is None
-    assert lineage.find(b"d") is not None
-
-
 def test_a_task_that_runs_again_after_it_was_given_up_is_remembered_with_what_it_has() -> None:
-    lineage = lineage_of(1, 1000)
+    lineage = Lineage(1, 1000)
     work = call(b"a", arguments=large(500))
     lineage.keep(work, [], 1, pins(b"put"))
     origin = work.origin
