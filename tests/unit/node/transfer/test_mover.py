@@ -228,9 +228,11 @@ def test_memory_that_a_reader_may_look_at_for_ever_is_given_back_as_one_that_is_
         over: list[bool] = []
         with Source(movers, b"x" * MIB) as source:
             middle = movers.memory()
-            move = a.fetch(*source.offer, middle, 0, SIZE, int)
+            came: list[int] = []
+            move = a.fetch(*source.offer, middle, 0, SIZE, came.append)
             offer = movers.offered(a, middle, SIZE, over, job=move.number)
             await source.show(MIB)
+            await until(lambda: sum(came) == MIB)
             with await connected(offer) as reader:
                 assert await asyncio.to_thread(reader.recv, 1000)
                 reader.sendall(MORE)
