@@ -306,7 +306,7 @@ def test_a_method_that_waits_for_its_arguments_can_be_cancelled(nodes: Cluster) 
     ref = there(MIB)
     with frozen(source(nodes)):
         call = reader.sum.remote(ref)
-        wait_until(lambda: miniray.get(other.tables.remote())["fetches"])
+        wait_until(lambda: miniray.get(other.tables.remote())["requests"])
         miniray.cancel(call)
         with pytest.raises(TaskCancelledError):
             miniray.get(call, timeout=10)
