@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.relay.requests import Asked, NodeRequests
+    from miniray.node.relay.requests import NodeRequest, NodeRequests
 
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
@@ -146,12 +146,14 @@ class Questions:
         """Ask for a command or a driver; ``nodes`` are ids, or None for all."""
         return [tuple(each) for each in await self.ask_nodes(what, arguments, seconds, nodes)], -1
 
-    def _asked(self, asked: Asked, what: str, arguments: Sequence[Any], seconds: float) -> None:
+    def _asked(
+        self, asked: NodeRequest, what: str, arguments: Sequence[Any], seconds: float
+    ) -> None:
         """Answer another daemon."""
         run_in(self._tasks, self._tell(asked, what, arguments, seconds))
 
     async def _tell(
-        self, asked: Asked, what: str, arguments: Sequence[Any], seconds: float
+        self, asked: NodeRequest, what: str, arguments: Sequence[Any], seconds: float
     ) -> None:
         asked.answer(await self._answer(what, arguments, seconds))
 

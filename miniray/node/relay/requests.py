@@ -32,7 +32,7 @@ class NoAnswerError(Exception):
     """A node could not be reached, or did not answer in time; it may be asked again."""
 
 
-class Asked(NamedTuple):
+class NodeRequest(NamedTuple):
     """A request of another node, which is answered once."""
 
     node: bytes
@@ -121,7 +121,7 @@ class NodeRequests:
 
     def __init__(self, relay: RelayHub) -> None:
         self._relay = relay
-        #: What this node answers: functions that get an ``Asked`` and the arguments.
+        #: What this node answers: functions that get an ``NodeRequest`` and the arguments.
         self.handlers: dict[str, Callable[..., object]] = {}
         self._numbers = itertools.count(1).__next__
         self._peers: dict[bytes, _Peer] = {}
@@ -133,7 +133,7 @@ class NodeRequests:
 
     def _asked(self, node_id: bytes, message: Relayed) -> None:
         number, what, *arguments = message.items
-        self.handlers[what](Asked(node_id, number, self._relay), *arguments)
+        self.handlers[what](NodeRequest(node_id, number, self._relay), *arguments)
 
     async def ask(
         self, node_id: bytes, what: str, *arguments: Any, size: int = 0, limit: float | None = None

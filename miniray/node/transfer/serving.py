@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping
 
-    from miniray.node.relay.requests import Asked, NodeRequests
+    from miniray.node.relay.requests import NodeRequest, NodeRequests
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
@@ -40,7 +40,7 @@ _ENDED = "its transfer to the node that passes it on ended"
 class _Wanted(NamedTuple):
     """A value that another node wants."""
 
-    asked: Asked
+    asked: NodeRequest
     key: Key
     by_mover: bool
     #: Bytes that may come with the answer.
@@ -79,7 +79,7 @@ class Serving:
     # --- who is served -----------------------------------------------------------
     def _fetch(
         self,
-        asked: Asked,
+        asked: NodeRequest,
         writer: bytes,
         segment: int,
         home: bytes,
@@ -166,7 +166,7 @@ class Serving:
 
     # --- in pieces -----------------------------------------------------------------
     def _read(
-        self, asked: Asked, writer: bytes, number: int, home: bytes, offset: int, length: int
+        self, asked: NodeRequest, writer: bytes, number: int, home: bytes, offset: int, length: int
     ) -> None:
         """Answer a node that wants bytes of a value that is here, or on its way here."""
         key = (writer, number, home)
@@ -183,7 +183,7 @@ class Serving:
         else:
             self._begin_read(asked, segment, offset, length, arriving)
 
-    def _answer_with(self, asked: Asked, segment: Segment, offset: int, length: int) -> None:
+    def _answer_with(self, asked: NodeRequest, segment: Segment, offset: int, length: int) -> None:
         if segment.in_memory:
             piece = os.pread(segment.fd, length, offset)
             asked.answer(tuple(_head(segment)), piece)
@@ -192,7 +192,7 @@ class Serving:
 
     def _begin_read(
         self,
-        asked: Asked,
+        asked: NodeRequest,
         segment: Segment,
         offset: int,
         length: int,
@@ -203,7 +203,12 @@ class Serving:
         run_in(self._answers, self._read_later(asked, segment, offset, length, arriving))
 
     async def _read_later(
-        self, asked: Asked, segment: Segment, offset: int, length: int, arriving: Arriving | None
+        self,
+        asked: NodeRequest,
+        segment: Segment,
+        offset: int,
+        length: int,
+        arriving: Arriving | None,
     ) -> None:
         """Answer a request with bytes that are on disk, or have yet to arrive here."""
         try:

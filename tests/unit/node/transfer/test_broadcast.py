@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from miniray.node.relay.requests import Asked
+    from miniray.node.relay.requests import NodeRequest
 
 SIZE = 12_000_001  # twelve pieces
 OWNER, READER = b"owner000", b"reader00"
@@ -279,7 +279,7 @@ def test_a_value_freed_half_way_is_lost_for_who_comes_back(tmp_path: Path) -> No
         number = written(source, bytes(SIZE))
         await cluster.fetch(holder, number)
 
-        def freed_meanwhile(asked: Asked, *_: object) -> None:
+        def freed_meanwhile(asked: NodeRequest, *_: object) -> None:
             source.directory.free(source.key(number))
             asked.refuse("it was dropped")
 
