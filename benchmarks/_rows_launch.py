@@ -65,7 +65,8 @@ def _command(engine: Engine) -> str:
 def _run(engine: Engine, address: str, nodes: int, *program: str) -> Sequence[str]:
     """The command that each host gets."""
     if engine.name == "miniray":
-        return (_command(engine), "run", "--host", "127.0.0.1", "--", *program)
+        own_address = ("--host", "127.0.0.1") if nodes > 1 else ()  # all hosts are this machine
+        return (_command(engine), "run", *own_address, "--", *program)
     options = ("--address", address, "--min-nodes", str(nodes))
     return (*APART, _command(engine), "symmetric-run", *options, "--", *program)
 

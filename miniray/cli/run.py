@@ -80,8 +80,8 @@ def run(
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch import allocation
     from miniray.launch.events import run_below_init
+    from miniray.launch.lone_host import RunOptions
     from miniray.launch.program import ProgramError
-    from miniray.launch.run import RunOptions
     from miniray.launch.run import run as run_part
 
     names = (allocation.RANK_VARIABLE, allocation.SIZE_VARIABLE, allocation.HEAD_VARIABLE)

@@ -35,7 +35,6 @@ from miniray.logs.log_thread import LogThread, left_out_note
 from miniray.security.token import TOKEN_VARIABLE, take_token
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.client.cluster_runtime import ClusterRuntime
@@ -215,7 +214,7 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
                 },
             ),
             timeout=config().start_timeout,
-            on_shutdown=lambda attachment: _shut_down(attachment, output, node.process),
+            on_shutdown=lambda attachment: _shut_down(attachment, output, node),
         )
     except BaseException:
         node.end()
@@ -310,14 +309,12 @@ def _start_node(options: InitOptions) -> LocalNode:
 # --- the end -------------------------------------------------------------------------
 
 
-def _shut_down(
-    attachment: Attachment, output: DriverOutput, process: subprocess.Popen[bytes] | None
-) -> None:
+def _shut_down(attachment: Attachment, output: DriverOutput, node: LocalNode) -> None:
     """Leave the cluster; an embedded one ends, and its last process is awaited."""
     forks.unguard()
     try:
         output.fetch()
-        if process is not None:
+        if node.process is not None:
             attachment.link.node_notice("shutdown")
             attachment.link.flush()
         else:
@@ -325,12 +322,5 @@ def _shut_down(
         output.drain()
     finally:  # Ctrl-C ends the wait for a paused terminal
         attachment.close()
-    if process is not None:
-        import subprocess
-
-        try:
-            process.wait(config().stop_grace)
-        except subprocess.TimeoutExpired:
-            logger.warning("the embedded cluster did not end in time and is killed")
-            process.kill()
-            process.wait()
+    if node.process is not None:
+        node.await_end()

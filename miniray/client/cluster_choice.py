@@ -9,6 +9,7 @@ What they attach to is a node of this machine; where the cluster has none, one i
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import platform
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.common.config import config
 from miniray.common.host_port import full_address, same_address
 from miniray.common.names import printable
-from miniray.common.process_state import command_of
+from miniray.common.process_state import command_of, ends_within
 from miniray.system.session import await_start, find_clusters
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from miniray.system.boot_options import BootOptions
     from miniray.system.launch import StartedNode
     from miniray.system.session import ClusterRecord
+
+logger = logging.getLogger(__name__)
 
 #: How the address of a cluster begins that has no network.
 _UNIX = "unix:"
@@ -161,16 +164,17 @@ class LocalNode:
 
     def end(self) -> None:
         """End the node, if this process started it."""
-        import subprocess
+        if self.process is not None:
+            self.process.terminate()
+            self.await_end()
 
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(config().stop_grace)
-        except subprocess.TimeoutExpired:
+    def await_end(self) -> None:
+        """Wait for the end of the node that this process started; kill it if that takes long."""
+        assert self.process is not None
+        if self.process.poll() is None and not ends_within(self.process.pid, config().stop_grace):
+            logger.warning("the node %s did not end in time and is killed", self.node_id)
             self.process.kill()
-            self.process.wait()
+        self.process.wait()
 
 
 def node_of_cluster(record: ClusterRecord) -> LocalNode:

@@ -21,8 +21,6 @@ from miniray.launch.rendezvous import HostState, MeetingPlace
 if TYPE_CHECKING:
     from miniray.launch.events import Events
 
-#: Names this rendezvous where others name a folder.
-NAME = "-"
 #: Seconds between two lines of the other end, and of silence after which it is gone.
 BEAT, SILENCE = 5, 20
 
@@ -82,7 +80,8 @@ class Pipe(MeetingPlace):
         elif "token" in message:
             self._door = HeadOffer.parse(message)
         elif "rank" in message:
-            self._reports[message["rank"]] = HostState.parse(message)
+            rank = message.pop("rank")
+            self._reports[rank] = HostState(**message)
 
     def _silent(self, _number: int, _frame: Any) -> None:
         """Handle SIGALRM: nobody has read for long, or nobody has written."""

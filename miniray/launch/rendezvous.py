@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.common.host_port import parse_address
 from miniray.launch import munge
@@ -46,19 +46,9 @@ class HostState:
     #: Why it does not join; empty while it tries.
     failure: str = ""
     #: Of its interfaces.
-    addresses: tuple[str, ...] = ()
+    addresses: list[str] = dataclasses.field(default_factory=list)
     #: Why it has not joined yet, as far as it knows.
     trouble: str = ""
-
-    @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> HostState:
-        """Read what travelled as JSON."""
-        return cls(
-            data["host"],
-            data["failure"],
-            tuple(data.get("addresses", ())),
-            data.get("trouble", ""),
-        )
 
 
 def describe_missing(
@@ -101,14 +91,11 @@ class MeetingPlace:
         """Return what the other hosts have told, by rank."""
         return {}
 
-    def all_joined(self) -> None:
-        """Remove what nobody needs any more."""
-
-    def give_up(self, reason: str) -> None:
-        """Tell hosts that have not joined that there is nothing to join any more."""
+    def close(self, reason: str = "") -> None:
+        """Remove where the head is, as all have joined, or tell late hosts why they cannot."""
 
     def leave(self, rank: int) -> None:
-        """Remove what this host has brought."""
+        """Remove what another host than the first one has brought."""
 
 
 class SharedFolder(MeetingPlace):
@@ -119,19 +106,18 @@ class SharedFolder(MeetingPlace):
     _open: Callable[[str], str] = staticmethod(str)
 
     def __init__(self, base: Path, run_id: str, rank: int) -> None:
-        folder = self._folder = base / (run_id or "run")
-        self._join, self._end = folder / "join", folder / "end"
-        #: When this host wrote for the first time, by the clock of the folder. What tells of an end
-        #: and is older is of an earlier run, if no id tells the runs apart.
-        self._since: float | None = None
+        self._folder = base / (run_id or "run")
         self._has_id = bool(run_id)
         base.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        _require_private(folder)
         if rank == 0:
             _remove_old(base, time.time() - _OLD)
-            self._join.unlink(missing_ok=True)  # of an earlier run, where no id tells them apart
-            self._end.unlink(missing_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        _require_private(self._folder)
+        if rank == 0:  # an earlier run may have left something: in this one none has tried to join
+            reports = self.reports().items()
+            failed = [f"n{each}" for each, state in reports if state.failure or state.trouble]
+            for name in ("join", "end", *failed):
+                (self._folder / name).unlink(missing_ok=True)
 
     def publish(self, door: HeadOffer) -> None:
         """Write the file that the others wait for."""
@@ -139,57 +125,39 @@ class SharedFolder(MeetingPlace):
 
     def find(self) -> HeadOffer | None:
         """Read it."""
-        end = _text_of(self._end)
-        if end is not None and not self._is_old(self._end):
+        end = _text_of(self._folder / "end")
+        if end is not None:
             raise RunEndedError(f"The first host has ended the run: {end}")
-        # What an earlier run has left may lead nowhere, until the first host removes it.
-        may_be_left = self._is_old(self._join)
-        text = _text_of(self._join)
-        if text is None:
-            return None
-        offer = HeadOffer.parse(json.loads(self._open(text)))
-        return dataclasses.replace(offer, listens=not may_be_left)
+        text = _text_of(self._folder / "join")
+        return None if text is None else HeadOffer.parse(json.loads(self._open(text)))
 
     def report(self, rank: int, state: HostState) -> None:
         """Write the file of this host."""
-        self._write(f"n{rank}", json.dumps(dataclasses.asdict(state)))
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone, as the run has ended
+            self._write(f"n{rank}", json.dumps(dataclasses.asdict(state)))
 
     def reports(self) -> dict[int, HostState]:
-        """Read the files of the other hosts. What hosts fail at comes after the head is known."""
-        found = {}
-        for path in self._folder.glob("n[0-9]*"):
-            text = _text_of(path)
-            state = HostState.parse(json.loads(text)) if text else None
-            has_tried = state is not None and (state.failure or state.trouble)
-            if state is not None and not (has_tried and self._is_old(path)):
-                found[int(path.name[1:])] = state
-        return found
+        """Read the files of the other hosts."""
+        texts = {int(path.name[1:]): _text_of(path) for path in self._folder.glob("n[0-9]*")}
+        return {rank: HostState(**json.loads(text)) for rank, text in texts.items() if text}
 
-    def all_joined(self) -> None:
-        """Remove the folder, so that nothing of it stays however the run ends."""
-        _remove(self._folder)
-
-    def give_up(self, reason: str) -> None:
-        """Write a file that stays for hosts that come late; it holds no secret."""
-        with contextlib.suppress(FileNotFoundError):  # the folder is gone: all have joined
+    def close(self, reason: str = "") -> None:
+        """Remove the folder; where a reason cannot be taken for another run's, that stays."""
+        (self._folder / "join").unlink(missing_ok=True)
+        if not (reason and self._has_id):
+            _remove(self._folder)
+            return
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone: all had joined
             self._write("end", reason)
 
     def leave(self, rank: int) -> None:
-        """Remove the file of this host; the last host removes the folder."""
-        (self._join if rank == 0 else self._folder / f"n{rank}").unlink(missing_ok=True)
+        """Remove the report of this host; the last host removes the folder."""
+        (self._folder / f"n{rank}").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # others are still there, or may come
             self._folder.rmdir()
 
     def _write(self, name: str, text: str) -> None:
-        path = self._folder / name
-        write_private(path, text.encode())
-        if self._since is None and not self._has_id:
-            self._since = path.stat().st_mtime
-
-    def _is_old(self, path: Path) -> bool:
-        with contextlib.suppress(OSError):  # it is gone
-            return self._since is not None and path.stat().st_mtime < self._since
-        return False
+        write_private(self._folder / name, text.encode())
 
 
 class SealedFolder(SharedFolder):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE
 from miniray.launch.events import DEADLY, ENDING, Events, StoppedError, events
-from miniray.launch.pipe import BEAT, NAME
+from miniray.launch.lone_host import STREAMS
+from miniray.launch.pipe import BEAT
 from miniray.launch.program import Program, ProgramError
 from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer
 from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
@@ -29,9 +30,10 @@ from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Nothing is asked on a terminal, and a host that is gone is noticed within 15 s.
+#: Nothing is asked on a terminal, and a host that is gone is noticed within 15 s. No process of ssh
+#: stays for later connections: it would keep this one's output open.
 _SSH = (
-    *("ssh", "-T", "-o", "BatchMode=yes"),
+    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 #: Seconds that the other hosts may take to end after the first one.
@@ -86,7 +88,7 @@ class SshRun:
 
     def remote_command(self, index: int, archive: bytes = b"") -> str:
         """Return the command line for the shell of one host, which gets an archive or none."""
-        place = ("--index", str(index), "--nodes", str(len(self.hosts)), "--rendezvous", NAME)
+        place = ("--index", str(index), "--nodes", str(len(self.hosts)), "--rendezvous", STREAMS)
         command = (self.python, "-c", _STAYS) if self.here else self.command
         words = (self.python, "-m", "miniray", "run", *place, *self.arguments, "--", *command)
         # The program is looked for where it is here, if there is such a folder there, and `python`
@@ -132,9 +134,12 @@ class _Host:
     output: bytes = b""
     errors: bytes = b""
     last_error: str = ""
-    #: What reads a piece of each stream that is open; False: there is nothing now.
-    streams: dict[int, Callable[[], bool]] = dataclasses.field(default_factory=dict)
-    ended: bool = False
+    #: What has not ended: the process, and the streams that are read.
+    open: int = 1
+
+    @property
+    def ended(self) -> bool:
+        return self.open == 0
 
     def send(self, message: dict[str, Any] | None = None) -> None:
         """Send a line; without a message, one that says that this end lives."""
@@ -293,24 +298,17 @@ class _Session:
         self._read_from(host, process.stdout.fileno(), lambda data: self._output(host, data))
         if process.stderr is not None:
             self._read_from(host, process.stderr.fileno(), lambda data: self._errors(host, data))
-        self._events.when_ended(process.pid, lambda: self._ended(host))
+        self._events.when_ended(process.pid, lambda: self._part_ended(host))
 
     def _read_from(self, host: _Host, descriptor: int, take: Callable[[bytes], None]) -> None:
-        os.set_blocking(descriptor, False)
-
-        def read() -> bool:
-            try:
-                data = os.read(descriptor, 1 << 16)
-            except BlockingIOError:
-                return False
-            if data:
+        def read() -> None:
+            if data := os.read(descriptor, 1 << 16):
                 take(data)
-            elif descriptor in host.streams:
-                del host.streams[descriptor]
+            else:
                 self._events.forget(descriptor)
-            return bool(data)
+                self._part_ended(host)
 
-        host.streams[descriptor] = read
+        host.open += 1
         self._events.when_readable(descriptor, read)
 
     def _output(self, host: _Host, data: bytes) -> None:
@@ -342,16 +340,13 @@ class _Session:
                 host.last_error = text.strip()
                 self._tell(f"{host.name}: {text}")
 
-    def _ended(self, host: _Host) -> None:
-        host.ended = True
+    def _part_ended(self, host: _Host) -> None:
+        """Note the end of the process or of a stream; after the last, tell why it has failed."""
+        host.open -= 1
+        if not host.ended or host is self._first:
+            return
         code = host.process.wait()
-        # Not until the end of these: a connection that ssh keeps for later runs has them open.
-        for descriptor, read in list(host.streams.items()):
-            while read():
-                pass
-            if descriptor in host.streams:
-                self._events.forget(descriptor)
-        if host is not self._first and code != 0:
+        if code != 0:
             why = f"ssh ended with exit code {code}: {host.last_error}".rstrip(": ")
             self._first.send({"rank": host.index, "host": host.name, "failure": why})
 

@@ -51,7 +51,14 @@ from miniray.system.boot_options import (
     bind_host,
 )
 from miniray.system.machine import cpu_count, memory_limit, node_ip, not_found
-from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
+from miniray.system.session import (
+    ClusterRecord,
+    ProcessId,
+    Session,
+    kill_program,
+    remove_session,
+    write_record,
+)
 from miniray.version import VERSION
 from miniray.wire.poller import Pace
 
@@ -381,12 +388,12 @@ class NodeStart:
             daemon.stop(reason, failed=True)
 
     async def _end(self, daemon: NodeDaemon, server: grpc.aio.Server) -> None:
+        if self.options.parent_pid not in (None, os.getppid()):  # that was killed
+            await asyncio.to_thread(kill_program, self.session)
         await daemon.close()
         grace = 0.1 if self.options.embedded else config().stop_grace
         await asyncio.to_thread(self._end_children, grace)
         await server.stop(None)
-        from miniray.system.session import remove_session
-
         remove_session(self.session)
 
     def _end_children(self, grace: float) -> None:

@@ -7,11 +7,10 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import signal
 from typing import TYPE_CHECKING
 
-from miniray.common.process_state import children_of
+from miniray.common.process_state import children_of, ends_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -122,15 +121,8 @@ def end_children(spare: Collection[int], timeout: float) -> None:
 
 def reap(pid: int, timeout: float | None) -> bool:
     """Wait for the end of a child; return False after ``timeout`` seconds, None: never."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        ended, _, _ = select.select([fd], [], [], timeout)
-    finally:
-        os.close(fd)
-    if ended:
-        with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
-            os.waitpid(pid, 0)
-    return bool(ended)
+    if not ends_within(pid, timeout):
+        return False
+    with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
+        os.waitpid(pid, 0)
+    return True

@@ -68,6 +68,7 @@ class StartingNode:
         self._session = create_session(options.temp_dir)
         #: Of its head, if it has one that listens on a socket of this machine alone.
         self.address = f"unix:{self._session.head_socket}"
+        self.session_dir = str(self._session.folder)
         self._sign: StartingSign | None = None
         self._process: subprocess.Popen[bytes] | None = None
         variables = {**(env_vars or {})}
@@ -190,13 +191,16 @@ def _spawn(
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Add variables to this process's, without the token: the node gets it by a pipe."""
-    from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+    """Add variables to this process's.
 
-    environment = {**os.environ, **variables}
-    environment.pop(TOKEN_VARIABLE, None)
-    environment.pop(TOKEN_FILE_VARIABLE, None)
-    return environment
+    Without the token, which the node gets by a pipe, and the mark of a run: its program is killed.
+    """
+    from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+    from miniray.system.session import RUN_VARIABLE
+
+    left_out = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, RUN_VARIABLE)
+    environment = {name: os.environ[name] for name in os.environ if name not in left_out}
+    return {**environment, **variables}
 
 
 def _pipe() -> tuple[int, int]:

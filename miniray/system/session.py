@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import stat
 import time
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 TMPDIR_VARIABLE = "MINIRAY_TMPDIR"
 #: Every process of a session has the session's id in this variable of its environment.
 SESSION_VARIABLE = "MINIRAY_SESSION"
+#: The program of `miniray run`, and all that it starts, have the folder of the session here.
+RUN_VARIABLE = "MINIRAY_RUN"
 _DEFAULT_BASE = Path("/tmp")  # noqa: S108 - what is made in it is checked to be the user's own
 _RUNTIME_DIRS = Path("/run/user")
 #: A socket's path may have 107 bytes; this much of it may be its folder.
@@ -288,8 +291,8 @@ def remove_session(session: Session, *, keep_logs: bool = True) -> None:
     record.unlink(missing_ok=True)  # last, so that an interrupted removal is found again
 
 
-def session_processes(session_id: str) -> list[ProcessId]:
-    """Return all running processes of this user that were started inside a session.
+def session_processes(session: str, variable: str = SESSION_VARIABLE) -> list[ProcessId]:
+    """Return all running processes of this user that name a session in their environment.
 
     One that hangs in the kernel is left out: whoever reads its environment might hang with it.
     """
@@ -305,7 +308,7 @@ def session_processes(session_id: str) -> list[ProcessId]:
                     waiting.append(pid)
                     continue
                 process = ProcessId.of(pid)
-                inside = variable_of(pid, SESSION_VARIABLE) == session_id
+                inside = variable_of(pid, variable) == session
             except BlockingIOError:
                 waiting.append(pid)
                 continue
@@ -318,6 +321,14 @@ def session_processes(session_id: str) -> list[ProcessId]:
         unread = waiting
         time.sleep(_BETWEEN_LOOKS)
     return found
+
+
+def kill_program(session: Session) -> None:
+    """Kill the program of a run, and all that it has started."""
+    for _ in range(_LOOKS):  # what is being killed may start another process
+        for process in session_processes(str(session.folder), RUN_VARIABLE):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _process_stat(pid: int) -> tuple[str, int] | None:

@@ -195,7 +195,7 @@ def test_when_the_cluster_ends_a_program_here_is_ended(hosts: CommandLine, tmp_p
     run = hosts.popen("miniray", "ssh", "--here", "a", "--", "bash", "-c", script)
     wait_for_file(tmp_path / "on")
     for client in psutil.Process(run.pid).children():
-        if "miniray" in " ".join(client.cmdline()):  # the host; not the program or its guard
+        if "miniray" in " ".join(client.cmdline()):  # the host, not the program
             client.kill()
     code, output = end_of(run)
     assert (code, "told" in output) == (3, True), output

@@ -261,15 +261,12 @@ class SubmittedJobs:
             else:
                 self._end(job, FAILED, text, "JOB_ENTRYPOINT_COMMAND_ERROR")
 
-    def start_failed(self, lease: int, error: BaseException) -> bool:
-        """End a job whose command could not be started; False if the lease is of no job."""
-        job = self._by_lease.get(lease)
-        if job is None:
-            return False
+    def start_failed(self, lease: int, error: BaseException) -> None:
+        """End the job with a lease, as its command could not be started."""
         environment = isinstance(error, RuntimeEnvSetupError)
         kind = "RUNTIME_ENV_SETUP_FAILURE" if environment else "JOB_ENTRYPOINT_COMMAND_START_ERROR"
-        self._end(job, FAILED, f"Its command could not be started: {error}", kind)
-        return True
+        text = f"Its command could not be started: {error}"
+        self._end(self._by_lease[lease], FAILED, text, kind)
 
     def lease_over(self, lease: int) -> None:
         """End a job of which no command was started, as it was stopped before."""
@@ -333,7 +330,7 @@ class SubmittedJobs:
     def _submit(self, job: SubmittedJob, demand: Demand) -> None:
         if job.is_over:
             return  # it was stopped meanwhile
-        job.lease = self._grants.reserve_number()
+        job.waits_as(self._grants.reserve_number())
         self._grants.submit(job.lease, self, job, demand, None)
 
     # --- restarts of the head ------------------------------------------------------------
@@ -366,7 +363,7 @@ class SubmittedJobs:
             else:
                 # How one ended is reported first, so the order to start this one was lost.
                 del self._by_lease[number]
-                job.waits_again()
+                job.waits_as(0)
                 self._submit(job, job.demand())
 
     def node_never_came(self, name: str) -> None:
@@ -393,7 +390,7 @@ class SubmittedJobs:
         self._by_lease.pop(job.lease, None)
         log = self._log(job)
         log.write(log.size, f"[miniray: {why} The job starts again.]\n".encode())
-        job.waits_again()
+        job.waits_as(0)
         self._keeper.submitted_job(job)
         self._keeper.when_written(lambda: self._submit(job, job.demand()))
         self._tell_followers(job)

@@ -95,9 +95,9 @@ class SubmittedJob:
         self.stop_grace = grace
         self.expired = self.expired or expired
 
-    def waits_again(self) -> None:
-        """Note that it has no lease any more, and is to have another one."""
-        self.state, self.node, self.lease = PENDING, "", 0
+    def waits_as(self, lease: int) -> None:
+        """Note the number of its request; 0: it has no lease any more, and is to ask for one."""
+        self.state, self.node, self.lease = PENDING, "", lease
 
     def may_run_again(self, *, lost: bool) -> bool:
         """Count a failure of its command, or a loss of its node, and return whether it runs again.
@@ -121,16 +121,8 @@ class SubmittedJob:
     def demand(self) -> Demand:
         """Return what its command needs; ValueError if that is malformed."""
         spec = self.spec
-        resources = dict(spec.resources)
-        if not resources and not spec.label_selector and spec.placement is None:
-            resources = dict(_AT_THE_HEAD)
-        return Demand.of(
-            resources,
-            placement=spec.placement,
-            label_selector=spec.label_selector,
-            fallback_selectors=spec.fallback_selectors,
-            lasting=True,
-        )
+        resources = spec.resources or ({} if spec.label_selector else _AT_THE_HEAD)
+        return Demand.of(dict(resources), label_selector=spec.label_selector, lasting=True)
 
 
 def difference(known: CommandSpec, given: CommandSpec) -> str:

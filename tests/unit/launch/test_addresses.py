@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.launch import run
+from miniray.launch import several_hosts
 from miniray.launch.allocation import HostAllocation
+from miniray.launch.lone_host import RunOptions
 from miniray.launch.reach import HeadOffer, leading_to
 from miniray.launch.rendezvous import HostState, RunEndedError, SharedFolder, describe_missing
-from miniray.launch.run import FirstHost, OtherHost, RunOptions
+from miniray.launch.several_hosts import FirstHost, OtherHost
 from miniray.security.certificates import make_authority
 from miniray.security.token import JoinToken
 from miniray.system.boot_options import BootError
@@ -38,9 +39,9 @@ def test_where_the_others_tell_nothing_the_first_host_does_not_wait_for_their_ad
         started.append(options)
         raise BootError("There is no node in this test.")
 
-    monkeypatch.setattr(run, "address_for_others", no_route)
-    monkeypatch.setattr(run, "own_addresses_v4", lambda: ["10.0.0.1", "10.1.0.1"])
-    monkeypatch.setattr(run, "start_node", start)
+    monkeypatch.setattr(several_hosts, "address_for_others", no_route)
+    monkeypatch.setattr(several_hosts, "own_addresses_v4", lambda: ["10.0.0.1", "10.1.0.1"])
+    monkeypatch.setattr(several_hosts, "start_node", start)
     make_authority(tmp_path / "a")
     options = RunOptions(("true",), authority=str(tmp_path / "a"))
     allocation = HostAllocation("by hand", 0, 2, head=("10.0.0.1:7000",))
@@ -57,12 +58,12 @@ def test_a_host_that_cannot_join_as_the_run_has_ended_says_that(
     first.publish(HeadOffer(("10.0.0.1:7",), JoinToken(b"f" * 32, b"s" * 32)))
 
     def start(*_: Any) -> Any:
-        first.give_up("it was stopped by SIGTERM before all hosts had joined.")
+        first.close("it was stopped by SIGTERM before all hosts had joined.")
         raise ConnectionError("Nothing listens there.")
 
-    monkeypatch.setattr(run, "meeting_place", lambda *_: SharedFolder(tmp_path, "r1", 1))
-    monkeypatch.setattr(run, "reach_head", lambda find, *_: ("10.0.0.1:7", find().token))
-    monkeypatch.setattr(run, "start_node", start)
+    monkeypatch.setattr(several_hosts, "meeting_place", lambda *_: SharedFolder(tmp_path, "r1", 1))
+    monkeypatch.setattr(several_hosts, "reach_head", lambda find, *_: ("10.0.0.1:7", find().token))
+    monkeypatch.setattr(several_hosts, "start_node", start)
     seen: Any = SimpleNamespace(collect=lambda: None)
     with pytest.raises(RunEndedError, match="stopped by SIGTERM before all hosts had joined"):
         OtherHost(RunOptions(("true",)), HostAllocation("Slurm", 1, 2), seen, print).run()

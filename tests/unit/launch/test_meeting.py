@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ def test_others_find_what_the_first_host_publishes_until_all_have_joined(tmp_pat
     assert other.find() == DOOR
     files = [path for path in (tmp_path / "r1").iterdir() if path.name == "join"]
     assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600]
-    first.all_joined()
+    first.close()
     assert other.find() is None
 
 
@@ -47,66 +46,42 @@ def test_the_first_host_reads_what_the_others_report(tmp_path: Path) -> None:
     assert first.reports() == {1: HostState("n1", "its disk is full")}
 
 
-def test_the_last_one_out_removes_the_folder(tmp_path: Path) -> None:
-    first, other = (SharedFolder(tmp_path, "r1", rank) for rank in (0, 1))
-    other.report(1, HostState("n1"))
-    first.publish(DOOR)
-    first.leave(0)
-    assert [path.name for path in (tmp_path / "r1").iterdir()] == ["n1"]
-    other.leave(1)
+def test_hosts_that_leave_before_the_first_one_comes_leave_nothing(tmp_path: Path) -> None:
+    others = [SharedFolder(tmp_path, "r1", rank) for rank in (1, 2)]
+    for rank, other in enumerate(others, 1):
+        other.report(rank, HostState(f"n{rank}"))
+    others[0].leave(1)
+    assert [path.name for path in (tmp_path / "r1").iterdir()] == ["n2"]
+    others[1].leave(2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_was_given_up_leaves_no_secret(tmp_path: Path) -> None:
+    first = SharedFolder(tmp_path, "r1", 0)
+    first.publish(DOOR)
+    first.close("host 1 did not come.")
+    assert [path.name for path in (tmp_path / "r1").iterdir()] == ["end"]
 
 
 def test_a_host_that_comes_too_late_reads_why(tmp_path: Path) -> None:
     first = SharedFolder(tmp_path, "r1", 0)
-    first.give_up("host 2 did not come.")
-    first.leave(0)
+    first.close("host 2 did not come.")
     with pytest.raises(RunEndedError, match="ended the run: host 2 did not come"):
         SharedFolder(tmp_path, "r1", 1).find()
 
 
-def age(*paths: Path) -> None:
-    for path in paths:
-        os.utime(path, (1, 1))
-
-
-def test_in_a_folder_that_is_used_again_the_end_of_an_earlier_run_counts_no_more(
-    tmp_path: Path,
-) -> None:
+def test_without_an_id_what_tells_of_an_earlier_run_counts_no_more(tmp_path: Path) -> None:
+    SharedFolder(tmp_path, "", 0).publish(DOOR)
     SharedFolder(tmp_path, "", 1).report(1, HostState("n1", "its disk is full"))
-    SharedFolder(tmp_path, "", 0).give_up("host 1 cannot join.")
-    age(tmp_path / "run/end", tmp_path / "run/n1")
-    other = SharedFolder(tmp_path, "", 2)  # before the first host, which removes what it finds
+    other = SharedFolder(tmp_path, "", 2)  # of this run, and before its first host
     other.report(2, HostState("n2"))
-    assert other.find() is None
     first = SharedFolder(tmp_path, "", 0)
-    first.publish(DOOR)
-    assert other.find() == DOOR
+    assert other.find() is None
     assert first.reports() == {2: HostState("n2")}
+    first.close("host 1 did not come.")
+    assert list(tmp_path.iterdir()) == []
     other.report(2, HostState("n2", "no route"))
-    assert first.reports() == {2: HostState("n2", "no route")}
-    first.give_up("host 2 cannot join.")
-    with pytest.raises(RunEndedError, match="host 2 cannot join"):
-        other.find()
-
-
-def test_a_head_that_an_earlier_run_may_have_left_is_not_known_to_listen(tmp_path: Path) -> None:
-    SharedFolder(tmp_path, "", 0).publish(DOOR)
-    age(tmp_path / "run/join")
-    other = SharedFolder(tmp_path, "", 1)  # before the first host, which removes what it finds
-    other.report(1, HostState("n1"))
-    assert other.find() == dataclasses.replace(DOOR, listens=False)
-    SharedFolder(tmp_path, "", 0).publish(DOOR)
-    assert other.find() == DOOR
-
-
-def test_an_end_counts_however_old_it_is_where_an_id_tells_the_runs_apart(tmp_path: Path) -> None:
-    SharedFolder(tmp_path, "r1", 0).give_up("host 1 did not come.")
-    age(tmp_path / "r1/end")
-    late = SharedFolder(tmp_path, "r1", 1)
-    late.report(1, HostState("n1"))
-    with pytest.raises(RunEndedError, match="host 1 did not come"):
-        late.find()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_run_left_is_removed_a_day_later_and_nothing_else(tmp_path: Path) -> None:

@@ -1,0 +1,206 @@
+"""The part of a host that is alone: a cluster of this machine, and the program beside it.
+
+Hosts with others add to it (``several_hosts.py``), and this imports nothing that only they need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.client.cluster_choice import node_of
+from miniray.client.init_options import ADDRESS_VARIABLE
+from miniray.exceptions import MinirayError
+from miniray.launch.events import DEADLY
+from miniray.launch.program import Program, ProgramError
+from miniray.system.boot_options import BootError, BootOptions
+from miniray.system.launch import StartingNode
+from miniray.system.session import RUN_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.client.cluster_choice import LocalNode
+    from miniray.launch.allocation import HostAllocation
+    from miniray.launch.events import Events
+
+#: The label by which the first host knows which hosts have joined.
+RANK_LABEL = "rank"
+#: The rendezvous by standard input and output, where others name a folder.
+STREAMS = "-"
+#: Seconds between two attempts to kill a program, and between two checks of the run.
+_BETWEEN_KILLS, _BETWEEN_CHECKS = 0.1, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What `miniray run` is asked to do. Times are seconds."""
+
+    command: tuple[str, ...]
+    #: For which the hosts wait for each other.
+    wait: float = 300.0
+    #: From SIGTERM on, until what still runs is ended.
+    grace: float = 30.0
+    #: End the run when a host is lost.
+    strict: bool = False
+    #: Folder where the hosts meet, and folder of a token made ahead.
+    rendezvous: str | None = None
+    authority: str | None = None
+    #: Further arguments of ``BootOptions``.
+    node: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def piped(self) -> bool:
+        """Whether standard input and output are the rendezvous."""
+        return self.rendezvous == STREAMS
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ValueError("Give the program to run: miniray run -- python train.py")
+        for name in ("wait", "grace"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0 s, not {getattr(self, name):g}.")
+        if RANK_LABEL in self.node.get("labels", {}):
+            raise ValueError(f"The label {RANK_LABEL!r} is set by miniray run: choose another.")
+
+
+class HostPart:
+    """What the parts of all hosts have.
+
+    Args:
+        options: Of the command.
+        allocation: Which host this is.
+        seen: Signals, and what else happens.
+        tell: Shows a line to the user.
+    """
+
+    #: When what still runs is ended.
+    _until: float | None = None
+
+    def __init__(
+        self,
+        options: RunOptions,
+        allocation: HostAllocation,
+        seen: Events,
+        tell: Callable[[str], object],
+    ) -> None:
+        self._options = options
+        self._rank, self._size = allocation.rank, allocation.size
+        self._allocation = allocation
+        self._events = seen
+        self._tell = tell
+
+    def _of_node(self, **further: Any) -> dict[str, Any]:
+        """Return the arguments of ``BootOptions`` for the node of this host."""
+        given = self._options.node
+        labels = {**given.get("labels", {}), RANK_LABEL: str(self._rank)}
+        return {**given, **further, "labels": labels, "parent_pid": os.getpid()}
+
+    def _await_end(
+        self,
+        pid: int,
+        pass_on: Callable[[int], object],
+        end: Callable[[], object],
+        check: Callable[[], object] | None = None,
+    ) -> None:
+        """Wait for the end of a child.
+
+        Args:
+            pid: Of the child.
+            pass_on: Takes the signals that come.
+            end: Called when one of them has ended the run, and the grace is over.
+            check: Called each second until then.
+        """
+        ended: list[bool] = []
+        self._events.when_ended(pid, lambda: ended.append(True))
+        while True:
+            look = None if check is None else time.monotonic() + _BETWEEN_CHECKS
+            for number in self._events.wait(look if self._until is None else self._until):
+                pass_on(number)
+                if number in DEADLY:
+                    self._limit()
+            if ended:
+                return
+            if self._until is not None and time.monotonic() >= self._until:
+                end()
+                self._until += _BETWEEN_KILLS
+            elif self._until is None and check is not None:
+                check()
+
+    def _limit(self) -> None:
+        """Begin the grace, if it has not begun."""
+        if self._until is None:
+            self._until = time.monotonic() + self._options.grace
+
+
+class LoneHost(HostPart):
+    """Starts the program beside its cluster, which needs no network: ``init()`` waits for it."""
+
+    _failed = False
+
+    def run(self) -> int:
+        """Return the program's exit code."""
+        self._require_program()
+        starting = StartingNode(
+            BootOptions(**self._of_node(embedded=True)), address_variable=ADDRESS_VARIABLE
+        )
+        node: LocalNode | None = None
+        try:
+            self._events.collect()
+            program = self._start_program(starting.address, starting.session_dir)
+
+            def answered() -> None:
+                nonlocal node
+                self._events.forget(starting.answers)
+                try:
+                    node = node_of(starting.ready())
+                except (BootError, MinirayError, OSError) as error:
+                    self._give_up(program, str(error))
+                else:
+                    self._watch(program, node)
+
+            self._events.when_readable(starting.answers, answered)
+            return self._until_end(program)
+        finally:
+            if node is not None:
+                node.end()
+            else:
+                starting.give_up()
+
+    def _require_program(self) -> None:
+        if shutil.which(self._options.command[0]) is None:
+            raise ProgramError(f"There is no program {self._options.command[0]!r}.")
+
+    def _start_program(self, address: str, session_dir: str) -> Program:
+        variables = {ADDRESS_VARIABLE: address, RUN_VARIABLE: session_dir}
+        return Program(self._options.command, variables, stdin=not self._options.piped)
+
+    def _watch(self, program: Program, node: LocalNode) -> None:
+        """End the program if its node ends."""
+        assert node.process is not None
+        self._events.when_ended(
+            node.process.pid,
+            lambda: self._give_up(program, f"The node of this host has ended. {logs_of(node)}"),
+        )
+
+    def _until_end(self, program: Program, check: Callable[[], object] | None = None) -> int:
+        """Wait for the program's end; return its exit code."""
+        kill = functools.partial(program.send, signal.SIGKILL)
+        self._await_end(program.pid, program.pass_on, kill, check)
+        return program.finish() or int(self._failed)
+
+    def _give_up(self, program: Program, reason: str) -> None:
+        self._tell(reason)
+        self._failed = True
+        program.send(signal.SIGTERM)
+        self._limit()
+
+
+def logs_of(node: LocalNode) -> str:
+    """Say where the logs of a node are."""
+    return f"Its logs are in {node.session_dir}/logs."
