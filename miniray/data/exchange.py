@@ -118,7 +118,7 @@ class Numbered(How):
         """Return the rows in the order of their new numbers."""
         table = concat(sides[0])
         if ORDER not in table.column_names:  # all rows are in this partition
-            table = concat([table.append_column(ORDER, pa.array(self._numbers(0, len(table), 1)))])
+            table = table.append_column(ORDER, pa.array(self._numbers(0, len(table), 1)))
         table = table.combine_chunks()
         order = np.argsort(table.column(ORDER).to_numpy())
         return table.drop_columns([ORDER]).take(order)

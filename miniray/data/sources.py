@@ -251,9 +251,8 @@ class Numbers(Content):
             if self.shape is None:
                 yield pa.table({"id": numbers})
             else:
-                ones: Any = np.ones((1, *self.shape), dtype=np.int64)
-                tensors = numbers.reshape(-1, *(1 for _ in self.shape)) * ones
-                yield pa.table({"data": column(tensors)})
+                ones: Any = np.ones(self.shape, dtype=np.int64)
+                yield pa.table({"data": column(np.multiply.outer(numbers, ones))})
 
 
 class Items(Content):

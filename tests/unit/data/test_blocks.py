@@ -123,3 +123,4 @@ def test_pandas_gets_tensors_as_cells() -> None:
     assert list(frame.columns) == ["x", "y"]
     assert frame["x"][0].shape == (3,)
     assert blocks.batch_to_table(frame).column("y").to_pylist() == [1, 2]
+    assert blocks.batch_to_table({"y": frame["y"]}).column("y").to_pylist() == [1, 2]

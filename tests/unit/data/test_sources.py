@@ -150,10 +150,13 @@ def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
     from miniray.data.sources import CutWish
 
     (tmp_path / "x.csv").write_text("a\n" + "".join(f"{n}\n" for n in range(1000)))
-    (tmp_path / "x.jsonl").write_text("".join(f'{{"a": {n}}}\n' for n in range(1000)))
+    lines = [f'{{"a": {n}}}' for n in range(1000)]
+    for name in ("x.jsonl", "x.json"):
+        (tmp_path / name).write_text("\n".join(lines))
     for dataset in (
         data.read_csv(str(tmp_path / "x.csv")),
         data.read_json(str(tmp_path / "x.jsonl")),
+        data.read_json(str(tmp_path / "x.json")),
     ):
         for target in (7, 100, 1001):
             units = list(dataset._plan.source.units(CutWish(target)))
@@ -161,6 +164,10 @@ def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
             tables = [table_of(unit) for unit in units]
             found = [row["a"] for table in tables for row in table.to_pylist()]
             assert found == list(range(1000))
+    (tmp_path / "list.json").write_text(f"[{','.join(lines)}]")
+    whole = data.read_json(str(tmp_path / "list.json"))
+    assert len(list(whole._plan.source.units(CutWish(100)))) == 1
+    assert values(whole) == list(range(1000))
 
 
 def test_small_files_are_read_together(tmp_path: Path) -> None:
