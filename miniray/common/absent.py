@@ -23,10 +23,22 @@ def absent(module: str, name: str, of_ray: Mapping[str, str]) -> AttributeError:
         name: What was looked up there.
         of_ray: What Ray has there and miniray has not, with what to do instead.
     """
-    text = f"module {module!r} has no attribute {name!r}"
-    if name in of_ray:
-        text = _instead(name, of_ray[name])
+    instead = instead_of(name, of_ray)
+    text = f"module {module!r} has no attribute {name!r}" if instead is None else instead
     return AttributeError(text, name=name)
+
+
+def instead_of(name: str, of_ray: Mapping[str, str]) -> str | None:
+    """Return the text for a name that only Ray has; None if it is not known.
+
+    Args:
+        name: The name.
+        of_ray: What to do instead, by the name, or by how names begin, as in ``read_*``.
+    """
+    for known, instead in of_ray.items():
+        if name == known or (known.endswith("*") and name.startswith(known[:-1])):
+            return f"miniray has no {name!r}: {instead}."
+    return None
 
 
 def lazy(
@@ -85,9 +97,10 @@ class _Finder:
         """Find nothing; raise for what is known to be absent."""
         del path, target
         module, _, name = fullname.rpartition(".")
-        if name in _OF_RAY.get(module, ()):
+        instead = instead_of(name, _OF_RAY.get(module, {}))
+        if instead is not None:
             # Without a name, as Python ignores one of the module that a from-import tries.
-            raise ModuleNotFoundError(_instead(name, _OF_RAY[module][name]))
+            raise ModuleNotFoundError(instead)
 
 
 class AbsentAttribute:
@@ -103,7 +116,3 @@ class AbsentAttribute:
     def __get__(self, instance: object, owner: type) -> NoReturn:
         text = f"{owner.__name__} has no {self._name!r} in miniray: {self._instead}."
         raise AttributeError(text, name=self._name, obj=instance)
-
-
-def _instead(name: str, instead: str) -> str:
-    return f"miniray has no {name!r}: {instead}."

@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.absent import AbsentAttribute
+from miniray.common.absent import instead_of
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
@@ -45,8 +45,16 @@ if TYPE_CHECKING:
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
 
-_TABLES = "to_arrow_refs() gives the tables, and to_pandas() a DataFrame"
-_WRITE = "write from a function given to map_batches()"
+_ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
+#: Methods of Ray's datasets that are not here, and what to do instead.
+_ABSENT = {
+    "iter_jax_batches": _ARRAYS,
+    "iter_tf_batches": _ARRAYS,
+    "summary": "aggregate() computes what is asked for",
+    "to_tf": _ARRAYS,
+    "to_*": "to_arrow_refs() gives the tables, and to_pandas() a DataFrame",
+    "write_*": "write from a function given to map_batches()",
+}
 
 
 class Dataset(Rearranging):
@@ -55,29 +63,11 @@ class Dataset(Rearranging):
     Made by ``miniray.data.read_parquet`` and its like. Methods return new datasets.
     """
 
-    if not TYPE_CHECKING:
-        iter_jax_batches = AbsentAttribute("iter_batches() gives NumPy arrays, which JAX takes")
-        iter_tf_batches = AbsentAttribute("iter_batches() gives NumPy arrays, as TensorFlow takes")
-        summary = AbsentAttribute("aggregate() computes what is asked for")
-        to_daft = AbsentAttribute(_TABLES)
-        to_dask = AbsentAttribute(_TABLES)
-        to_modin = AbsentAttribute(_TABLES)
-        to_pandas_refs = AbsentAttribute(_TABLES)
-        to_spark = AbsentAttribute(_TABLES)
-        to_tf = AbsentAttribute("iter_batches() gives NumPy arrays, which TensorFlow takes")
-        write_bigquery = AbsentAttribute(_WRITE)
-        write_clickhouse = AbsentAttribute(_WRITE)
-        write_datasink = AbsentAttribute(_WRITE)
-        write_delta = AbsentAttribute(_WRITE)
-        write_iceberg = AbsentAttribute(_WRITE)
-        write_kafka = AbsentAttribute(_WRITE)
-        write_lance = AbsentAttribute(_WRITE)
-        write_mongo = AbsentAttribute(_WRITE)
-        write_orc = AbsentAttribute(_WRITE)
-        write_snowflake = AbsentAttribute(_WRITE)
-        write_sql = AbsentAttribute(_WRITE)
-        write_tfrecords = AbsentAttribute(_WRITE)
-        write_webdataset = AbsentAttribute(_WRITE)
+    if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+        def __getattr__(self, name):
+            told = instead_of(name, _ABSENT) or f"'Dataset' object has no attribute {name!r}"
+            raise AttributeError(told, name=name, obj=self)
 
     def _of(self, plan: PlanNode) -> Dataset:
         return Dataset(plan)

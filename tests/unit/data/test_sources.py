@@ -289,13 +289,13 @@ def test_arguments_that_make_no_sense_are_told() -> None:
     assert data.ActorPoolStrategy(size=2, max_tasks_in_flight_per_actor=2).bounds == (2, 2)
     with pytest.raises(ValueError, match="min_size and max_size"):
         data.ActorPoolStrategy(size=2, max_size=3)
-    with pytest.raises(AttributeError, match="no 'to_tf' in miniray: iter_batches"):
+    with pytest.raises(AttributeError, match="no 'to_tf': iter_batches"):
         dataset.to_tf()
     with pytest.raises(TypeError, match=r"write_parquet\(\).*Did you mean 'compression'"):
         dataset.write_parquet("nowhere", compresion="gzip")
     with pytest.raises(TypeError, match=r"such as col\('a'\) > 5, and not its text"):
         dataset.filter(expr=pc.field("id") > 1)
-    with pytest.raises(AttributeError, match="no 'write_sql' in miniray: write from a function"):
+    with pytest.raises(AttributeError, match="no 'write_sql': write from a function"):
         dataset.write_sql("insert into t values (?)", None)
     with pytest.raises(AttributeError, match="Did you mean 'target_max_block_size'"):
         data.DataContext.get_current().target_max_blocksize = 5
