@@ -60,7 +60,7 @@ _KINDS = ("actor", "job", "placement_group", "task")
 #: Series of one metric that is of no node or run; runs, and metrics of a run, that are shown.
 _MOST_SERIES, _MOST_RUNS, _MOST = 1000, 100, 50
 #: Seconds in which processes have to tell which of their calls are open.
-_PATIENCE = 1.0
+_PATIENCE = 0.5
 #: The label that says of which kind the accelerators of a node are.
 _MODEL = "miniray.io/accelerator-type"
 

@@ -125,7 +125,7 @@ class NodeMetrics:
         self._rings: dict[str, array.array[float]] = {}
         self._slot = 0
         self._before: tuple[float, dict[str, float]] = (0.0, {})
-        clients.notices["metrics"] = self._take
+        clients.notices["metrics"] = self._take_last
         questions.answers["metrics"] = self._tell
         questions.answers["history"] = lambda _seconds: self._history()
         questions.answers["usage"] = self._usage
@@ -155,6 +155,11 @@ class NodeMetrics:
             if metric[0] != "gauge":
                 counted.known.setdefault(metric, series)
         self._told[client.process_id] = counted
+
+    def _take_last(self, client: Client, rows: list[Any]) -> None:
+        """Do so for a process whose values have changed: of equal gauges, its one is the last."""
+        self._take(client, rows)
+        self._told[client.process_id] = self._told.pop(client.process_id)
 
     def ended(self, process_id: bytes) -> None:
         """Keep what a process counted; its gauges go."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +45,20 @@ def test_counters_add_gauges_keep_the_last_and_histograms_count(values: Series) 
         ("g", None): [4],
         ("h", None): [2, 1, 1, 14],
     }
+
+
+def test_the_node_is_told_of_a_change_though_nobody_reads(
+    values: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_of: queue.Queue[list[Any]] = queue.Queue()
+    runtime = SimpleNamespace(tell_counts=lambda: told_of.put(values.rows()))
+    monkeypatch.setattr(metrics, "runtime_or_none", lambda: runtime)
+    monkeypatch.setattr(metrics, "_INTERVAL", 0.01)
+    monkeypatch.setattr(metrics, "_timer", None)
+    for count in (1.0, 2.0):
+        Counter("c").inc()
+        [(*_, value)] = told_of.get(timeout=20)
+        assert value == [count]
 
 
 def test_a_metric_is_pickled_with_its_default_tags() -> None:
