@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
 
 from miniray.data.blocks import column, from_file, rows_to_table
 from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between
 from miniray.data.transforms import DataError
+from miniray.system.option_checks import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
     from miniray.data.sources import CutWish
 
 T = TypeVar("T")
+#: Arguments of Ray's that only advise.
+_ADVICE = {
+    "concurrency",
+    "num_cpus",
+    "override_num_blocks",
+    "parallelism",
+    "ray_remote_args",
+    "try_create_dir",
+}
 #: Bytes of a file in which the end of its first line is looked for.
 _FIRST = 2**16
 
@@ -106,8 +118,6 @@ class FileFormat:
 
 def _csv(files: FileFormat, path: str, start: int, stop: int) -> Any:
     """Read CSV with a header in each file."""
-    import pyarrow.csv
-
     data = files.read(path, start, stop)
     if start and not data:
         return None
@@ -123,8 +133,6 @@ def _csv(files: FileFormat, path: str, start: int, stop: int) -> Any:
 
 def _json(files: FileFormat, path: str, start: int, stop: int) -> Any:
     """Read an object in each line, or a list of objects."""
-    import pyarrow.json
-
     data = files.read(path, start, stop)
     if not data.strip():
         return None
@@ -232,6 +240,27 @@ class FilesDatasource(Datasource):
 
     def _unit(self, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
         return ReadUnit(FileRows(self.format, tuple(spans)), size=size * self.format.kind.inflates)
+
+
+def checked_options(
+    caller: str, given: Mapping[str, Any], known: Iterable[str], named: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return options without those of Ray's that only advise.
+
+    Args:
+        caller: The function, for messages.
+        given: The options.
+        known: Those that there are.
+        named: Further arguments, for messages.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    found = {name: value for name, value in given.items() if name not in _ADVICE}
+    for name in found.keys() - set(known):
+        hint = suggestion(name, {*known, *named})
+        raise TypeError(f"{caller}() has no argument {name!r}.{hint}")
+    return found
 
 
 # --- paths ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from miniray.data.files import (
     FileFormat,
     FileKind,
     FilesDatasource,
+    checked_options,
     find_files,
 )
 from miniray.data.parquet import ParquetDatasource, Selection
@@ -39,17 +40,6 @@ from miniray.data.tables import concat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Arguments of Ray's readers that only advise, and those that are not here.
-_ADVICE = ("override_num_blocks", "parallelism", "concurrency", "ray_remote_args", "num_cpus")
-
-
-def _checked(caller: str, options: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    found = {name: value for name, value in options.items() if name not in _ADVICE}
-    for name in found:
-        if name not in known:
-            raise TypeError(f"{caller}() has no argument {name!r}, but {', '.join(known)}.")
-    return found
-
 
 def _seed_of(caller: str, shuffle: Any) -> int | None:
     if shuffle not in (None, "files"):
@@ -63,7 +53,7 @@ def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Datas
 
 def range(n: int, **options: Any) -> Dataset:
     """Return the numbers from 0 up to, without, n, in the column "id"."""
-    _checked("range", options, ())
+    checked_options("range", options, ())
     check_whole("range", "n", n, 0)
     schema = pa.schema([("id", pa.int64())])
     return _of_units([Numbers(n).unit], "ReadRange", schema)
@@ -71,7 +61,7 @@ def range(n: int, **options: Any) -> Dataset:
 
 def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Dataset:
     """Return n tensors of a shape in the column "data", each filled with its number."""
-    _checked("range_tensor", options, ())
+    checked_options("range_tensor", options, ())
     check_whole("range_tensor", "n", n, 0)
     schema = pa.schema([("data", pa.fixed_shape_tensor(pa.int64(), shape))])
     return _of_units([Numbers(n, tuple(shape)).unit], "ReadRange", schema)
@@ -79,7 +69,7 @@ def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Data
 
 def from_items(items: Sequence[Any], **options: Any) -> Dataset:
     """Return a row for each item: a dictionary as it is, others in the column "item"."""
-    _checked("from_items", options, ())
+    checked_options("from_items", options, ())
     table = items_to_table(items)
     schema = table.schema if table.num_columns else None
     return _of_units([TableRows.unit(table)], "FromItems", schema)
@@ -184,7 +174,7 @@ def read_parquet(
         FileNotFoundError: There is no file at a path.
         ValueError: A column is not there.
     """
-    _checked("read_parquet", options, ())
+    checked_options("read_parquet", options, ())
     found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
     source = ParquetDatasource(files, Selection(found, paths=include_paths))
     if columns is not None:
@@ -194,7 +184,8 @@ def read_parquet(
 
 
 def _read(caller: str, kind: FileKind, paths: Any, options: dict[str, Any]) -> Dataset:
-    found = _checked(caller, options, (*kind.options, "filesystem", "include_paths", "shuffle"))
+    known = (*kind.options, "filesystem", "include_paths", "shuffle")
+    found = checked_options(caller, options, known)
     found = {name: value for name, value in found.items() if value is not None}
     seed = _seed_of(caller, found.pop("shuffle", None))
     paths_too = found.pop("include_paths", False)

@@ -10,25 +10,31 @@ import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 
 from miniray.data.aggregate import LISTED, ROWS, grouped_by
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
-from miniray.data.files import is_local, resolve
+from miniray.data.files import checked_options, is_local, resolve
 from miniray.data.plan import Apply, Regroup
 from miniray.data.tables import rebatched
 from miniray.data.transforms import DataError, Transform, check_columns
-from miniray.system.option_checks import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from miniray.data.transforms import Where
 
 _MODES = ("append", "create", "overwrite", "ignore")
 _IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
-#: Arguments of Ray's that only advise.
-_ADVICE = ("concurrency", "ray_remote_args", "try_create_dir")
+#: What writes each kind of files, whose arguments are options.
+_OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "parquet": (pq.write_table, pq.ParquetWriter),
+    "csv": (pyarrow.csv.write_csv,),
+    "json": (json.dumps,),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,19 +104,13 @@ class Writer(Transform):
                 f"hold. Drop or convert it ({where.label})."
             )
         if self.kind == "parquet":
-            import pyarrow.parquet as pq
-
             pq.write_table(table, sink, **self.options)
         elif self.kind == "csv":
-            import pyarrow.csv
-
             pyarrow.csv.write_csv(table, sink, **self.options)
         elif self.kind == "json":
             for row in table_to_rows(table):
                 sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
         elif self.kind == "npy":
-            import numpy as np
-
             np.save(sink, values, allow_pickle=False)
         else:
             from PIL import Image
@@ -156,7 +156,8 @@ def write(
     mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
-    further = _checked(caller, kind, options)
+    known = {name for each in _OPTIONS.get(kind, ()) for name in inspect.signature(each).parameters}
+    further = checked_options(caller, options, known, inspect.signature(write).parameters)
     fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
     if there and mode == "create":
@@ -175,28 +176,6 @@ def write(
         pass
     if mode == "overwrite" and there:
         fs.rm(there)
-
-
-def _checked(caller: str, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are those of what writes the format."""
-    functions: tuple[Any, ...] = ()
-    if kind == "parquet":
-        import pyarrow.parquet as pq
-
-        functions = (pq.write_table, pq.ParquetWriter)
-    elif kind == "csv":
-        import pyarrow.csv
-
-        functions = (pyarrow.csv.write_csv,)
-    elif kind == "json":
-        functions = (json.dumps,)
-    known = {name for each in functions for name in inspect.signature(each).parameters}
-    found = {name: value for name, value in options.items() if name not in _ADVICE}
-    for name in found:
-        if name not in known:
-            hint = suggestion(name, {*known, *inspect.signature(write).parameters})
-            raise TypeError(f"{caller}() has no argument {name!r}.{hint}")
-    return found
 
 
 def _next_number(there: list[str]) -> int:
