@@ -34,12 +34,9 @@ def look(cluster: ClusterSource, of: str, rank: int | None = None) -> dict[str, 
     Raises:
         TargetError: Nothing that lives is meant.
     """
-    told, notes = ask_of(cluster, "stack", find(cluster, of), (), _STACKS)
-    told = _ranked(told, of, rank)
+    told, notes = _asked(cluster, "stack", of, rank, (), _STACKS)
     groups: dict[tuple[str, ...], list[str]] = {}
     for each in told:
-        if each["note"]:
-            notes.append(f"{_name(each)}: {each['note']}")
         for found in each["stacks"]:
             label = found["who"] if len(told) == 1 else f"{_name(each)}, {found['who']}"
             groups.setdefault(tuple(found["stack"]), []).append(label.removesuffix(", MainThread"))
@@ -83,15 +80,12 @@ def profile(
         raise ValueError(f"A profile takes up to {_LONGEST:g} seconds, not {seconds:g}.")
     # Of py-spy, and of the process itself when py-spy has told nothing.
     patience = 2 * seconds + _READING
-    told, notes = ask_of(
-        cluster, "profile", find(cluster, of), (kind, float(seconds), leaks), patience
-    )
-    told = _ranked(told, of, rank)
+    how = kind, float(seconds), leaks
+    told, notes = _asked(cluster, "profile", of, rank, how, patience)
     samples: Samples = []
     for each in told:
-        if each["note"]:
-            notes.append(f"{_name(each)}: {each['note']}")
-        elif kind == "cpu" and sum(cost for _, cost in each["samples"]) < _IDLE * seconds:
+        used = sum(cost for _, cost in each["samples"])
+        if kind == "cpu" and used < _IDLE * seconds and not each["note"]:
             notes.append(f"{_name(each)}: It was idle for these {seconds:g} s.")
         whose = [_name(each)] if len(told) > 1 else []
         samples += [(whose + frames, cost) for frames, cost in each["samples"]]
@@ -104,32 +98,55 @@ def profile(
     }
 
 
-def ask_of(
-    cluster: ClusterSource, question: str, pids: Pids, args: tuple[Any, ...], seconds: float
+def of_rank(cluster: ClusterSource, of: str, pids: Pids, rank: int) -> Pids:
+    """Return the process of a rank among those of the run ``of``.
+
+    Raises:
+        TargetError: There is none, or it does not answer.
+    """
+    told, _ = _ask(cluster, "stack", pids, (), _STACKS)
+    found = {
+        node: [each["pid"] for each in processes if each["rank"] == rank]
+        for node, processes in told.items()
+    }
+    if not any(found.values()):
+        raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
+    return {node: each for node, each in found.items() if each}
+
+
+def _asked(
+    cluster: ClusterSource,
+    question: str,
+    of: str,
+    rank: int | None,
+    args: tuple[Any, ...],
+    seconds: float,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Ask the nodes of what is meant, all at once.
 
     Returns:
-        What is told of each process, and a sentence on each node that does not answer.
+        What is told of each process, by rank; sentences on nodes that do not answer, and processes.
 
     Raises:
         TargetError: No node knows a process that is meant.
     """
-    nodes = None if "" in pids else [bytes.fromhex(node) for node in pids]
-    found, notes = answers(cluster, question, (pids, *args), seconds, nodes)
+    pids = find(cluster, of)
+    if rank is not None:
+        pids = of_rank(cluster, of, pids, rank)
+    found, notes = _ask(cluster, question, pids, args, seconds)
     told = [process for processes in found.values() for process in processes]
     if not told and not notes:
         named = sorted({str(pid) for each in pids.values() for pid in each})
         raise TargetError(f"No process of this cluster has the pid {', '.join(named)}.")
-    return told, notes
+    notes += [f"{_name(each)}: {each['note']}" for each in told if each["note"]]
+    return sorted(told, key=lambda each: (each["rank"] is None, each["rank"] or 0)), notes
 
 
-def _ranked(told: list[dict[str, Any]], of: str, rank: int | None) -> list[dict[str, Any]]:
-    """Return processes by their rank; only one if it is asked for."""
-    chosen = [each for each in told if rank is None or each["rank"] == rank]
-    if rank is not None and not chosen:
-        raise TargetError(f"{of} has no rank {rank}.")
-    return sorted(chosen, key=lambda each: (each["rank"] is None, each["rank"] or 0))
+def _ask(
+    cluster: ClusterSource, question: str, pids: Pids, args: tuple[Any, ...], seconds: float
+) -> tuple[dict[str, Any], list[str]]:
+    nodes = None if "" in pids else [bytes.fromhex(node) for node in pids]
+    return answers(cluster, question, (pids, *args), seconds, nodes)
 
 
 def _ways(told: list[dict[str, Any]]) -> str:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Seconds that nodes may take to search their files.
 _PATIENCE = 30.0
-#: Seconds that nodes may take to tell the ranks of processes.
-_STACKS = 4.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,7 +85,7 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
     Raises:
         TargetError: A run has no such rank, or no node is called so.
     """
-    from miniray.profiling.looks import ask_of
+    from miniray.profiling.looks import of_rank
 
     if of is None:
         return Whose(query)
@@ -107,13 +105,10 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         if ended is None and rank is not None:
             raise
         return ended or named
-    pids = [pid for each in targets.values() for pid in each]
     if rank is not None:
-        told, _ = ask_of(source, "stack", targets, (), _STACKS)
-        pids = [each["pid"] for each in told if each["rank"] == rank]
-        if not pids:
-            raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
-    return Whose(dataclasses.replace(query, pids=tuple(pids)), tuple(targets))
+        targets = of_rank(source, of, targets, rank)
+    pids = tuple(pid for each in targets.values() for pid in each)
+    return Whose(dataclasses.replace(query, pids=pids), tuple(targets))
 
 
 def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery) -> Whose | None:

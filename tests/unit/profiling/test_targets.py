@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniray.profiling.targets import find
+import pytest
+
+from miniray.profiling.looks import profile
+from miniray.profiling.targets import TargetError, find
 
 
 class Cluster:
@@ -18,3 +21,25 @@ def test_a_class_inside_of_a_function_is_named_as_lists_show_it() -> None:
     cluster: Any = Cluster()
     for name in ("Counter", "main.<locals>.Counter", "ab" * 3):
         assert find(cluster, name) == {"aa": [7]}
+
+
+def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:
+    asked = []
+
+    class Run(Cluster):
+        def ask_nodes(self, what: str, arguments: Any, *_how: Any) -> list[tuple[bytes, Any, str]]:
+            [pids, *_] = arguments
+            asked.append((what, pids))
+            each = {"way": "", "stacks": [], "samples": [], "note": "", "name": "loop"}
+            told = [{**each, "pid": pid, "rank": pid - 7} for pid in (7, 8)]
+            return [(b"\xaa", [one for one in told if one["pid"] in pids["aa"]], "")]
+
+        def listing(self, what: str) -> list[dict[str, Any]]:
+            [actor] = super().listing(what)
+            return [actor, {**actor, "pid": 8}]
+
+    cluster: Any = Run()
+    profile(cluster, "cpu", "Counter", 1.0, rank=1)
+    assert asked == [("stack", {"aa": [7, 8]}), ("profile", {"aa": [8]})]
+    with pytest.raises(TargetError, match="Counter has no rank 2"):
+        profile(cluster, "cpu", "Counter", 1.0, rank=2)
