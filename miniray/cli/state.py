@@ -31,8 +31,20 @@ if TYPE_CHECKING:
 
 #: What there is one of, by its name in `get`; the first field of its record is its id.
 _ONES = {thing.removesuffix("s"): thing for thing in KINDS if thing != "waiting"}
+#: What Ray's command calls differently.
+_OF_RAY = {"placement-groups": "groups", "cluster-events": "events"}
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.5
+
+
+class _Kinds(click.Choice[str]):
+    """Names of kinds, which may be one or many, or Ray's."""
+
+    def convert(self, value: str, param: Any, ctx: Any) -> str:
+        name = _OF_RAY.get(value, value)
+        forms = (name, f"{name}s", name.removesuffix("s"))
+        known = next((form for form in forms if form in self.choices), value)
+        return super().convert(known, param, ctx)
 
 
 def _clock(seconds: float | None) -> str:
@@ -145,7 +157,7 @@ _timeout = click.option(
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(list(KINDS)))
+@click.argument("what", type=_Kinds(KINDS))
 @click.option(
     "--filter",
     "filters",
@@ -203,7 +215,7 @@ def list_(
 
 
 @click.command()
-@click.argument("what", type=click.Choice(list(_ONES)))
+@click.argument("what", type=_Kinds(_ONES))
 @click.argument("id")
 @_timeout
 @json_option

@@ -232,11 +232,14 @@ class ObjectAccess(RuntimeObjects):
         if hooks.dropped:
             self._refs.drain()
         fetches = self._shared_memory.fetches if fetch_local else None
+        streams = False
         try:
             found = self._split(refs, num_returns, fetches)
         except AttributeError:
-            if not any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+            streams = any(isinstance(ref, ObjectRefGenerator) for ref in refs)
+            if not streams:
                 raise
+        if streams:  # out of the handler, whose error would be told with one of the wait
             return self._wait_streams(refs, num_returns, timeout, fetch_local)
         if found is None:
             pending = self._pending(refs, fetches)

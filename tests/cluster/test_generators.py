@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -450,3 +452,17 @@ def test_refs_and_generators_are_found_where_rays_programs_import_them() -> None
     assert _raylet.ObjectRef is miniray.ObjectRef
     assert _raylet.ObjectRefGenerator is miniray.ObjectRefGenerator
     assert _raylet.DynamicObjectRefGenerator is miniray.DynamicObjectRefGenerator
+
+
+def test_ctrl_c_while_a_generator_is_waited_for_is_told_alone() -> None:
+    @miniray.remote
+    def held() -> Iterator[int]:
+        threading.Event().wait()
+        yield 1
+
+    refs = held.remote()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        miniray.wait([refs], timeout=30)
+    assert caught.value.__context__ is None
+    miniray.cancel(refs)

@@ -181,7 +181,8 @@ class ActorRegistry:
         if actor is None:
             raise ValueError(
                 f"There is no actor named {name!r} in namespace {namespace!r}: none was created "
-                f"there, or it has ended. For one of another namespace, pass its namespace."
+                "there, or it has ended, as actors do with their last handle unless they are "
+                'lifetime="detached". For one of another namespace, pass its namespace.'
             )
         return actor.location
 

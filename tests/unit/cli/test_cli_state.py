@@ -43,6 +43,14 @@ def test_a_list_says_that_there_are_more() -> None:
     assert "more" not in invoked(list_, lambda _: waiting(2), "waiting", "--limit", "2").output
 
 
+def test_kinds_may_be_called_as_ray_calls_them() -> None:
+    for what, rows in {"placement-groups": "0 groups", "cluster-events": "0 events"}.items():
+        assert rows in invoked(list_, lambda _: [], what).output
+    assert "0 nodes" in invoked(list_, lambda _: [], "node").output
+    assert "There is no node" in invoked(get, lambda _: [], "nodes", "abc").output
+    assert "'runtime-envs' is not one of" in invoked(list_, lambda _: [], "runtime-envs").output
+
+
 def test_one_of_very_many_is_found() -> None:
     jobs = [
         {"job_id": f"{number:06x}", "start_time": 0.0, "end_time": None, "entrypoint": ""}
