@@ -74,22 +74,20 @@ def why(cluster: CommandConnection, of: str, as_json: bool) -> None:
     print_notes(found["notes"])
 
 
+def _output(**how: Any) -> Any:
+    return click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), **how)
+
+
+def _seconds(default: float, how_long: str, *, least_open: bool) -> Any:
+    kind = click.FloatRange(0, 300, min_open=least_open)
+    return click.option("--seconds", type=kind, default=default, show_default=True, help=how_long)
+
+
 @click.command()
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, 300),
-    default=10.0,
-    show_default=True,
-    help="How long to record; 0: calls above 1 ms that workers have run lately.",
+@_seconds(
+    10.0, "How long to record; 0: calls above 1 ms that workers have run lately.", least_open=False
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default="timeline.json",
-    show_default=True,
-    help="The file.",
-)
+@_output(default="timeline.json", show_default=True, help="The file.")
 @asks_cluster
 def timeline(cluster: CommandConnection, seconds: float, output: Path) -> None:
     """Record what runs where and when: calls, waits, transfers, spills, reports, uploads.
@@ -123,20 +121,11 @@ def _profiles(function: Any) -> Any:
     """Give a command what all profiles take."""
     for option in (
         asks_cluster,
-        click.option(
-            "-o",
-            "--output",
-            type=click.Path(dir_okay=False, path_type=Path),
+        _output(
             help="The file: .html (a flame graph that needs no network), .collapsed, or "
             ".speedscope.json.  [default: KIND.html]",
         ),
-        click.option(
-            "--seconds",
-            type=click.FloatRange(0, 300, min_open=True),
-            default=5.0,
-            show_default=True,
-            help="How long to record.",
-        ),
+        _seconds(5.0, "How long to record.", least_open=True),
         _rank,
         click.argument("of"),
         profile.command(),
