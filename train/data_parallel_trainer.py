@@ -227,9 +227,13 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
             f"train_loop_per_worker {function!r} has a `yield`, so a call does not run it. Report "
             f"with miniray.train.report() instead."
         )
+    try:
+        known = list(inspect.signature(function).parameters.values())
+    except ValueError:  # written in C, without a text signature: print, in Python 3.10
+        known = []
     parameters = [
         parameter
-        for parameter in inspect.signature(function).parameters.values()
+        for parameter in known
         if parameter.kind
         in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
     ]

@@ -136,8 +136,8 @@ class ControllerThread:
             if waits:
                 logger.warning(STOPPING)
                 wait([stopping])
-        _, runs = wait([self._outcome], ABORT_TIMEOUT)
-        if runs:
+        self._thread.join(ABORT_TIMEOUT)
+        if self._thread.is_alive():
             logger.warning("Run %s did not end within %s s.", self._name, ABORT_TIMEOUT)
 
     # --- in the thread ------------------------------------------------------------------------

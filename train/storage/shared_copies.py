@@ -31,7 +31,7 @@ _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated"
 def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
     """A local folder with the files, which other processes of this machine may read too."""
     key = _key_of(filesystem, path)
-    folder = _folder_of_copies()
+    folder = _folder_of_copies() if key is not None else None
     if key is None or folder is None:
         with tempfile.TemporaryDirectory(prefix="miniray_checkpoint_") as own:
             download(filesystem, path, Path(own))
