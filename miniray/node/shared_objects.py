@@ -107,7 +107,7 @@ class SharedObjects:
             ("objects", {"place": "memory"}, in_memory),
             ("objects", {"place": "disk"}, len(segments) - in_memory),
             ("object_transfers", {"direction": "in"}, self._transfers.table_sizes()["arriving"]),
-            ("object_transfers", {"direction": "out"}, self._serving.table_sizes()["offers"]),
+            ("object_transfers", {"direction": "out"}, self._mover.table_sizes()["moving away"]),
             ("object_spill_bytes_total", {}, spilling.written),
             ("object_restore_bytes_total", {}, spilling.restored),
             ("object_transfer_bytes_total", {"direction": "in"}, received),
