@@ -25,6 +25,9 @@ WORDS = {
 }
 
 
+#: Epochs and steps are below it, which a NaN is not.
+_MOST = 2**53
+
 #: Characters of a value that are shown.
 _WIDTH = 200
 
@@ -155,4 +158,6 @@ def format_seconds(seconds: float) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Return a metric that can be counted with; None for others, and for one that is no number."""
+    counts = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if counts and -_MOST < value < _MOST else None

@@ -46,6 +46,13 @@ def test_the_meter_counts_the_epochs_and_steps_that_are_reported():
     assert format_status(status) == "epoch 2/10, step 100, 2 steps/s, 3:20 left"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, True, "three"])
+def test_what_is_no_number_of_epochs_or_steps_is_not_counted_with(value):
+    meter = ProgressMeter(ProgressCallback(total_epochs=10))
+    status = meter.update(row(0, epoch=value, step=value), 0.0)
+    assert format_status(status) == "step 1"
+
+
 def test_a_slow_start_is_forgotten():
     meter = ProgressMeter()
     meter.update(row(0), 0.0)
