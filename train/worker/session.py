@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import logging
 import shutil
 import threading
@@ -111,8 +112,7 @@ class RankSession:
         self._uploads = BackgroundUploads()
         self._sending = threading.Lock()
         self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
-        self._collective_lock = threading.Lock()
-        self._collectives = 0
+        self._collectives = itertools.count()
 
     def report(self, metrics: Mapping[str, Any], given: CheckpointReport | None) -> None:
         """Upload the checkpoint if there is one, or have it uploaded, then send the report."""
@@ -255,10 +255,7 @@ class RankSession:
 
     def join(self, call: str, value: bytes) -> bytes:
         """Wait in a collective call for the other ranks; return rank 0's value, pickled."""
-        with self._collective_lock:
-            number = self._collectives
-            self._collectives += 1
-        outcome = self._controller.join(number, call, value)()
+        outcome = self._controller.join(next(self._collectives), call, value)()
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
