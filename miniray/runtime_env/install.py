@@ -115,23 +115,20 @@ class EnvironmentManager:
             RuntimeEnvSetupError: Something could not be made in time or at all.
         """
         limit = spec.get("config", {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
-        folders: list[tuple[FolderCache, str]] = []
-        making = self._assemble(spec, job_id, fetch_blob, folders)
+        making = _Preparation(self._cache, self._jobs, job_id, fetch_blob)
         try:
-            return await asyncio.wait_for(making, None if limit == -1 else limit)
-        except asyncio.TimeoutError as error:
-            self._release(folders)
-            raise RuntimeEnvSetupError(
-                f"The runtime_env was not ready after {limit} seconds. If it needs longer, raise "
-                "runtime_env['config']['setup_timeout_seconds'] (-1 is no limit)."
-            ) from error
-        except OSError as error:
-            self._release(folders)
-            raise RuntimeEnvSetupError(
-                f"The node could not write the runtime_env to its cache: {error}."
-            ) from error
-        except BaseException:
-            self._release(folders)
+            return await asyncio.wait_for(making.assemble(spec), None if limit == -1 else limit)
+        except BaseException as error:
+            self._release(making.folders)
+            if isinstance(error, asyncio.TimeoutError):
+                raise RuntimeEnvSetupError(
+                    f"The runtime_env was not ready after {limit} seconds. If it needs longer, "
+                    "raise runtime_env['config']['setup_timeout_seconds'] (-1 is no limit)."
+                ) from error
+            if isinstance(error, OSError):
+                raise RuntimeEnvSetupError(
+                    f"The node could not write the runtime_env to its cache: {error}."
+                ) from error
             raise
 
     def release(self, environment: WorkerEnvironment) -> None:
@@ -142,42 +139,42 @@ class EnvironmentManager:
         """Stop what is being made; what is finished in the cache stays for the next daemon."""
         await asyncio.gather(self._jobs.close(), self._cache.close())
 
-    async def _assemble(
-        self,
-        spec: Mapping[str, Any],
-        job_id: bytes,
-        fetch_blob: Callable[[str], Awaitable[bytes]],
-        folders: list[tuple[FolderCache, str]],
-    ) -> WorkerEnvironment:
-        """Make all parts; ``folders`` receives what must be released."""
+    def _release(self, folders: Iterable[tuple[FolderCache, str]]) -> None:
+        for cache, key in folders:
+            cache.release(key)
+        self._jobs.remove_unused()
 
-        async def package(uri: str, key: str) -> str:
-            return str(await self._package(uri, key, job_id, fetch_blob, folders))
 
+@dataclasses.dataclass
+class _Preparation:
+    """The parts of one environment, made one after the other."""
+
+    cache: FolderCache
+    jobs: JobFolders
+    job_id: bytes
+    fetch_blob: Callable[[str], Awaitable[bytes]]
+    #: What was acquired, to be released.
+    folders: list[tuple[FolderCache, str]] = dataclasses.field(default_factory=list)
+
+    async def assemble(self, spec: Mapping[str, Any]) -> WorkerEnvironment:
         env_vars = expand(spec.get("env_vars", {}), os.environ)
-        sys_path = [await package(uri, "py_modules") for uri in spec.get("py_modules", ())]
+        sys_path = [await self._package(uri, "py_modules") for uri in spec.get("py_modules", ())]
         cwd = None
         if "working_dir" in spec:
-            cwd = await package(spec["working_dir"], "working_dir")
+            cwd = await self._package(spec["working_dir"], "working_dir")
             sys_path.append(cwd)
         python = sys.executable
         fresh = needs_fresh_interpreter(env_vars)
         if "pip" in spec:
-            venv = await self._venv(spec["pip"], env_vars, folders)
+            venv = await self._venv(spec["pip"], env_vars)
             python, fresh = venv_python(venv), True
             path = env_vars.get("PATH", os.environ.get("PATH", os.defpath))
             env_vars |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv / 'bin'}{os.pathsep}{path}"}
-        return WorkerEnvironment(env_vars, python, tuple(sys_path), cwd, fresh, tuple(folders))
+        folders = tuple(self.folders)
+        return WorkerEnvironment(env_vars, python, tuple(sys_path), cwd, fresh, folders)
 
-    async def _package(
-        self,
-        uri: str,
-        key: str,
-        job_id: bytes,
-        fetch_blob: Callable[[str], Awaitable[bytes]],
-        folders: list[tuple[FolderCache, str]],
-    ) -> Path:
-        """Return the job's own copy of a package."""
+    async def _package(self, uri: str, key: str) -> str:
+        """Return the path of the job's own copy of a package."""
         address = PACKAGE_URI.fullmatch(uri)
         if address is None:
             raise RuntimeEnvSetupError(
@@ -188,19 +185,17 @@ class EnvironmentManager:
         unpack = packages.unpack_wheel if suffix == ".whl" else packages.unpack
 
         async def build(folder: Path, _lock: int) -> None:
-            content = await self._archive(uri, digest, fetch_blob)
+            content = await self._archive(uri, digest)
             await uninterrupted(unpack, content, folder, f"The package {uri}")
 
-        job = self._jobs.of(job_id)
-        return await _acquire(job, f"{suffix[1:]}-{digest[:32]}", build, folders)
+        job = self.jobs.of(self.job_id)
+        return str(await self._acquire(job, f"{suffix[1:]}-{digest[:32]}", build))
 
-    async def _archive(
-        self, uri: str, digest: str, fetch_blob: Callable[[str], Awaitable[bytes]]
-    ) -> bytes:
+    async def _archive(self, uri: str, digest: str) -> bytes:
         """Return a package from the cache, or from the cluster if the cache has none or another."""
 
         async def build(folder: Path, _lock: int) -> None:
-            content = await _fetched(uri, fetch_blob)
+            content = await _fetched(uri, self.fetch_blob)
             if await uninterrupted(_sha256, content) != digest:
                 raise RuntimeEnvSetupError(
                     f"The package {uri} arrived damaged: its content has another SHA-256."
@@ -208,7 +203,7 @@ class EnvironmentManager:
             await uninterrupted(write_private, folder / _ARCHIVE, content)
 
         key = f"package-{digest}"
-        folder = await self._cache.acquire(key, build)
+        folder = await self.cache.acquire(key, build)
         try:
             content = await uninterrupted(_read, folder / _ARCHIVE)
             if await uninterrupted(_sha256, content) != digest:
@@ -217,36 +212,21 @@ class EnvironmentManager:
                 content = await uninterrupted(_read, folder / _ARCHIVE)
             return content
         finally:
-            self._cache.release(key)
+            self.cache.release(key)
 
-    async def _venv(
-        self,
-        pip: Mapping[str, Any],
-        env_vars: Mapping[str, str],
-        folders: list[tuple[FolderCache, str]],
-    ) -> Path:
-        key = await uninterrupted(venv_key, pip, env_vars)
-
+    async def _venv(self, pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> Path:
         async def build(folder: Path, lock: int) -> None:
             await build_venv(folder, pip, env_vars, lock)
 
-        return await _acquire(self._cache, key, build, folders)
+        key = await uninterrupted(venv_key, pip, env_vars)
+        return await self._acquire(self.cache, key, build)
 
-    def _release(self, folders: Iterable[tuple[FolderCache, str]]) -> None:
-        for cache, key in folders:
-            cache.release(key)
-        self._jobs.remove_unused()
-
-
-async def _acquire(
-    cache: FolderCache,
-    key: str,
-    build: Callable[[Path, int], Awaitable[None]],
-    folders: list[tuple[FolderCache, str]],
-) -> Path:
-    path = await cache.acquire(key, build)
-    folders.append((cache, key))
-    return path
+    async def _acquire(
+        self, cache: FolderCache, key: str, build: Callable[[Path, int], Awaitable[None]]
+    ) -> Path:
+        path = await cache.acquire(key, build)
+        self.folders.append((cache, key))
+        return path
 
 
 async def _fetched(uri: str, fetch_blob: Callable[[str], Awaitable[bytes]]) -> bytes:

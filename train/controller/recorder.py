@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import math
 import numbers
-import operator
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +107,8 @@ class RunRecorder:
     """What a run leaves in its folder, and what is known of it.
 
     Attributes:
-        latest_metrics: Metrics of the newest step, also of an earlier run of the same name; None
-            before the first.
         next_number: Number of the next report among all reports of the run.
+        history: Its reports, also those of an earlier run of the same name.
     """
 
     storage: RunStorage
@@ -126,7 +124,6 @@ class RunRecorder:
         self.next_number = 0
         #: Names of checkpoints that earlier attempts and runs have left.
         self._earlier: set[str] = set()
-        self.latest_metrics: dict[str, Any] | None = None
         self.history = History()
         #: When the first rank began to upload a checkpoint that is not complete, by its name.
         self._begun: dict[str, float] = {}
@@ -136,13 +133,11 @@ class RunRecorder:
         self.clear_incomplete(0)
         records = self.storage.records()
         self._book.restore(records)
-        older = [(record.number, dict(record.metrics)) for record in records]
         self.history.read(self.storage)
-        if self.history.reports:
-            older.append((self.history.newest["number"], self.history.newest["metrics"]))
-        if older:
-            newest, self.latest_metrics = max(older, key=operator.itemgetter(0))
-            self.next_number = max(self.next_number, newest + 1)
+        for record in records[-1:]:  # of which a killed run may not have written the row
+            if record.number >= self.history.reports:
+                self.history.add({"number": record.number, "metrics": dict(record.metrics)})
+        self.next_number = max(self.next_number, self.history.reports)
 
     def clear_incomplete(self, least: int) -> None:
         """Delete what ended workers left incomplete; later reports begin at ``least`` or above."""
@@ -176,6 +171,11 @@ class RunRecorder:
             self._earlier.discard(name)
 
     @property
+    def latest_metrics(self) -> dict[str, Any] | None:
+        """Metrics of the newest step; None before the first."""
+        return dict(self.history.newest["metrics"]) if self.history.reports else None
+
+    @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, from which workers begin."""
         record = self._book.latest
@@ -203,7 +203,6 @@ class RunRecorder:
                 }
             )
             self.next_number = number + 1
-            self.latest_metrics = step.metrics
             if self.callbacks:
                 # Copies: a callback that changes them does not change what is kept.
                 self.callbacks.tell_report(number, step.metrics_of_all, checkpoint)
