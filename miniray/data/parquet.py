@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Files whose footers are read at once.
 _READERS = 16
 #: Rows that are decoded at once, at most, and about how many bytes.
-_ROWS, _BYTES = 131_072, 16 * 2**20
+_ROWS, _BYTES = 131_072, 4 * 2**20
 #: Bytes of each column of a local file that are read at once.
 _BUFFER = 2**20
 

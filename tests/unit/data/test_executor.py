@@ -1,8 +1,13 @@
-"""What a plan's pools hold beside each other, and what is too much."""
+"""What a plan's pools hold beside each other, and what is too much; what feeds give, and when."""
+
+import itertools
 
 from miniray import data
+from miniray.data.blocks import rows_to_table
 from miniray.data.executor import unfitting
+from miniray.data.feeds import group_feed, limit_feed, union_feed
 from miniray.data.plan import optimised
+from miniray.data.sources import TableRows
 
 
 class Same:
@@ -33,3 +38,59 @@ def test_parts_of_a_device_that_fit_are_not_refused():
     tenth = {"num_gpus": 0.1, "batch_size": 1}
     assert unfitting(plan(tenth), {"GPU": 0.3}, share=3) == {}
     assert unfitting(plan(tenth, tenth), {"GPU": 1 - 0.8}) == {}
+
+
+class Watched:
+    """A feed of numbers of rows that tells what was asked for, and whether it was closed."""
+
+    def __init__(self, *items):
+        self.items = items
+        self.given = 0
+        self.closed = False
+
+    def feed(self):
+        try:
+            for item in self.items:
+                self.given += 1
+                yield item if item == WAITS else TableRows.unit(rows_to_table([{"n": 1}] * item))
+            while True:
+                yield None
+        finally:
+            self.closed = True
+
+
+WAITS = ["a call"]
+
+
+def rows_of(feed):
+    """What a feed gives up to its end, units as their rows."""
+    items = itertools.takewhile(lambda item: item is not None, feed)
+    return [item if isinstance(item, list) else item.rows for item in items]
+
+
+def test_a_limit_takes_no_more_units_than_it_needs_and_closes_what_gives_them():
+    below = Watched(3, WAITS, 3, 3)
+    assert rows_of(limit_feed(below.feed(), 5)) == [3, WAITS, 2]
+    assert (below.given, below.closed) == (3, True)
+
+
+def test_datasets_in_a_union_are_read_one_after_another():
+    first, second = Watched(1, WAITS, 2), Watched(3)
+    feed = union_feed(each.feed() for each in (first, second))
+    assert [next(feed).rows, next(feed), next(feed).rows] == [1, WAITS, 2]
+    assert (first.closed, second.given) == (False, 0)
+    assert rows_of(feed) == [3]
+    assert (first.closed, second.closed) == (True, True)
+
+
+def test_units_are_put_together_until_there_are_enough_rows_or_no_more():
+    assert rows_of(group_feed(Watched(1, WAITS, 1, 3, 1).feed(), 2)) == [WAITS, 2, 3, 1]
+    assert rows_of(group_feed(Watched(1, 4, WAITS, 1).feed(), 2, strict=True)) == [2, 2, WAITS, 2]
+
+
+def test_a_feed_that_is_closed_closes_those_below_it():
+    below = Watched(1, 1)
+    feed = limit_feed(group_feed(below.feed(), 1), 9)
+    next(feed)
+    feed.close()
+    assert below.closed
