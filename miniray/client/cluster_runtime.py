@@ -421,7 +421,13 @@ class ClusterRuntime(Runtime):
             self.link.node_notice("metrics", counted)
 
     def _give_up(self) -> None:
-        """Fail all that is waited for: nothing will come any more."""
+        """Fail all that is waited for: nothing will come any more.
+
+        At exit only daemon threads are left, which end with the process: their errors would be
+        printed.
+        """
+        if not threading.main_thread().is_alive():
+            return
         error = error_value(RuntimeError("miniray.shutdown() was called."))
         for call in list(self.call_table.open.values()):
             if call.stream is not None:

@@ -137,6 +137,46 @@ def test_a_spawned_child_says_that_its_cluster_is_not_its_parents(tmp_path: Path
     assert done.stderr.count("has started a cluster of its own") == 1
 
 
+WAITING = """
+import sys
+import threading
+import time
+import miniray
+
+@miniray.remote
+class Gate:
+    def wait(self):
+        threading.Event().wait()
+
+miniray.init(num_cpus=1)
+gate = Gate.remote()
+waits = (miniray.get, lambda ref: miniray.wait([ref]), lambda ref: ref.future().result())
+threads = [
+    threading.Thread(target=wait, args=(gate.wait.remote(),), daemon=True) for wait in waits
+]
+
+def waits(thread):
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None and frame.f_code.co_name not in ("get", "wait", "result"):
+        frame = frame.f_back
+    return frame is not None
+
+for thread in threads:
+    thread.start()
+while not all(map(waits, threads)):
+    time.sleep(0.01)
+"""
+
+
+def test_daemon_threads_that_wait_at_exit_print_no_errors(tmp_path: Path) -> None:
+    program = tmp_path / "waiting.py"
+    program.write_text(WAITING)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_program_that_shuts_down_keeps_no_object_of_the_cluster() -> None:
     miniray.init(num_cpus=1)
     table = weakref.ref(current_runtime().table)
