@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -37,7 +38,7 @@ def main() -> NoReturn:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    from miniray.system.session import Session
+    from miniray.system.session import Session, kill_program
 
     id, folder, socket_dir = request["session"]
     session = Session(id, Path(folder), Path(socket_dir))
@@ -49,7 +50,10 @@ def main() -> NoReturn:
         code = _run(options, session, answer, control, template_pid)
     except BaseException as error:
         logger.exception("the node could not start")
-        _answer_error(answer, error)
+        with contextlib.suppress(BrokenPipeError):  # who started it is gone
+            _answer_error(answer, error)
+    if options.parent_pid not in (None, os.getppid()):  # it was killed, and its program was not
+        kill_program(session)
     logging.shutdown()
     os._exit(code)
 

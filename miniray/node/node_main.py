@@ -55,7 +55,6 @@ from miniray.system.session import (
     ClusterRecord,
     ProcessId,
     Session,
-    kill_program,
     remove_session,
     write_record,
 )
@@ -388,8 +387,6 @@ class NodeStart:
             daemon.stop(reason, failed=True)
 
     async def _end(self, daemon: NodeDaemon, server: grpc.aio.Server) -> None:
-        if self.options.parent_pid not in (None, os.getppid()):  # that was killed
-            await asyncio.to_thread(kill_program, self.session)
         await daemon.close()
         grace = 0.1 if self.options.embedded else config().stop_grace
         await asyncio.to_thread(self._end_children, grace)

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from command_helpers import CommandLine
 
 
-def test_a_program_ends_with_its_run_however_early_that_is_killed(command: CommandLine) -> None:
-    kills_its_parent = "kill -s KILL $PPID; exec sleep 600"
-    run = command.popen("miniray", "run", "--", "sh", "-c", kills_its_parent)
+@pytest.mark.parametrize(
+    "variables", [{}, {"MINIRAY_START_TIMEOUT": "0.001"}], ids=["", "its node does not start"]
+)
+def test_a_program_ends_with_its_run_however_early_that_is_killed(
+    command: CommandLine, variables: dict[str, str]
+) -> None:
+    kills_its_parent = ("sh", "-c", "kill -s KILL $PPID; exec sleep 600")
+    run = command.popen("miniray", "run", "--", *kills_its_parent, variables=variables)
     # The output is that of the program too, and so is open for as long as this runs.
     assert (run.communicate(timeout=PATIENCE)[0], run.returncode) == ("", -9)
     wait_until(lambda: not command.pids())
