@@ -1,13 +1,15 @@
 """What a task of a dataset does with the units that it is given."""
 
 import dataclasses
+import threading
 
+import numpy as np
 import pytest
 
 from miniray import data
 from miniray.data.exchange import together
-from miniray.data.sources import Content, ReadUnit
-from miniray.data.transforms import Where
+from miniray.data.sources import Content, CutWish, ReadUnit
+from miniray.data.transforms import MapBatches, Udf, Where
 from miniray.data.work import StageWork
 
 pa = pytest.importorskip("pyarrow")
@@ -50,3 +52,41 @@ def test_a_file_is_not_read_again_without_end_nor_after_other_errors():
     with pytest.raises(OSError, match="gone"):
         ids(Remote(0, []), Remote(2, gone))
     assert len(gone) == 1
+
+
+class Waits:
+    """A class that is called until the batch after its own was made."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __call__(self, batch):
+        assert self.made[int(batch["n"][0]) + 1].wait(20)
+        return batch
+
+
+def test_the_next_batch_is_made_while_an_object_of_a_class_is_called():
+    made = [threading.Event() for _ in range(4)]
+
+    def tables():
+        for number, event in enumerate(made[:-1]):
+            event.set()
+            yield pa.table({"n": [number]})
+        made[-1].set()
+
+    step = MapBatches(Udf(Waits, init_args=(made,)), "MapBatches").prepared()
+    rows = [table.column("n").to_pylist() for table in step.run(tables(), Where("here"))]
+    assert rows == [[0], [1], [2]]
+
+
+def test_large_row_groups_are_cut_so_that_each_cpu_has_a_part_and_small_ones_further(tmp_path):
+    import pyarrow.parquet as pq
+
+    numbers = np.random.default_rng(1).integers(2**62, size=2**20)
+    for rows, parts in ((2**20, 2), (2**16, 8)):
+        path = str(tmp_path / f"{rows}.parquet")
+        table = pa.table({"n": numbers[:rows]})
+        pq.write_table(table, path, row_group_size=rows, use_dictionary=False)
+        source = data.read_parquet(path)._plan.source
+        units = list(source.units(CutWish(2**30, parts=8)))
+        assert [unit.rows for unit in units] == [rows // parts] * parts
