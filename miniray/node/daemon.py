@@ -91,7 +91,7 @@ class NodeDaemon:
         self._probes = Probes(clients, questions, names, node)
         self._memory_kills = MemoryKills()
         self._objects = objects = SharedObjects(
-            node, clients, relay, requests, questions, names, pool.fork_helper, to_head
+            node, clients, relay, questions, names, pool.fork_helper, to_head
         )
         self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
         devices = DeviceUse(node.accelerators, this_host())

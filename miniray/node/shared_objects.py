@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from miniray.node.base.template_client import Helper
     from miniray.node.relay.questions import Questions
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.relay.requests import NodeRequests
     from miniray.node.store.segments import Key
     from miniray.node.transfer.mover_client import Opened
     from miniray.node.workers.process_names import ProcessNames
@@ -43,13 +42,12 @@ class SharedObjects:
         node: NodeConfig,
         clients: ClientServer,
         relay: RelayHub,
-        requests: NodeRequests,
         questions: Questions,
         names: ProcessNames,
         fork_helper: Callable[[str], Helper],
         head: HeadClient,
     ) -> None:
-        node_id, runs = node.node_id, names.runs
+        node_id, runs, requests = node.node_id, names.runs, questions.requests
         self._push = clients.push
         self.store = store = SegmentStore(
             node.object_store_capacity, SpillFiles(node.spill_folder), clients.push

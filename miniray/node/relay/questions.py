@@ -49,7 +49,8 @@ class Questions:
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
-        self._requests = requests
+        #: Those to other daemons, of which questions are some.
+        self.requests = requests
         #: What this node answers, by the name of the question: functions or coroutine functions
         #: that get the seconds that its processes may take, and the question's arguments.
         self.answers: dict[str, Callable[..., Any]] = {"processes": self._processes}
@@ -115,7 +116,7 @@ class Questions:
             return Told(node, *await self._answer(what, arguments, seconds))
         question, limit = (what, arguments, seconds), seconds + _ON_THE_WAY
         try:
-            told, _ = await self._requests.ask(node, "question", *question, limit=limit)
+            told, _ = await self.requests.ask(node, "question", *question, limit=limit)
         except (RequestRefusedError, NoAnswerError) as error:
             return Told(node, None, str(error) if self._relay.knows(node) else _GONE)
         return Told(node, *told)
