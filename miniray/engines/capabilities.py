@@ -23,15 +23,17 @@ REFUSED = {
 
 #: What works otherwise than on miniray's own engine, since Ray decides it.
 DIFFERENT = {
-    "exceptions of workers": "ends of processes are told in Ray's words",
+    "exceptions of workers": "ends of processes are told in Ray's words; an exception whose "
+    "attributes can't be read ends its worker",
     "ids": "refs have 28 bytes, actors and placement groups the lengths that Ray gives them",
     "preloaded modules": "the option _preload has no effect",
     "fractions of devices": "Ray counts totals per node, not shares per device",
     "reasons for waiting": "`ray status` tells them",
     "ranks that hang": "their error does not show where they hang; `ray stack` does",
     "encryption": "as the Ray cluster is configured; miniray's TLS is that of its own clusters",
-    "code of your own modules": "workers on other machines need them: give "
-    'runtime_env={"working_dir": "."}; on the driver\'s machine its sys.path is used',
+    "code of your own modules": "workers of a cluster need them: give "
+    'runtime_env={"working_dir": "."}; on the driver\'s machine they look in the folder of the '
+    "program, too, and in the current one",
 }
 
 

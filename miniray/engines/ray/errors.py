@@ -1,16 +1,18 @@
-"""Errors on their way through Ray, which can't send each exception, and Ray's as miniray's."""
+"""What user code raises, on its way through Ray, and Ray's own errors as miniray's."""
 
 from __future__ import annotations
 
-import functools
+import os
 import pickle
-import re
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from miniray import exceptions as ours
-from miniray.exceptions import DeathCause, MinirayError, TaskError
+from miniray.common import exception_transport as transport
+from miniray.common.names import printable
+from miniray.exceptions import DeathCause, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,111 +22,113 @@ _CAUSES = {
     "ray.kill": DeathCause.KILLED,
     "owner has died": DeathCause.OWNER_DIED,
     "exit_actor": DeathCause.EXIT_ACTOR,
-    "INTENDED_USER_EXIT": DeathCause.EXIT_ACTOR,
-    "__ray_terminate__": DeathCause.EXIT_ACTOR,
-    "references to the actor were removed": DeathCause.OUT_OF_SCOPE,
-    "placement group": DeathCause.GROUP_REMOVED,
     "node has died": DeathCause.NODE_LOST,
-    "node was terminated": DeathCause.NODE_LOST,
     "process has died": DeathCause.EXITED,
     "unexpectedly exit": DeathCause.EXITED,
 }
+#: Modules between the worker and user code.
+_PASSED = ("ray.", "concurrent.")
 
 
-class Carried(Exception):  # noqa: N818 -- it is no error of its own
-    """Carries a pickled TaskError out of a worker; Ray sees its bytes and its text only.
+class CarriedTaskError(RayTaskError):  # type: ignore[misc]
+    """What a worker stores for a call that failed: a TaskError, which can carry any exception.
 
-    ``raised`` is what the user's code has raised, in the worker.
+    Workers of the engine have it in place of Ray's class: Ray makes it of what was raised, and
+    asks it for what to raise in ``get``.
     """
 
-    def __init__(self, pickled: bytes, text: str, raised: BaseException | None = None) -> None:
-        super().__init__(pickled, text)
-        self.raised = raised
-
-    def __str__(self) -> str:
-        return str(self.args[1])
+    def __init__(
+        self, _name: str, _text: str, cause: Any, proctitle: str = "", **actor: str | None
+    ) -> None:
+        # A TaskError that nobody raised here is that of an argument, or was unpickled.
+        if not isinstance(cause, TaskError) or cause.__traceback__ is not None:
+            call = printable(proctitle.removeprefix("ray::").partition("()")[0])
+            cause = _task_error(cause, call, **actor)
+        self.cause: TaskError = cause
+        self._actor_id = cause.actor_id  # Ray reads it when a constructor has failed
 
     def __reduce__(self) -> Any:
-        return Carried, self.args
+        return CarriedTaskError, ("", "", self.cause)
+
+    def __str__(self) -> str:
+        return str(self.cause)
+
+    def as_instanceof_cause(self) -> TaskError:
+        return self.cause.as_instanceof_cause()
 
 
-class _Retried(type):
-    """Says of a ``Carried`` whether the exception in it is one to retry."""
-
-    types: tuple[type[BaseException], ...]
-
-    def __instancecheck__(cls, error: object) -> bool:
-        return isinstance(getattr(error, "raised", None), cls.types)
-
-
-def retried(given: bool | tuple[type[BaseException], ...]) -> Any:
-    """Return the option ``retry_exceptions`` for Ray, which compares with what is raised there."""
-    if isinstance(given, bool):
-        return given
-    return [_Retried("Retried", (Exception,), {"types": given})]
-
-
-def in_our_words(function: Callable[..., Any], pickled: Callable[..., object] | None = None) -> Any:
-    """Have a function raise Ray's errors as miniray's.
-
-    Args:
-        function: Of Ray's, or one that calls them.
-        pickled: Pickles what is passed to it once more, to name what can't be.
-    """
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except RayError as error:
-            raise translated(error) from None
-        except Exception:
-            if pickled is not None:
-                pickled(*args)
-            raise
-
-    return call
+def _task_error(error: Any, call: str, **actor: str | None) -> TaskError:
+    """Wrap what user code raised, with the traceback from its first frame that is not Ray's."""
+    frames = transport.traceback_of(error)
+    while frames and frames.tb_frame.f_globals.get("__name__", "").startswith(_PASSED):
+        frames = frames.tb_next
+    BaseException.with_traceback(error, frames or transport.traceback_of(error))
+    where: dict[str, Any] = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), **actor}
+    try:
+        failure = TaskError.from_exception(translated(error), call, **where)
+        pickle.dumps(failure)
+    except BaseException as problem:  # noqa: BLE001 -- user code runs in it
+        failure = TaskError.untold(call, error, problem)
+    return failure
 
 
 def translated(error: Any, call: str = "") -> Any:
     """Return miniray's error for one of Ray, which does not name its call; others as they are."""
-    if isinstance(error, RayTaskError):
-        return _failure(error).as_instanceof_cause()
     if not isinstance(error, RayError):
         return error
-    read = getattr(error, "client_exc", None)
-    if isinstance(read, BaseException):  # what a value has raised when it was read here
-        return read.raised or read if type(read) is Carried else read
-    text = f"{call} failed: {error}" if call else str(error)
-    cls: Any = next(filter(None, (vars(ours).get(c.__name__) for c in type(error).__mro__)))
+    if isinstance(error, CarriedTaskError):
+        return error.as_instanceof_cause()
+    if isinstance(error, RayTaskError):  # of a process that is none of the engine's
+        return TaskError("call", str(error), translated(error.cause)).as_instanceof_cause()
     if isinstance(error, ActorDiedError):
-        return _death(error, str(error))
-    made: MinirayError = cls.__new__(cls, text)  # its class has the attributes, Ray the text
+        return _death(error)
+    read = getattr(error, "client_exc", None)
+    if isinstance(read, BaseException):  # what a value has raised when it was read
+        return read
+    cls: Any = next(filter(None, (vars(ours).get(c.__name__) for c in type(error).__mro__)))
+    text = f"{printable(call)} failed: {error}" if call else str(error)
+    made = cls.__new__(cls, text)  # its class has the attributes, Ray the text
     Exception.__init__(made, text)
+    made.__context__ = error.__context__
     return made
 
 
-def _failure(error: RayTaskError) -> TaskError:
-    """Return what the worker has carried out, or Ray's own error of a task."""
-    cause = getattr(error.cause, "client_exc", error.cause)  # Ray's error of reading a value has it
-    if type(cause) is Carried:
-        carried: TaskError = pickle.loads(cause.args[0])
-        return carried
-    text = str(error)
-    name = re.search(r"ray::(?P<name>[\w.<>]+)\(", text)
-    return TaskError(name["name"] if name else "", text, translated(error.cause))
-
-
-def _death(error: ActorDiedError, text: str) -> ours.ActorDiedError:
+def _death(error: ActorDiedError) -> ours.ActorDiedError:
     """Return why an actor died; Ray's error was made of what its head or its constructor said."""
-    source = next(iter(error.args), None)
+    source, text = next(iter(error.args), None), str(error)
     known: dict[str, Any] = {
         "actor_id": error.actor_id or "",
         "class_name": getattr(source, "class_name", ""),
     }
     if isinstance(source, RayTaskError):
-        return ours.ActorDiedError(
-            DeathCause.CREATION_FAILED, creation_error=_failure(source), **known
-        )
+        failure = translated(source)
+        return ours.ActorDiedError(DeathCause.CREATION_FAILED, creation_error=failure, **known)
     cause = next((cause for part, cause in _CAUSES.items() if part in text), DeathCause.UNKNOWN)
-    return ours.ActorDiedError(cause, pid=getattr(source, "pid", 0), detail=text, **known)
+    return ours.ActorDiedError(cause, detail=text, **known)
+
+
+def is_cancelled() -> bool:
+    """Return whether the task that runs here was cancelled."""
+    now = ray.get_runtime_context()
+    # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
+    return not now.worker.core_worker.current_actor_is_asyncio() and bool(now.is_canceled())
+
+
+def as_exception(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Have what ends processes, raised by a value while it is read or written, fail the call only.
+
+    SystemExit would end the worker; the others would be cancels.
+    """
+
+    def call(*args: Any) -> Any:
+        try:
+            return step(*args)
+        except Exception:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            name = ray.get_runtime_context().get_task_name() or ""
+            if issubclass(type(error), KeyboardInterrupt) and is_cancelled():
+                raise ours.TaskCancelledError(name) from None
+            raise TaskError.from_exception(error, name) from None
+
+    return call

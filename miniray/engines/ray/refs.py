@@ -1,4 +1,4 @@
-"""Refs, actors' ids and generators that stand for Ray's.
+"""Refs and generators of miniray that stand for Ray's, and calls that take and return them.
 
 Ray counts references itself: each object here holds Ray's own, and pickles as that.
 """
@@ -6,18 +6,24 @@ Ray counts references itself: each object here holds Ray's own, and pickles as t
 from __future__ import annotations
 
 import copyreg
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import cloudpickle.cloudpickle as our_cloudpickle
 import ray
-import ray.cloudpickle
+from ray.cloudpickle import cloudpickle as their_cloudpickle
+from ray.exceptions import RayError
 
 from miniray.common.object_ref import ObjectRef
-from miniray.engines.ray.errors import in_our_words
+from miniray.engines.ray.errors import translated
 from miniray.objects.object_ref_generator import ObjectRefGenerator
+from miniray.values.serialization import serialize_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class RayRef(ObjectRef[Any]):
-    """A ref that holds Ray's; in its caller it names the call, too."""
+    """Holds Ray's ref, or its handle of an actor; its caller knows the name of the call."""
 
     __slots__ = ("call", "held")
 
@@ -28,27 +34,11 @@ class RayRef(ObjectRef[Any]):
     @property
     def _id(self) -> bytes:  # type: ignore[override]
         # Not before somebody asks: over Ray Client that waits for the server.
-        id: bytes = self.held.binary()
+        id: bytes = getattr(self.held, "_actor_id", self.held).binary()
         return id
 
     def __reduce__(self) -> Any:
-        return type(self), (self.held,)
-
-
-class RayActorRef(RayRef):
-    """Holds Ray's handle of an actor, and how its methods are called."""
-
-    __slots__ = ("methods",)
-
-    def __init__(self, held: Any) -> None:
-        super().__init__(held)
-        #: By name: the options that a method was called with last, and what calls it with those.
-        self.methods: dict[str, tuple[Any, Any]] = {}
-
-    @property
-    def _id(self) -> bytes:  # type: ignore[override]
-        id: bytes = self.held._actor_id.binary()
-        return id
+        return RayRef, (self.held,)
 
 
 class RayGenerator(ObjectRefGenerator[Any]):
@@ -57,7 +47,6 @@ class RayGenerator(ObjectRefGenerator[Any]):
     def __init__(self, held: Any) -> None:
         self.held = held
 
-    @in_our_words
     def __next__(self) -> RayRef:
         return RayRef(next(self.held))
 
@@ -90,8 +79,26 @@ class RayGenerator(ObjectRefGenerator[Any]):
         return f"ObjectRefGenerator({self.held!r})"
 
 
-def wrapped(found: Any, call: str) -> Any:
-    """Return what a call gives to the user, for what Ray has returned."""
+def submit(
+    remote: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], call: str = ""
+) -> Any:
+    """Call a function of Ray with its own refs, and return miniray's for what it returns.
+
+    Args:
+        remote: The function.
+        args: Refs among them are replaced by Ray's, whose values Ray passes on.
+        kwargs: Likewise.
+        call: How errors name what was called.
+    """
+    held = [each.held if isinstance(each, RayRef) else each for each in args]
+    named = {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
+    try:
+        found = remote(*held, **named)
+    except RayError as error:
+        raise translated(error) from None
+    except Exception:
+        serialize_arguments(args, kwargs)  # names what can't be pickled
+        raise
     if isinstance(found, ray.ObjectRefGenerator):
         return RayGenerator(found)
     if isinstance(found, list):
@@ -99,16 +106,15 @@ def wrapped(found: Any, call: str) -> Any:
     return None if found is None else RayRef(found, call)
 
 
-def unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments with Ray's refs, which it replaces by their values."""
-    held = [each.held if isinstance(each, RayRef) else each for each in args]
-    return held, {k: v.held if isinstance(v, RayRef) else v for k, v in kwargs.items()}
-
-
 def _reduce(held: Any) -> Any:
-    return ray.cloudpickle.loads, (ray.cloudpickle.dumps(held),)
+    return their_cloudpickle.loads, (their_cloudpickle.dumps(held),)
 
 
-# Ray's own pickler knows these. Others, as for code or by users, would lose who owns the value.
+# Ray's own pickler knows these. Others, as for errors or by users, would lose who owns the value.
 copyreg.pickle(ray.ObjectRef, _reduce)
-copyreg.pickle(ray.actor.ActorHandle, _reduce)
+
+# Ray's pickler sends the user's code, and miniray's its errors: a class is to be one to both.
+for _name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
+    _known: Any = getattr(their_cloudpickle, _name)
+    _known.update(getattr(our_cloudpickle, _name))
+    setattr(our_cloudpickle, _name, _known)

@@ -3,59 +3,85 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import json
+import operator
 import os
-import warnings
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import ray
-from ray import util
-from ray.exceptions import ActorAlreadyExistsError as RayNameTaken
+from ray import _raylet, util
 from ray.exceptions import GetTimeoutError as RayTimeout
-from ray.exceptions import RayError, RaySystemError
+from ray.exceptions import RayError
 
 from miniray.common import runtime as seam
 from miniray.common.runtime import ActorClassInfo, ActorLocation, RuntimeContextData
 from miniray.common.specs import MethodOptions
-from miniray.engines.ray.errors import in_our_words, translated
-from miniray.engines.ray.options import as_ray, called, group_of
-from miniray.engines.ray.refs import RayActorRef, RayRef, unwrapped, wrapped
-from miniray.engines.ray.worker import INFO, Code, is_cancelled
-from miniray.exceptions import ActorAlreadyExistsError, GetTimeoutError
-from miniray.values.closures import dumps_checked
-from miniray.values.serialization import serialize, serialize_arguments
+from miniray.engines.capabilities import refuse
+from miniray.engines.ray.code import Code, as_ray, group_of
+from miniray.engines.ray.errors import CarriedTaskError, as_exception, is_cancelled, translated
+from miniray.engines.ray.refs import RayRef, submit
+from miniray.exceptions import GetTimeoutError
+from miniray.objects.object_ref_generator import DynamicObjectRefGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from miniray.common.specs import ActorOptions, TaskOptions
 
-#: Methods of Ray for those that every actor has.
-_BUILT_IN = {"__miniray_ready__": "__ray_ready__", "__miniray_terminate__": "__ray_terminate__"}
-#: Arguments of ``init()`` that Ray calls otherwise.
-_THEIRS = {"memory": "_memory", "temp_dir": "_temp_dir"}
+#: How Ray's context tells what it has neither under miniray's name nor with ``get_`` before it.
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "address": lambda now: now.gcs_address,
+    "session_dir": lambda now: f"{now.get_temp_dir()}/{now.get_session_name()}",
+    "function_name": lambda now: now.get_task_function_name(),
+    "placement_group_id": lambda now: bytes.fromhex(now.get_placement_group_id() or "") or None,
+    "capture_child_tasks": lambda now: now.should_capture_child_tasks_in_placement_group,
+    "was_restarted": lambda now: bool(now.get_actor_id() and now.was_current_actor_reconstructed),
+    "cancelled": lambda _now: is_cancelled(),
+}
+#: Facts that no driver has.
+_OF_TASKS = {"task_id", "task_name", "function_name", "assigned_resources", "cancelled"}
+_OF_TASKS |= {"actor_id", "actor_name", "was_restarted"}
 
 _second = ray.remote(num_cpus=0)(lambda _first, second: second)
 
 
-class RayObjects(seam.RuntimeObjects):
-    """The values of refs."""
+class RayContext:
+    """Asks Ray's context for each fact of ``RuntimeContextData`` that is read."""
 
-    @functools.partial(in_our_words, pickled=lambda _self, value: serialize(value))
-    def put(self, value: Any) -> RayRef:
-        return RayRef(ray.put(value))
+    def __getattr__(self, name: str) -> Any:
+        now = ray.get_runtime_context()
+        if name in _OF_TASKS and now.worker.mode != ray.WORKER_MODE:
+            return getattr(RuntimeContextData, name, {})
+        usual = getattr(type(now), f"get_{name}", operator.attrgetter(name))
+        return _FACTS.get(name, usual)(now)
 
-    def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
+
+class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.RuntimeHead):
+    """Ray, as the engine of a driver or of a process of its workers."""
+
+    #: Whether this process has made actors that end with it: others may have their handles.
+    _made_actors = False
+
+    def __init__(self) -> None:
+        self.session = object()
+        self.objects = self.calls = self.head = self
+
+    def __reduce__(self) -> Any:
+        return _of_worker, ()
+
+    # --- the values of refs --------------------------------------------------------
+    def put(self, value: Any) -> Any:
+        return submit(ray.put, (value,), {})
+
+    def get(self, refs: Sequence[Any], timeout: float | None) -> Any:
         try:
-            found: list[Any] = ray.get([ref.held for ref in refs], timeout=timeout)
-            return found
+            return ray.get([ref.held for ref in refs], timeout=timeout)
         except RayTimeout:
             assert timeout is not None
-            _, missing = self.wait(refs, len(set(refs)), 0, False)
-            late = missing or refs
+            late = self.wait(refs, len(set(refs)), 0, False)[1] or refs
             counts = len(late), len(refs)
             raise GetTimeoutError.of(late[0].hex(), late[0].call, *counts, timeout) from None
         except RayError as error:
@@ -72,59 +98,36 @@ class RayObjects(seam.RuntimeObjects):
 
     def future(self, ref: Any) -> concurrent.futures.Future[Any]:
         made: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        # Ray Client gives a lost connection as the value.
-        over_client = util.client.ray.is_connected()
-        failed = (RayError, ConnectionError) if over_client else RayError
 
-        def settle(value: Any, _kept: Any = ref) -> None:
+        def settle(done: concurrent.futures.Future[Any]) -> None:
             if not made.set_running_or_notify_cancel():
                 return
-            if isinstance(value, failed):
-                made.set_exception(translated(value, ref.call))
+            error = done.exception()
+            if error is None:
+                made.set_result(done.result())
             else:
-                made.set_result(value)
+                made.set_exception(translated(error, ref.call))
 
-        ref.held._on_completed(settle)  # Ray ends the process if the ref goes before that
+        ref.held.future().add_done_callback(settle)
         return made
 
-
-#: For what makes a call, with arguments and options at its end.
-_calling: functools.partial[Any] = functools.partial(
-    in_our_words, pickled=lambda *given: serialize_arguments(*given[-3:-1])
-)
-
-
-class RayCalls(seam.RuntimeCalls):
-    """Makes calls of Ray of what user code calls."""
-
-    #: Whether this process has made actors that end with it: others may have their handles.
-    made_actors = False
-
+    # --- calls ---------------------------------------------------------------------
     def export(self, target: Callable[..., Any] | type, name: str) -> seam.Exported:
-        code = Code(name, dumps_checked(target, name)[0])
-        code.target = target
-        return code
+        return Code(target, name)
 
-    @_calling
     def submit_task(self, function: Any, args: Any, kwargs: Any, options: TaskOptions) -> Any:
-        held, named = unwrapped(args, kwargs)
-        remote, call = function.task(options)
-        return wrapped(remote(*held, **named), call)
+        _check_streaming(options)
+        remote, call = function.prepared(options)
+        return submit(remote, args, kwargs, call)
 
-    @_calling
     def create_actor(
         self, cls: Any, info: ActorClassInfo, args: Any, kwargs: Any, options: ActorOptions
     ) -> ActorLocation:
-        held, named = unwrapped(args, kwargs)
-        try:
-            ref = RayActorRef(cls.actor(info, options)(*held, **named))
-        except RayNameTaken:
-            where = options.namespace or ray.get_runtime_context().namespace
-            raise ActorAlreadyExistsError(options.name or "", where) from None
-        self.made_actors |= options.lifetime != "detached"
+        remote, call = cls.prepared(options, info)
+        ref = submit(remote, args, kwargs, call)
+        self._made_actors |= options.lifetime != "detached"
         return ActorLocation(ref, info)
 
-    @_calling
     def submit_actor_call(
         self,
         actor: Any,
@@ -134,39 +137,19 @@ class RayCalls(seam.RuntimeCalls):
         kwargs: Any,
         options: MethodOptions,
     ) -> Any:
-        known, remote = actor.methods.get(method, (None, None))
-        if known is not options:
-            remote = _remote(actor.held, info, method, options)
-            actor.methods[method] = options, remote
-        return remote(*unwrapped(args, kwargs))
+        _check_streaming(options)
+        theirs = getattr(actor.held, method.replace("__miniray_", "__ray_"))
+        declared = info.methods.get(method)
+        if options is not declared and (given := as_ray(options, declared)):
+            theirs = theirs.options(**given)
+        return submit(theirs.remote, args, kwargs, options.name or f"{info.name}.{method}")
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         ray.cancel(ref.held, force=force, recursive=recursive)
 
-
-def _remote(
-    handle: Any, info: ActorClassInfo, method: str, options: MethodOptions
-) -> Callable[..., Any]:
-    """Return what calls a method of an actor with these options."""
-    theirs = as_ray(options)
-    if options.concurrency_group and util.client.ray.is_connected():
-        declared = info.methods.get(method)
-        if declared and declared.concurrency_group == options.concurrency_group:
-            del theirs["concurrency_group"]  # Ray Client refuses it; the class says the same
-    name = called(f"{info.name}.{method}", options)
-    remote = getattr(handle, _BUILT_IN.get(method, method))._remote
-    return lambda args, kwargs: wrapped(remote(args, kwargs, **theirs), name)
-
-
-class RayHead(seam.RuntimeHead):
-    """Named actors, placement groups and nodes."""
-
+    # --- named actors, placement groups and nodes -----------------------------------
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
-        where = namespace or ray.get_runtime_context().namespace
-        try:
-            return _located(ray.get_actor(name, where))
-        except ValueError:
-            raise ValueError(f"There is no actor named {name!r} in namespace {where!r}.") from None
+        return _located(ray.get_actor(name, namespace))
 
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
         found = util.list_named_actors(all_namespaces)
@@ -175,26 +158,16 @@ class RayHead(seam.RuntimeHead):
     def kill_actor(self, actor: Any, no_restart: bool) -> None:
         ray.kill(actor.held, no_restart=no_restart)
 
-    @in_our_words
     def create_placement_group(
-        self,
-        bundles: Sequence[Mapping[str, float]],
-        strategy: str,
-        name: str,
-        lifetime: str | None,
-        bundle_label_selector: Any,
-    ) -> bytes:
-        selectors = bundle_label_selector and list(bundle_label_selector)
-        try:
-            made = util.placement_group(
-                list(bundles), strategy, name, lifetime, bundle_label_selector=selectors
-            )
-        except RaySystemError as error:
-            if "already exists" in str(error):
-                raise ValueError(f"The name {name!r} is taken by another group.") from None
-            raise
-        id: bytes = made.id.binary()
-        return id
+        self, bundles: Any, strategy: str, name: str, lifetime: str | None, selectors: Any
+    ) -> Any:
+        if name and self.find_placement_group(name, None):
+            raise ValueError(f"The name {name!r} is taken by another group.")
+        selectors = selectors and list(selectors)
+        made = util.placement_group(
+            list(bundles), strategy, name, lifetime, bundle_label_selector=selectors
+        )
+        return made.id.binary()
 
     def placement_group_ready(self, id: bytes, value: Any) -> RayRef:
         return RayRef(_second.remote(group_of(id).ready(), value))
@@ -205,95 +178,19 @@ class RayHead(seam.RuntimeHead):
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
         return dict(util.placement_group_table(id and group_of(id)))
 
-    def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
+    def find_placement_group(self, name: str, namespace: str | None) -> Any:
         try:
-            id: bytes = util.get_placement_group(name).id.binary()
+            return util.get_placement_group(name).id.binary()
         except ValueError:
             return None
-        return id
 
     nodes: Any = staticmethod(ray.nodes)
     cluster_resources: Any = staticmethod(ray.cluster_resources)
     available_resources: Any = staticmethod(ray.available_resources)
 
-
-def _info_of(handle: Any) -> ActorClassInfo:
-    """Return what Ray's own handle, not one of Ray Client, knows of the actor's class."""
-    info: ActorClassInfo | None = handle._ray_method_decorators.get(INFO)
-    if info is not None:
-        return info
-    methods = {}  # of an actor that a program of Ray has made
-    for name, given in handle._ray_method_num_returns.items():
-        usual = "streaming" if handle._ray_method_is_generator.get(name) else 1
-        methods[name] = MethodOptions(num_returns=usual if given is None else given)
-    return ActorClassInfo(
-        handle._ray_actor_creation_function_descriptor.class_name.split(".")[-1], "", methods
-    )
-
-
-_info_from_worker = ray.remote(num_cpus=0)(_info_of)
-
-
-def _located(handle: Any) -> ActorLocation:
-    """Return an actor for Ray's handle of it."""
-    if util.client.ray.is_connected():  # as Ray Client finds methods
-        return ActorLocation(RayActorRef(handle), ray.get(_info_from_worker.remote(handle)))
-    return ActorLocation(RayActorRef(handle), _info_of(handle))
-
-
-@functools.cache
-def _was_restarted() -> bool:
-    """Return whether the actor of this process is not its first one: asks Ray's head."""
-    with warnings.catch_warnings():  # Ray deprecates what it calls there itself
-        warnings.simplefilter("ignore")
-        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-class RayRuntime(seam.Runtime):
-    """Ray, as the engine of a driver or of a process of its workers."""
-
-    objects: RayObjects
-    calls: RayCalls
-    head: RayHead
-
-    def __init__(self, runtime_env: Mapping[str, Any] | None = None) -> None:
-        self.session = object()
-        self.objects, self.calls, self.head = RayObjects(), RayCalls(), RayHead()
-        self._runtime_env = dict(runtime_env or {})
-
-    def context(self) -> RuntimeContextData:
-        now = ray.get_runtime_context()
-        here = {
-            "job_id": now.get_job_id(),
-            "node_id": now.get_node_id(),
-            "namespace": now.namespace,
-        }
-        if util.client.ray.is_connected():  # Ray Client tells no more
-            return RuntimeContextData(**here, worker_id="", address="", session_dir="")
-        group, actor_id = now.get_placement_group_id(), now.get_actor_id()
-        running: dict[str, Any] = {}
-        if now.worker.mode == ray.WORKER_MODE:
-            running = {
-                "task_id": now.get_task_id(),
-                "task_name": now.get_task_name(),
-                "actor_id": actor_id,
-                "actor_name": now.get_actor_name(),
-                "function_name": now.get_task_function_name(),
-                "was_restarted": actor_id is not None and _was_restarted(),
-                "cancelled": is_cancelled(),
-                "assigned_resources": now.get_assigned_resources(),
-            }
-        return RuntimeContextData(
-            **here,
-            **running,
-            worker_id=now.get_worker_id(),
-            address=now.gcs_address,
-            session_dir=f"{now.get_temp_dir()}/{now.get_session_name()}",
-            placement_group_id=group and bytes.fromhex(group),
-            capture_child_tasks=now.should_capture_child_tasks_in_placement_group,
-            accelerator_ids=now.get_accelerator_ids(),
-            runtime_env=dict(now.runtime_env),
-        )
+    # --- the process ---------------------------------------------------------------
+    def context(self) -> Any:
+        return RayContext()
 
     def current_actor(self) -> ActorLocation:
         return _located(ray.get_runtime_context().current_actor)
@@ -302,14 +199,42 @@ class RayRuntime(seam.Runtime):
         ray.actor.exit_actor()
 
     def owns_actors(self) -> bool:
-        return self.calls.made_actors
+        return self._made_actors
 
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
-        merged = self._runtime_env | dict(own or {})
-        return json.dumps(merged, sort_keys=True) if merged else ""
+        return json.dumps(own or {})  # Ray uploads it with the call, and adds the job's
 
     def shutdown(self) -> None:
         ray.shutdown()
+
+
+def _check_streaming(options: TaskOptions | MethodOptions) -> None:
+    if options.num_returns == "streaming" and util.client.ray.is_connected():
+        refuse("generators over ray://")
+
+
+def _located(handle: Any) -> ActorLocation:
+    """Return an actor for Ray's handle of it, which knows what its methods take and return."""
+    made_by = getattr(handle, "_ray_actor_creation_function_descriptor", None)
+    name = made_by.class_name if made_by else "actor"  # Ray Client does not know it
+    methods = dict.fromkeys(dir(handle), MethodOptions())
+    return ActorLocation(RayRef(handle), ActorClassInfo(name, "", methods))
+
+
+def _of_worker() -> seam.Runtime | None:
+    """Return the runtime of this process; make one that Ray has started ready for the engine."""
+    if seam.runtime_or_none() is None:
+        seam.set_runtime(RayRuntime())
+        _raylet.RayTaskError = CarriedTaskError  # what Ray makes of an error of user code
+        values = ray._private.worker.global_worker.get_serialization_context()
+        values._deserialize_object = as_exception(values._deserialize_object)
+        values.serialize = as_exception(values.serialize)
+        util.register_serializer(
+            ray.DynamicObjectRefGenerator,
+            serializer=lambda made: [RayRef(ref) for ref in made._refs],
+            deserializer=DynamicObjectRefGenerator,
+        )
+    return seam.runtime_or_none()
 
 
 def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
@@ -323,21 +248,19 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
     env = dict(options.runtime_env or {})
     given: dict[str, Any] = {}
+    job: dict[str, Any] = {"metadata": dict(options.metadata)}
     if address == "local":
-        node = {"include_dashboard": False, **options.node}
-        node.pop("gpu_family", None)  # Ray finds it
-        given = {_THEIRS.get(name, name): value for name, value in node.items()}
+        given = {"include_dashboard": False, **options.node}
+        given.pop("gpu_family", None)  # Ray finds it
+        for name in {"memory", "temp_dir"} & given.keys():
+            given[f"_{name}"] = given.pop(name)
+        job["_py_driver_sys_path"] = sys.path[::-1]  # Ray puts one after the other in front
     else:  # its workers need no installation of miniray
         own = [str(Path(__file__).parents[2]), str(Path(cloudpickle.__file__).parent)]
         env["py_modules"] = [*env.get("py_modules", ()), *own]
     if not address.startswith("ray://"):  # Ray Client takes no more than what is below
+        job["default_actor_lifetime"] = options.default_actor_lifetime
         given["log_to_driver"] = options.log_to_driver
-        given["job_config"] = ray.job_config.JobConfig(
-            metadata=dict(options.metadata), default_actor_lifetime=options.default_actor_lifetime
-        )
-    ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
-    runtime = RayRuntime(options.runtime_env)
-    now = runtime.context()
-    names = ("node_id", "session_dir", "namespace", "job_id")
-    about = {name: getattr(now, name) for name in names}
-    return runtime, {**about, "address": now.address or address, "webui_url": None}
+        given["job_config"] = ray.job_config.JobConfig(**job)
+    found = ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
+    return RayRuntime(), {"address": address, **getattr(found, "address_info", {})}
