@@ -73,7 +73,7 @@ class Code(Exported):
         cls = self.target
         for name, declared in info.methods.items():
             method = inspect.getattr_static(cls, name)
-            method = getattr(method, "__func__", method)
+            method = inspect.unwrap(getattr(method, "__func__", method))  # as Ray does
             usual = "streaming" if inspect.isgeneratorfunction(method) else 1
             theirs = as_ray(declared, MethodOptions(name=declared.name, num_returns=usual))
             if theirs:

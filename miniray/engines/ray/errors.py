@@ -62,7 +62,7 @@ def _task_error(error: Any, call: str, **actor: str | None) -> TaskError:
     frames = transport.traceback_of(error)
     while frames and frames.tb_frame.f_globals.get("__name__", "").startswith(_PASSED):
         frames = frames.tb_next
-    BaseException.with_traceback(error, frames or transport.traceback_of(error))
+    BaseException.with_traceback(error, frames)
     where: dict[str, Any] = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), **actor}
     try:
         failure = TaskError.from_exception(translated(error), call, **where)

@@ -53,10 +53,14 @@ class RayContext:
 
     def __getattr__(self, name: str) -> Any:
         now = ray.get_runtime_context()
-        if name in _OF_TASKS and now.worker.mode != ray.WORKER_MODE:
-            return getattr(RuntimeContextData, name, {})
         usual = getattr(type(now), f"get_{name}", operator.attrgetter(name))
-        return _FACTS.get(name, usual)(now)
+        try:
+            if name not in _OF_TASKS or now.worker.mode == ray.WORKER_MODE:
+                return _FACTS.get(name, usual)(now)
+        except AttributeError:
+            if not util.client.ray.is_connected():  # it does not tell all of them
+                raise
+        return getattr(RuntimeContextData, name, {})
 
 
 class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.RuntimeHead):
@@ -163,11 +167,9 @@ class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.Runt
     ) -> Any:
         if name and self.find_placement_group(name, None):
             raise ValueError(f"The name {name!r} is taken by another group.")
-        selectors = selectors and list(selectors)
-        made = util.placement_group(
-            list(bundles), strategy, name, lifetime, bundle_label_selector=selectors
-        )
-        return made.id.binary()
+        named = {"bundle_label_selector": selectors}
+        made = submit(util.placement_group, (bundles, strategy, name, lifetime), named)
+        return made.held.id.binary()
 
     def placement_group_ready(self, id: bytes, value: Any) -> RayRef:
         return RayRef(_second.remote(group_of(id).ready(), value))
