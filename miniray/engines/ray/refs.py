@@ -110,8 +110,10 @@ def _reduce(held: Any) -> Any:
     return their_cloudpickle.loads, (their_cloudpickle.dumps(held),)
 
 
-# Ray's own pickler knows these. Others, as for errors or by users, would lose who owns the value.
+# Ray's own pickler knows these. Others, as for errors or by users, would lose who owns the value,
+# and let an actor end with the handle that was pickled.
 copyreg.pickle(ray.ObjectRef, _reduce)
+copyreg.pickle(ray.actor.ActorHandle, _reduce)
 
 # Ray's pickler sends the user's code, and miniray's its errors: a class is to be one to both.
 for _name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
