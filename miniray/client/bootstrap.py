@@ -6,6 +6,7 @@ Printed are warnings, what waits for resources, and the output of workers.
 from __future__ import annotations
 
 import collections
+import importlib
 import itertools
 import logging
 import operator
@@ -15,7 +16,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.client import forks
-from miniray.client.attach import Attachment, Introduction
 from miniray.client.cluster_choice import (
     LocalNode,
     latest_cluster,
@@ -23,7 +23,6 @@ from miniray.client.cluster_choice import (
     running_here,
     start_node,
 )
-from miniray.client.handover import leave_to_actors
 from miniray.common.config import config
 from miniray.common.ids import new_id
 from miniray.common.names import printable, short_name
@@ -37,6 +36,7 @@ from miniray.security.token import TOKEN_VARIABLE, take_token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from miniray.client.attach import Attachment
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.client.init_options import InitOptions
     from miniray.common.runtime import Runtime
@@ -194,6 +194,8 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
     raise_limit(ENOUGH)
     take_token()  # needed or not: children and workers would inherit it
     node = _find(options) or _start_node(options)
+    from miniray.client.attach import Attachment, Introduction
+
     job_id = new_id()
     namespace = options.namespace or f"anonymous-{new_id().hex()}"
     try:
@@ -290,7 +292,10 @@ def _find(options: InitOptions) -> LocalNode | None:
 
 
 def _start_node(options: InitOptions) -> LocalNode:
-    """Start a cluster for this driver, or a node that attaches it to one elsewhere."""
+    """Start a cluster for this driver, or a node that attaches it to one elsewhere.
+
+    What attaches is imported meanwhile, which takes a third as long.
+    """
     from miniray.system.boot_options import BootOptions
 
     elsewhere = options.address not in (None, "local", "auto")
@@ -302,7 +307,8 @@ def _start_node(options: InitOptions) -> LocalNode:
             **options.node,
             embedded=True,
             parent_pid=os.getpid(),
-        )
+        ),
+        meanwhile=lambda: importlib.import_module("miniray.client.attach"),
     )
 
 
@@ -311,6 +317,8 @@ def _start_node(options: InitOptions) -> LocalNode:
 
 def _shut_down(attachment: Attachment, output: DriverOutput, node: LocalNode) -> None:
     """Leave the cluster; an embedded one ends, and its last process is awaited."""
+    from miniray.client.handover import leave_to_actors
+
     forks.unguard()
     try:
         output.fetch()

@@ -23,7 +23,7 @@ from miniray.system.session import await_start, find_clusters
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from miniray.system.boot_options import BootOptions
     from miniray.system.launch import StartedNode
@@ -204,12 +204,17 @@ def node_of_cluster(record: ClusterRecord) -> LocalNode:
     )
 
 
-def start_node(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> LocalNode:
+def start_node(
+    options: BootOptions,
+    env_vars: Mapping[str, str] | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> LocalNode:
     """Start a node for this process.
 
     Args:
         options: What the node is to be.
         env_vars: Variables of the node and its workers, beside those of this process.
+        meanwhile: Called while it starts.
 
     Raises:
         BootError: It could not be started.
@@ -218,7 +223,7 @@ def start_node(options: BootOptions, env_vars: Mapping[str, str] | None = None) 
     """
     from miniray.system.launch import launch
 
-    return node_of(launch(options, env_vars))
+    return node_of(launch(options, env_vars, meanwhile))
 
 
 def node_of(started: StartedNode) -> LocalNode:

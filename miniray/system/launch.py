@@ -22,7 +22,7 @@ from miniray.common.process_state import python_command
 from miniray.system.boot_options import BootError, BootOptions, BootResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from miniray.system.session import Session
 
@@ -81,8 +81,11 @@ class StartingNode:
             self.give_up()
             raise
 
-    def ready(self) -> StartedNode:
+    def ready(self, meanwhile: Callable[[], object] | None = None) -> StartedNode:
         """Wait until it is ready. ``answers`` is readable when that takes no time any more.
+
+        Args:
+            meanwhile: Called while it starts.
 
         Raises:
             BootError: It could not be started; the text is one line for the user.
@@ -90,6 +93,8 @@ class StartingNode:
         """
         assert self._process is not None
         try:
+            if meanwhile is not None:
+                meanwhile()
             answer = _read_answer(self.answers, start_limit(), self._process)
             if "error" in answer:
                 self._process.wait()
@@ -137,14 +142,19 @@ def start_node(options: BootOptions) -> BootResult:
     return launch(options).result
 
 
-def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> StartedNode:
+def launch(
+    options: BootOptions,
+    env_vars: Mapping[str, str] | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> StartedNode:
     """Do as ``start_node``, and return the process too, so that its end can be awaited.
 
     Args:
         options: What the node is to be.
         env_vars: Variables of the node and its workers, beside those of this process.
+        meanwhile: Called while it starts.
     """
-    return StartingNode(options, env_vars).ready()
+    return StartingNode(options, env_vars).ready(meanwhile)
 
 
 def _last_line(session: Session) -> str:
