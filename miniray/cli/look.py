@@ -16,6 +16,8 @@ from miniray.cli.services import asks_cluster
 from miniray.common.names import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.client.command_connection import CommandConnection
 
 _rank = click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only.")
@@ -74,11 +76,13 @@ def why(cluster: CommandConnection, of: str, as_json: bool) -> None:
     print_notes(found["notes"])
 
 
-def _output(**how: Any) -> Any:
+def _output(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), **how)
 
 
-def _seconds(default: float, how_long: str, *, least_open: bool) -> Any:
+def _seconds(
+    default: float, how_long: str, *, least_open: bool
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     kind = click.FloatRange(0, 300, min_open=least_open)
     return click.option("--seconds", type=kind, default=default, show_default=True, help=how_long)
 
