@@ -87,8 +87,11 @@ class _Peer:
         return request.came
 
     async def begin(self, size: int) -> None:
-        """Wait until as many bytes more may be on their way; they count until ``end``."""
-        if not self._turns and self._fits(size):
+        """Wait until as many bytes more may be on their way; they count until ``end``.
+
+        What asks for none never waits.
+        """
+        if not size or (not self._turns and self._fits(size)):
             self._in_flight += size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,7 +104,7 @@ class _Peer:
             raise
 
     def _fits(self, size: int) -> bool:
-        return not (size and self._in_flight) or self._in_flight + size <= IN_FLIGHT
+        return not self._in_flight or self._in_flight + size <= IN_FLIGHT
 
     def end(self, size: int) -> None:
         """Count bytes off: they have come, or will not."""

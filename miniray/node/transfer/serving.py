@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.node.base.tasks import run_in
 from miniray.node.relay.requests import IN_FLIGHT
-from miniray.node.store.segments import segment_of, writer_of
+from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.mover_client import Opened
 from miniray.node.transfer.transfers import ValueAnswer
 
@@ -42,6 +42,8 @@ class _Wanted(NamedTuple):
 
     asked: NodeRequest
     key: Key
+    #: Nodes that were named for it, and that did not serve it.
+    tried: tuple[bytes, ...]
     by_mover: bool
     #: Bytes that may come with the answer.
     size: int
@@ -88,24 +90,29 @@ class Serving:
         size: int,
     ) -> None:
         """Answer a node that wants a value, which is here, or whose owner is."""
-        wanted = _Wanted(asked, (writer, segment, home), by_mover, size)
+        wanted = _Wanted(asked, (writer, segment, home), tuple(tried), by_mover, size)
         if home == self.node_id:
-            self._find(wanted, tuple(tried))
+            self._find(wanted)
         elif not self._serve(wanted):
             asked.refuse(_NOT_HERE)
 
-    def _find(self, wanted: _Wanted, tried: tuple[bytes, ...]) -> None:
+    def _find(self, wanted: _Wanted) -> None:
         """Serve a value that a process of this node owns, or name a node that does."""
         asked = wanted.asked
         try:
-            source = self.directory.ask(wanted.key, asked.node, tried, small=wanted.size > 0)
+            small = wanted.size > 0
+            source = self.directory.ask(wanted.key, asked.node, wanted.tried, small=small)
         except LookupError as error:
             asked.refuse(str(error))
             return
         if source != self.node_id:
             asked.answer(tuple(ValueAnswer(ask=source)))
         elif not self._serve(wanted):  # a copy that was evicted
-            self._find(wanted, (*tried, source))
+            self._find_other(wanted)
+
+    def _find_other(self, wanted: _Wanted) -> None:
+        """Name a node that has a value which this one, named for it, does not give."""
+        self._find(wanted._replace(tried=(*wanted.tried, self.node_id)))
 
     def _serve(self, wanted: _Wanted) -> bool:
         """Give a value that is here, or as much of it as is; return whether it is."""
@@ -131,7 +138,9 @@ class Serving:
 
     async def _pass_on(self, wanted: _Wanted, arriving: Arriving) -> None:
         segment = await arriving.begun()
-        if segment is None:
+        if segment is None and home_of(wanted.key) == self.node_id:
+            self._find_other(wanted)
+        elif segment is None:
             wanted.asked.refuse(_NOT_HERE)
         else:
             self._answer_head(wanted, segment, by_mover=wanted.by_mover and arriving.job > 0)
@@ -150,7 +159,7 @@ class Serving:
         """
         segment, arriving, job = self._here(key), self.arriving.get(key), 0
         if segment is None and arriving is not None and (arriving.job or arriving.is_whole):
-            segment, job = arriving.segment, arriving.job
+            segment, job = arriving.segment, 0 if arriving.is_whole else arriving.job
         if segment is None or not segment.in_memory:
             return None
         number = self._store.map(segment.number, node_id).number

@@ -194,9 +194,10 @@ class Transfers:
         resumes = 0
         while True:
             before = arriving.offset
-            source = home
+            source, named = home, False
             try:
                 answer, beginning = await self._ask(key, segment.size, tried)
+                named = True
                 if answer.ask:
                     source = answer.ask
                     await self._from_holder(source, segment, key, arriving)
@@ -204,9 +205,9 @@ class Transfers:
                     await self._take(home, answer, beginning, segment, key, arriving)
                 return
             except RequestRefusedError as error:
-                if source == home:
+                if not named or source == home == origin:
                     raise _lost(key, str(error)) from None
-                tried.append(source)  # it has evicted its copy
+                tried.append(source)  # it has evicted its copy, or gets none
             except (NoAnswerError, BrokenTransferError) as error:
                 if source != home and (source != origin or not self.relay.knows(source)):
                     tried.append(source)

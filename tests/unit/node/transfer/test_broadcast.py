@@ -273,6 +273,39 @@ def test_a_reader_that_ends_half_way_leaves_its_place_to_others(
     run(tmp_path, 3, test)
 
 
+def test_a_copy_that_the_node_of_the_owner_evicts_half_way_comes_from_who_has_it(
+    tmp_path: Path,
+) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(cluster: Cluster) -> None:
+        home, writer, late = cluster.ends
+        segment = writer.store.create(SIZE, 0, OWNER, OWNER)
+        segment.home = home.id
+        os.pwrite(segment.fd, data, 0)
+        writer.objects.seal(segment.number, "")
+        key = (writer.id, segment.number, home.id)
+        await until(lambda: len(home.directory))
+        await home.objects.map(key, SIZE, READER, 1)
+        tried = (home.id, b"nobody")
+        for count in range(FANOUT):  # the writer is busy
+            cluster.hear(b"busy%d" % count, r.REQUEST, 1, "fetch", *key, tried, False, 0)
+        read = home.requests.handlers["read"]
+
+        def evict(*args: Any) -> None:
+            copy = home.copies.find(key)
+            if copy is not None and args[-2] > SIZE // 2:
+                home.copies.remove(copy)
+            read(*args)
+
+        home.requests.handlers["read"] = evict
+        copy = await late.objects.map(key, SIZE, READER, 1)
+        assert home.copies.find(key) is None, "it did not come from there"
+        assert os.pread(copy.fd, SIZE, 0) == data
+
+    run(tmp_path, 3, test)
+
+
 def test_a_value_freed_half_way_is_lost_for_who_comes_back(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
         source, holder, late = cluster.ends

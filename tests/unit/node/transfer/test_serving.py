@@ -320,6 +320,51 @@ def test_who_is_sent_to_a_node_that_waits_for_room_goes_elsewhere_at_once(tmp_pa
     run(tmp_path, test)
 
 
+def test_who_waits_at_the_node_of_the_owner_for_what_does_not_come_there_is_sent_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async def test(node: Node) -> None:
+        node.hub.joined(ORIGIN, f"unix:{tmp_path}/origin")
+        node.hear(ORIGIN, r.WROTE, 7, OWNER)
+        key = (ORIGIN, 7, node.id)
+        assert node.directory.ask(key, node.id, (), small=False) == ORIGIN
+        arriving = node.transfers.arriving[key] = Arriving()
+        segment = arriving.segment = node.store.create(SIZE, 0, ORIGIN, node.id)
+        for other in (b"one", b"two"):
+            node.fetch(other, 7, key)
+        await asyncio.sleep(0)
+        assert not node.answers(b"two")
+        node.store.seal(segment.number)
+        node.store.free(segment.number)
+        del node.transfers.arriving[key]
+        arriving.end()  # nobody here waits for it any more
+        await until(lambda: node.answers(b"two") or node.refused(b"two"))
+        assert [answer.ask for answer in node.answers(b"two")] == [ORIGIN]
+
+    run(tmp_path, test)
+
+
+def test_a_copy_that_is_whole_is_given_though_its_transfer_has_not_been_ended(
+    tmp_path: Path,
+) -> None:
+    """The mover may have forgotten the transfer by then."""
+
+    async def test(node: Node) -> None:
+        arriving = node.transfers.arriving[FAR] = Arriving()
+        arriving.segment = node.store.create(SIZE, 0, ORIGIN, node.id)
+        arriving.begin(3)
+        arriving.came(SIZE - 1)
+        opened = node.serving.open(FAR, b"one")
+        assert opened is not None
+        assert opened.job == 3
+        arriving.came(1)
+        opened = node.serving.open(FAR, b"one")
+        assert opened is not None
+        assert opened.job == 0
+
+    run(tmp_path, test)
+
+
 def test_a_copy_is_passed_on_until_it_goes(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
 

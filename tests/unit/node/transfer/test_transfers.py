@@ -240,6 +240,27 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
     run(tmp_path, True, test)
 
 
+def test_a_request_without_bytes_does_not_wait_behind_those_with_bytes(tmp_path: Path) -> None:
+    size = 1_000_000
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(size))
+        a.requests.handlers["read"] = lambda *_: None
+        a.requests.handlers["question"] = lambda asked: asked.answer("yes")
+        key = a.key(number)
+        reads = [
+            asyncio.ensure_future(b.requests.ask(a.id, "read", *key, 0, size, size=size))
+            for _ in range(5)
+        ]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(b.requests.ask(a.id, "question"), 10) == ("yes", b"")
+        for read in reads:
+            read.cancel()
+        await asyncio.wait(reads)
+
+    run(tmp_path, True, test)
+
+
 def test_only_so_much_is_on_its_way_from_a_node_at_a_time(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
         size = 1_000_000
