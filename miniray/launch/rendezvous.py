@@ -118,6 +118,8 @@ class SharedFolder(MeetingPlace):
             failed = [f"n{each}" for each, state in reports if state.failure or state.trouble]
             for name in ("join", "end", *failed):
                 (self._folder / name).unlink(missing_ok=True)
+        #: What an earlier run may have left: it leads nowhere, until the first host removes it.
+        self._left = None if run_id else _text_of(self._folder / "join")
 
     def publish(self, door: HeadOffer) -> None:
         """Write the file that the others wait for."""
@@ -129,7 +131,10 @@ class SharedFolder(MeetingPlace):
         if end is not None:
             raise RunEndedError(f"The first host has ended the run: {end}")
         text = _text_of(self._folder / "join")
-        return None if text is None else HeadOffer.parse(json.loads(self._open(text)))
+        if text is None:
+            return None
+        offer = HeadOffer.parse(json.loads(self._open(text)))
+        return dataclasses.replace(offer, listens=text != self._left)
 
     def report(self, rank: int, state: HostState) -> None:
         """Write the file of this host."""

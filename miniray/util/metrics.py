@@ -33,6 +33,7 @@ _timer: threading.Timer | None = None
 def _tell_later() -> None:
     global _timer
     if _timer is None or not _timer.is_alive():
+        refuse_on_ray("util.metrics")
         _timer = threading.Timer(_INTERVAL, _tell)
         _timer.daemon = True
         _timer.start()
@@ -111,7 +112,6 @@ class Metric:
         missing = [key for key in self._tag_keys if key not in given]
         if missing:
             raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
-        refuse_on_ray("util.metrics")
         metric = (self._kind, self._name, self._description, self._boundaries())
         COUNTED.change(metric, tuple([(key, given[key]) for key in self._tag_keys]), float(value))
         _tell_later()

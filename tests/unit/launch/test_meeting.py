@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -82,6 +83,15 @@ def test_without_an_id_what_tells_of_an_earlier_run_counts_no_more(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
     other.report(2, HostState("n2", "no route"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_head_that_an_earlier_run_may_have_left_is_not_known_to_listen(tmp_path: Path) -> None:
+    SharedFolder(tmp_path, "", 0).publish(DOOR)  # and was killed
+    other = SharedFolder(tmp_path, "", 1)  # before the first host, which removes what it finds
+    assert other.find() == dataclasses.replace(DOOR, listens=False)
+    newer = dataclasses.replace(DOOR, addresses=("10.0.0.9:7",))
+    SharedFolder(tmp_path, "", 0).publish(newer)
+    assert other.find() == newer
 
 
 def test_what_a_killed_run_left_is_removed_a_day_later_and_nothing_else(tmp_path: Path) -> None:
