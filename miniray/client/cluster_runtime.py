@@ -423,10 +423,10 @@ class ClusterRuntime(Runtime):
     def _give_up(self) -> None:
         """Fail all that is waited for: nothing will come any more.
 
-        At exit only daemon threads are left, which end with the process: their errors would be
-        printed.
+        Not at exit, when only daemon threads are left, which end with the process: their errors
+        would be printed.
         """
-        if not threading.main_thread().is_alive():
+        if all(thread.daemon or not thread.is_alive() for thread in threading.enumerate()):
             return
         error = error_value(RuntimeError("miniray.shutdown() was called."))
         for call in list(self.call_table.open.values()):

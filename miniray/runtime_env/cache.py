@@ -271,19 +271,19 @@ def collect(root: Path, limit: int) -> None:
 
 def _remove_if_unused(root: Path, key: str, *, unfinished: bool) -> bool:
     """Remove a folder unless a process builds or uses it; returns whether it is gone."""
-    with (
-        _try_exclusive(root / f"{key}.build") as building,
-        _try_exclusive(root / f"{key}.use") as using,
-    ):
-        if not building or not using:
+    with _try_exclusive(root / f"{key}.build") as building:
+        if not building:  # whoever has this lock may just be removing the other one's file
             return False
-        if unfinished and _marker(root, key).exists():
-            return False  # it was finished since
-        _marker(root, key).unlink(missing_ok=True)
-        _remove_tree(root / key)
-        (root / f"{key}.use").unlink()
-        (root / f"{key}.build").unlink()
-        return True
+        with _try_exclusive(root / f"{key}.use") as using:
+            if not using:
+                return False
+            if unfinished and _marker(root, key).exists():
+                return False  # it was finished since
+            _marker(root, key).unlink(missing_ok=True)
+            _remove_tree(root / key)
+            (root / f"{key}.use").unlink()
+            (root / f"{key}.build").unlink()
+            return True
 
 
 @contextlib.contextmanager
@@ -329,8 +329,17 @@ async def _wait_for_lock(path: Path) -> int:
         else:
             locked.set_result(descriptor)
 
+    def fail(error: OSError) -> None:
+        if not locked.cancelled():
+            locked.set_exception(error)
+
     def wait() -> None:
-        descriptor = _lock_exclusive(path)
+        try:
+            descriptor = _lock_exclusive(path)
+        except OSError as error:  # a full disk, too many open files
+            with contextlib.suppress(RuntimeError):  # the loop was closed, nobody waits
+                loop.call_soon_threadsafe(fail, error)
+            return
         try:
             loop.call_soon_threadsafe(deliver, descriptor)
         except RuntimeError:  # the loop was closed, nobody waits

@@ -177,6 +177,53 @@ def test_daemon_threads_that_wait_at_exit_print_no_errors(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
+LEFT = """
+import sys
+import threading
+import time
+import miniray
+
+@miniray.remote
+class Gate:
+    def wait(self):
+        threading.Event().wait()
+
+miniray.init(num_cpus=1)
+gate = Gate.remote()
+
+def wait():
+    try:
+        miniray.get(gate.wait.remote())
+    except RuntimeError as error:
+        print(error)
+
+def waits():
+    frame = sys._current_frames().get(waiting.ident)
+    while frame is not None and frame.f_code.co_name != "get":
+        frame = frame.f_back
+    return frame is not None
+
+def end():
+    threading.main_thread().join()
+    while not waits():
+        time.sleep(0.01)
+    miniray.shutdown()
+
+waiting = threading.Thread(target=wait)
+waiting.start()
+threading.Thread(target=end).start()
+"""
+
+
+def test_threads_that_outlive_the_main_thread_are_told_of_a_shutdown(tmp_path: Path) -> None:
+    program = tmp_path / "left.py"
+    program.write_text(LEFT)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "miniray.shutdown() was called.\n")
+
+
 def test_a_program_that_shuts_down_keeps_no_object_of_the_cluster() -> None:
     miniray.init(num_cpus=1)
     table = weakref.ref(current_runtime().table)

@@ -271,6 +271,26 @@ def test_a_waiter_for_another_builder_can_be_cancelled_and_leaves_no_lock(tmp_pa
     asyncio.run(main())
 
 
+def test_a_lock_that_cannot_be_had_is_an_error_of_who_waits(tmp_path):
+    async def main():
+        cache = FolderCache(tmp_path, 0)
+        (tmp_path / "a.build").mkdir()
+        with pytest.raises(IsADirectoryError):
+            await asyncio.wait_for(cache.acquire("a", fill), 10)
+        await cache.close()
+
+    asyncio.run(main())
+
+
+def test_a_collector_leaves_no_file_of_a_folder_that_another_process_builds_or_removes(tmp_path):
+    (tmp_path / "a").mkdir()
+    lock = os.open(tmp_path / "a.build", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    collect(tmp_path, 0)
+    os.close(lock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.build"]
+
+
 def test_what_a_killed_builder_left_is_collected(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "half").touch()
