@@ -312,7 +312,7 @@ class Std(_ByArrow):
         """Put counts, means and variances of parts of each group together."""
         lists = [part.combine_chunks() for part in parts]
         group = pc.list_parent_indices(lists[0]).to_numpy()
-        flat = [each.flatten().to_numpy(zero_copy_only=False) for each in lists]
+        flat = [each.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False) for each in lists]
         known = lists[1].flatten().is_valid().to_numpy(zero_copy_only=False)
         n, mean, variance = (np.where(known, values, 0.0) for values in flat)
         total = np.bincount(group, n)

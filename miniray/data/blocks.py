@@ -70,7 +70,7 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     for row in rows:
         names.update(dict.fromkeys(row))
     columns = {name: column([row.get(name) for row in rows]) for name in names}
-    return pa.table(columns) if columns else _no_columns(len(rows))
+    return pa.table(columns) if columns else no_columns(len(rows))
 
 
 def batch_to_table(batch: Any) -> Any:
@@ -93,7 +93,7 @@ def batch_to_table(batch: Any) -> Any:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns of a batch differ in length: {lengths}")
-    return pa.table(columns) if columns else _no_columns(len(batch))
+    return pa.table(columns) if columns else no_columns(len(batch))
 
 
 def column(values: Any) -> Any:
@@ -176,7 +176,7 @@ def pickled(values: list[Any]) -> Any:
     return pa.ExtensionArray.from_storage(Pickled(), storage)
 
 
-def _no_columns(rows: int) -> Any:
+def no_columns(rows: int) -> Any:
     """Return a table of so many rows and no column, as Arrow makes one only by selecting none."""
     return pa.table({"_": pa.nulls(rows)}).select([])
 

@@ -139,9 +139,9 @@ def _json(files: FileFormat, path: str, start: int, stop: int) -> Any:
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
         return pyarrow.json.read_json(io.BytesIO(data), read_options=read, **files.options)
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid as error:
         if start or stop < ENDLESS:
-            raise
+            raise ValueError(f"an object of a part does not end with its line: {error}") from error
         found = json.loads(data)
         return rows_to_table(found if isinstance(found, list) else [found])
 

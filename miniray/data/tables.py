@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import Pickled, pickled, ragged, values_of
+from miniray.data.blocks import Pickled, no_columns, pickled, ragged, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +26,8 @@ def concat(tables: Sequence[Any]) -> Any:
     if len(tables) < 2:
         return tables[0] if tables else pa.table({})
     schema = tables[0].schema
+    if not any(table.num_columns for table in tables):  # Arrow would make no rows of them
+        return no_columns(sum(table.num_rows for table in tables))
     if all(table.schema.equals(schema) for table in tables[1:]):
         return pa.concat_tables(tables)
     filled = [table for table in tables if table.num_columns or table.num_rows]
@@ -71,7 +73,7 @@ def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> I
             yield concat(held)
             held, rows, start = [], 0, stop
         if start < table.num_rows:
-            held.append(table.slice(start))
+            held.append(table.slice(start, table.num_rows - start))
             rows += table.num_rows - start
     if held and not drop_last:
         yield concat(held)
@@ -107,4 +109,7 @@ def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
 def _joined(tables: Sequence[Any]) -> Any:
     """Return tables as one whose columns have few chunks: each costs pickling and reading."""
     table = concat(tables)
-    return table.combine_chunks() if table.nbytes < len(tables) * _SMALL else table
+    if table.nbytes < len(tables) * _SMALL:
+        with contextlib.suppress(pa.ArrowInvalid):  # dictionaries too many for their small indices
+            return table.combine_chunks()
+    return table

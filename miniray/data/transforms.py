@@ -170,7 +170,7 @@ class MapRows(UserStep):
                 yield whole.slice(0, 0)
             start = 0
             while start < whole.num_rows:
-                table = whole.slice(start, step)
+                table = whole.slice(start, min(step, whole.num_rows - start))
                 made = self._table(table, at, where)
                 yield made
                 start += table.num_rows

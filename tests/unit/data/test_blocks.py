@@ -108,6 +108,21 @@ def test_blocks_are_put_together_and_cut_by_bytes() -> None:
     assert empty.schema == large.schema
 
 
+def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:
+    texts = [[f"{part}-{number}" for number in range(100)] for part in range(3)]
+    kind = pa.dictionary(pa.int8(), pa.string())
+    tables = [pa.table({"a": pa.array(each).dictionary_encode().cast(kind)}) for each in texts]
+    (block,) = tables_.resized(iter(tables), 2**20)
+    assert block.column("a").to_pylist() == [text for each in texts for text in each]
+
+
+def test_rows_without_columns_are_counted() -> None:
+    rows = [blocks.rows_to_table([{}] * 10), blocks.rows_to_table([{}] * 5)]
+    assert tables_.concat(rows).num_rows == 15
+    assert [table.num_rows for table in tables_.rebatched(rows, 4)] == [4, 4, 4, 3]
+    assert [table.num_rows for table in tables_.resized(iter(rows), 2**20)] == [15]
+
+
 def test_a_batch_of_torch_tensors_is_one_of_arrays() -> None:
     torch = pytest.importorskip("torch")
     table = blocks.batch_to_table({"x": torch.ones(2, 3), "y": [torch.zeros(2)] * 2})

@@ -253,6 +253,12 @@ def test_null_is_left_out_or_makes_the_result_null(values: list[Any], ignore: bo
         assert result == expected
 
 
+def test_decimals_have_a_deviation() -> None:
+    numbers = pa.table({"n": pa.array([1, 2, 4], pa.decimal128(5, 2))})
+    (row,) = made(data.from_arrow(numbers).groupby(None).aggregate(Std("n")))
+    assert row["std(n)"] == pytest.approx(statistics.stdev([1, 2, 4]))
+
+
 def test_an_aggregation_of_functions_sees_keys_and_rows() -> None:
     product = AggregateFn(
         init=lambda key: [key],

@@ -19,8 +19,9 @@ import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from miniray import data  # noqa: E402
+from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
-from miniray.data.plan import walk  # noqa: E402
+from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish  # noqa: E402
 
 
@@ -73,8 +74,6 @@ def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
 
 
 def test_row_groups_without_a_row_that_passes_are_not_read(folder: str) -> None:
-    from miniray.data.sources import CutWish
-
     source = data.read_parquet(folder, filter=None)._plan.source
     filtered = source.filtered(col("a") > 285)
     (unit,) = filtered.units(CutWish(2**20))
@@ -146,9 +145,6 @@ def test_csv_json_text_numpy_and_bytes(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
-    from miniray.data.executor import table_of
-    from miniray.data.sources import CutWish
-
     (tmp_path / "x.csv").write_text("a\n" + "".join(f"{n}\n" for n in range(1000)))
     lines = [f'{{"a": {n}}}' for n in range(1000)]
     for name in ("x.jsonl", "x.json"):
@@ -170,9 +166,23 @@ def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
     assert values(whole) == list(range(1000))
 
 
-def test_small_files_are_read_together(tmp_path: Path) -> None:
-    from miniray.data.sources import CutWish
+def test_an_object_over_several_lines_of_a_file_that_is_cut_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"a": 0}\n' + '{"a":\n1}\n' * 100)
+    units = list(data.read_json(str(path))._plan.source.units(CutWish(99)))
+    with pytest.raises(data.DataError, match=r"x\.json .* object .* does not end with its line"):
+        list(map(table_of, units))
 
+
+def test_rows_without_columns_are_mapped_one_by_one(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": range(100)}), tmp_path / "x.parquet")
+    none = data.read_parquet(str(tmp_path / "x.parquet")).select_columns([])
+    mapped = optimised(none.map(lambda row: {"n": len(row)})._plan)
+    tables = [table_of(unit) for unit in execute(mapped, local=True)]
+    assert [row for table in tables for row in table.to_pylist()] == [{"n": 0}] * 100
+
+
+def test_small_files_are_read_together(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number:03d}.txt").write_text(f"{number}\n" * 10)
     units = list(data.read_text(str(tmp_path))._plan.source.units(CutWish(2**20)))
