@@ -317,8 +317,6 @@ def _start_node(options: InitOptions) -> LocalNode:
 
 def _shut_down(attachment: Attachment, output: DriverOutput, node: LocalNode) -> None:
     """Leave the cluster; an embedded one ends, and its last process is awaited."""
-    from miniray.client.handover import leave_to_actors
-
     forks.unguard()
     try:
         output.fetch()
@@ -326,6 +324,8 @@ def _shut_down(attachment: Attachment, output: DriverOutput, node: LocalNode) ->
             attachment.link.node_notice("shutdown")
             attachment.link.flush()
         else:
+            from miniray.client.handover import leave_to_actors
+
             leave_to_actors(attachment.runtime)
         output.drain()
     finally:  # Ctrl-C ends the wait for a paused terminal
