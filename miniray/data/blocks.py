@@ -89,6 +89,9 @@ def batch_to_table(batch: Any) -> Any:
             f"a batch is a dictionary of arrays, a pandas.DataFrame or a pyarrow.Table, "
             f"not {type(batch).__name__}"
         )
+    names = [str(name) for name in batch]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a batch has two columns of the same name: {', '.join(names)}")
     columns = {str(name): column(batch[name]) for name in batch}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:

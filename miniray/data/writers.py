@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from miniray.data.aggregate import LISTED, ROWS, grouped_by
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
 from miniray.data.files import checked_options, is_local, resolve
+from miniray.data.ordered import key_table
 from miniray.data.plan import Apply, Regroup
 from miniray.data.tables import rebatched
 from miniray.data.transforms import DataError, Transform, check_columns
@@ -84,8 +85,11 @@ class Writer(Transform):
         if not self.partition_cols:
             yield self.folder, table
             return
+        found = key_table(table, self.partition_cols, self.name)
         rest = table.drop_columns(list(self.partition_cols)).combine_chunks()
-        groups = grouped_by(table, self.partition_cols, [LISTED])
+        if not rest.num_columns:
+            raise DataError(f"{self.name}: partition_cols leaves no column for the files.")
+        groups = grouped_by(found, self.partition_cols, [LISTED])
         keys = groups.drop_columns(ROWS).to_pylist()
         for key, rows in zip(keys, groups.column(ROWS), strict=True):
             named = (f"{name}={quote(str(value), safe='')}" for name, value in key.items())

@@ -80,6 +80,20 @@ def test_a_value_that_names_a_folder_names_none_elsewhere(tmp_path: Path) -> Non
     assert sorted((row["id"], row["key"]) for row in back) == list(enumerate(names))
 
 
+def test_folders_are_named_by_categories_and_hold_at_least_one_column(tmp_path: Path) -> None:
+    keys = pa.array(["a", None, "b", "a"]).dictionary_encode()
+    data.from_arrow(pa.table({"key": keys, "id": range(4)})).write_parquet(
+        str(tmp_path / "keys"), partition_cols=["key"]
+    )
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [
+        "key=None",
+        "key=a",
+        "key=b",
+    ]
+    with pytest.raises(data.DataError, match="partition_cols leaves no column"):
+        data.range(4).write_parquet(str(tmp_path / "none"), partition_cols=["id"])
+
+
 def test_arrays_are_written_and_python_objects_refused(tmp_path: Path) -> None:
     data.range_tensor(4, shape=(2, 2)).write_numpy(str(tmp_path / "npy"), column="data")
     back = data.read_numpy(str(tmp_path / "npy")).take_all()

@@ -116,6 +116,12 @@ def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:
     assert block.column("a").to_pylist() == [text for each in texts for text in each]
 
 
+def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="two columns of the same name: a, a"):
+        blocks.batch_to_table(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
+
+
 def test_rows_without_columns_are_counted() -> None:
     rows = [blocks.rows_to_table([{}] * 10), blocks.rows_to_table([{}] * 5)]
     assert tables_.concat(rows).num_rows == 15
