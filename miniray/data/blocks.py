@@ -109,7 +109,10 @@ def column(values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
         return _of_array(values)
     if pandas is not None and isinstance(values, pandas.Series) and values.dtype != object:
-        return pa.array(values, from_pandas=True)
+        found = pa.array(values, from_pandas=True)
+        if pa.types.is_dictionary(kind := found.type):  # of other batches there may be more
+            found = found.cast(pa.dictionary(pa.int32(), kind.value_type, kind.ordered))
+        return found
     if isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0:
         return _of_values(list(values))
     raise TypeError(f"a column is an array or a list, not {type(values).__name__}")

@@ -121,7 +121,7 @@ class Numbered(How):
             table = table.append_column(ORDER, pa.array(self._numbers(0, len(table), 1)))
         table = table.combine_chunks()
         order = np.argsort(table.column(ORDER).to_numpy())
-        return table.drop_columns([ORDER]).take(order)
+        return table.take(order).drop_columns([ORDER])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,6 +116,14 @@ def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:
     assert block.column("a").to_pylist() == [text for each in texts for text in each]
 
 
+def test_categories_of_many_frames_go_together() -> None:
+    pandas = pytest.importorskip("pandas")
+    texts = [[f"{part}-{number}" for number in range(100)] for part in range(3)]
+    frames = [pandas.DataFrame({"a": pandas.Categorical(each)}) for each in texts]
+    table = tables_.concat(list(map(blocks.batch_to_table, frames))).combine_chunks()
+    assert table.column("a").to_pylist() == [text for each in texts for text in each]
+
+
 def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(ValueError, match="two columns of the same name: a, a"):

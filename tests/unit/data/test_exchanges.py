@@ -253,6 +253,10 @@ def test_null_is_left_out_or_makes_the_result_null(values: list[Any], ignore: bo
         assert result == expected
 
 
+def test_rows_without_columns_are_shuffled() -> None:
+    assert made(data.from_items([{}] * 10).random_shuffle(seed=1)) == [{}] * 10
+
+
 def test_decimals_have_a_deviation() -> None:
     numbers = pa.table({"n": pa.array([1, 2, 4], pa.decimal128(5, 2))})
     (row,) = made(data.from_arrow(numbers).groupby(None).aggregate(Std("n")))
