@@ -228,12 +228,12 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
             f"with miniray.train.report() instead."
         )
     try:
-        known = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except ValueError:  # written in C, without a text signature: print, in Python 3.10
-        known = []
+        return TrainLoop(function, () if config is None else (config,))
     parameters = [
         parameter
-        for parameter in known
+        for parameter in signature.parameters.values()
         if parameter.kind
         in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
     ]

@@ -85,10 +85,14 @@ class WorkerFailure:
 
 
 def _noted(text: str, error: BaseException) -> str:
-    """The text of an exception with its notes, which Python adds by itself from version 3.11 on."""
+    """The text of an exception with its notes, which Python adds by itself from version 3.11 on.
+
+    So does the package exceptiongroup before.
+    """
     if sys.version_info >= (3, 11):
         return text
-    return "\n".join([text.rstrip(), *getattr(error, "__notes__", ())])
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return text if text.rstrip().endswith(notes) else f"{text.rstrip()}\n{notes}"
 
 
 def _pickled(error: BaseException) -> tuple[bytes, ...]:

@@ -112,6 +112,12 @@ def test_a_train_loop_that_can_not_be_sent_names_the_variable_or_the_item():
     assert sent(make_train_loop(print, {"n": 1}), pickled).refs == []
 
 
+def test_a_train_loop_without_a_signature_is_given_the_config_that_there_is(caplog):
+    assert make_train_loop(max, {"n": 1}).arguments == ({"n": 1},)
+    assert make_train_loop(max, None).arguments == ()
+    assert caplog.text == ""
+
+
 def make_spec(workers, tmp_path, **run_options):
     return DataParallelTrainer(
         print,
