@@ -79,6 +79,27 @@ def test_the_next_batch_is_made_while_an_object_of_a_class_is_called():
     assert rows == [[0], [1], [2]]
 
 
+def test_a_reader_that_stops_ends_the_thread_that_reads_ahead_and_an_error_comes_in_its_turn():
+    class Same:
+        def __call__(self, batch):
+            return batch
+
+    def tables():
+        for number in range(3):
+            yield pa.table({"id": [number]})
+        raise OSError("gone")
+
+    step = MapBatches(Udf(Same), "MapBatches").prepared()
+    found = step.run(tables(), Where("here"))
+    assert next(found).num_rows == 1
+    found.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("miniray-batches")]
+    found = step.run(tables(), Where("here"))
+    assert [next(found).column("id").to_pylist() for _ in range(3)] == [[0], [1], [2]]
+    with pytest.raises(OSError, match="gone"):
+        next(found)
+
+
 def test_large_row_groups_are_cut_so_that_each_cpu_has_a_part_and_small_ones_further(tmp_path):
     import pyarrow.parquet as pq
 
