@@ -156,7 +156,7 @@ class Lineage:
                 source.users += 1
         self._origins[origin.number] = origin
         self._bytes += origin.size
-        # What a task can make again is not kept alive.
+        # Arguments that a task can make again need not be kept.
         origin.keeps = origin.keeps or all(self._can_be_made(id) for id, _ in origin.needs)
         origin.pins = [ref for ref in origin.pins if not self._can_be_made(ref.binary())]
         while len(self._origins) > self._max_calls or self._bytes > self._max_bytes:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from miniray.client.command_connection import CommandConnection
     from miniray.util.state_records import Filter
 
-#: What there is one of, by its name in `get`; the first field of its record is its id.
+#: Kinds by the singular that `get` takes; the first field of a record is its id.
 _ONES = {thing.removesuffix("s"): thing for thing in KINDS if thing != "waiting"}
-#: What Ray's command calls differently.
+#: Kinds by the names that Ray's command has for them.
 _OF_RAY = {"placement-groups": "groups", "cluster-events": "events"}
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.5

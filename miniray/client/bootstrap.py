@@ -294,7 +294,7 @@ def _find(options: InitOptions) -> LocalNode | None:
 def _start_node(options: InitOptions) -> LocalNode:
     """Start a cluster for this driver, or a node that attaches it to one elsewhere.
 
-    What attaches is imported meanwhile, which takes a third as long.
+    What attaches this process is imported while the node starts.
     """
     from miniray.system.boot_options import BootOptions
 

@@ -28,7 +28,7 @@ class Config:
     head_grace: float = 60.0
     #: How long the page's process stays after its last client.
     dashboard_idle: float = 300.0
-    #: What the names of metrics begin with; "ray" for dashboards that were made for Ray.
+    #: Prefix of the names of metrics; "ray" for dashboards that were made for Ray.
     metrics_prefix: str = "miniray"
     #: Whether metrics tell named actors of a class apart.
     metrics_per_actor: bool = False

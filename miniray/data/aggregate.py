@@ -138,7 +138,7 @@ class _OfColumn(AggregateFn):
 
 
 class _Collected(_OfColumn):
-    """What Python makes of values that Arrow has reduced in each table: base of some."""
+    """An aggregation in Python over the values of a column, collected from all tables."""
 
     def partial(self, key: Any, table: Any) -> Any:
         values = table.column(self.on)

@@ -152,7 +152,7 @@ def group_feed(below: Feed, rows: int, *, strict: bool = False) -> Feed:
                 item = next(below)
                 if isinstance(item, ReadUnit):
                     held.append(item)
-                    # One with an unknown number of rows is not put together with others.
+                    # A unit of unknown size goes alone.
                     have += rows if item.rows is None else item.rows
                 elif item is not None or not held:
                     yield item

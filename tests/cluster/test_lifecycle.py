@@ -137,7 +137,8 @@ def test_a_spawned_child_says_that_its_cluster_is_not_its_parents(tmp_path: Path
     assert done.stderr.count("has started a cluster of its own") == 1
 
 
-WAITING = """
+#: What both programs below begin with: an actor whose calls do not end.
+GATE = """
 import sys
 import threading
 import time
@@ -148,18 +149,21 @@ class Gate:
     def wait(self):
         threading.Event().wait()
 
-miniray.init(num_cpus=1)
-gate = Gate.remote()
-waits = (miniray.get, lambda ref: miniray.wait([ref]), lambda ref: ref.future().result())
-threads = [
-    threading.Thread(target=wait, args=(gate.wait.remote(),), daemon=True) for wait in waits
-]
-
 def waits(thread):
     frame = sys._current_frames().get(thread.ident)
     while frame is not None and frame.f_code.co_name not in ("get", "wait", "result"):
         frame = frame.f_back
     return frame is not None
+
+miniray.init(num_cpus=1)
+gate = Gate.remote()
+"""
+
+WAITING = """
+ways = (miniray.get, lambda ref: miniray.wait([ref]), lambda ref: ref.future().result())
+threads = [
+    threading.Thread(target=wait, args=(gate.wait.remote(),), daemon=True) for wait in ways
+]
 
 for thread in threads:
     thread.start()
@@ -170,7 +174,7 @@ while not all(map(waits, threads)):
 
 def test_daemon_threads_that_wait_at_exit_print_no_errors(tmp_path: Path) -> None:
     program = tmp_path / "waiting.py"
-    program.write_text(WAITING)
+    program.write_text(GATE + WAITING)
     done = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, timeout=60, check=False
     )
@@ -178,34 +182,15 @@ def test_daemon_threads_that_wait_at_exit_print_no_errors(tmp_path: Path) -> Non
 
 
 LEFT = """
-import sys
-import threading
-import time
-import miniray
-
-@miniray.remote
-class Gate:
-    def wait(self):
-        threading.Event().wait()
-
-miniray.init(num_cpus=1)
-gate = Gate.remote()
-
 def wait():
     try:
         miniray.get(gate.wait.remote())
     except RuntimeError as error:
         print(error)
 
-def waits():
-    frame = sys._current_frames().get(waiting.ident)
-    while frame is not None and frame.f_code.co_name != "get":
-        frame = frame.f_back
-    return frame is not None
-
 def end():
     threading.main_thread().join()
-    while not waits():
+    while not waits(waiting):
         time.sleep(0.01)
     miniray.shutdown()
 
@@ -217,7 +202,7 @@ threading.Thread(target=end).start()
 
 def test_threads_that_outlive_the_main_thread_are_told_of_a_shutdown(tmp_path: Path) -> None:
     program = tmp_path / "left.py"
-    program.write_text(LEFT)
+    program.write_text(GATE + LEFT)
     done = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, timeout=60, check=False
     )
