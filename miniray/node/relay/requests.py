@@ -124,7 +124,7 @@ class NodeRequests:
 
     def __init__(self, relay: RelayHub) -> None:
         self._relay = relay
-        #: What this node answers: functions that get an ``NodeRequest`` and the arguments.
+        #: What this node answers: functions that get a ``NodeRequest`` and the arguments.
         self.handlers: dict[str, Callable[..., object]] = {}
         self._numbers = itertools.count(1).__next__
         self._peers: dict[bytes, _Peer] = {}
