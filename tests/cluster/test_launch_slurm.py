@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import signal
@@ -72,8 +73,8 @@ class Steps:
 def steps(slurm: Slurm, command: CommandLine, tmp_path: Path) -> Iterator[Steps]:
     found = Steps(slurm, command, tmp_path)
     yield found
-    for job in slurm.ask("squeue", "--noheader", "--format=%A").split():
-        slurm.ask("scancel", "--signal=KILL", job)
+    # Not by their ids: one that has ended since it was listed is an error then.
+    slurm.ask("scancel", "--signal=KILL", f"--user={getpass.getuser()}")
 
 
 def end_of(step: subprocess.Popen[str]) -> tuple[int, str]:
