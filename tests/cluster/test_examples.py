@@ -73,7 +73,7 @@ GOOD = r"(0\.9\d|1\.00)"
 
 TRAINING = {
     "train_digits.py": Training(
-        "",
+        "--epochs 6",
         "torch sklearn",
         [r"test accuracy (0\.9[5-9]|1\.00)", r"best checkpoint .*/checkpoint_\d+"],
     ),

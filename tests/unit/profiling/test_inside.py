@@ -72,7 +72,7 @@ def test_native_code_that_holds_the_lock_is_weighted_by_what_it_used(end: thread
     before = time.process_time()
     found = costs(inside._sample(SECONDS))
     used = time.process_time() - before
-    assert found["native"] > 0.5 * used
+    assert found["native"] > 0.3 * used  # a tenth, if each sample counted as much as another
 
 
 def test_allocations_are_recorded_by_memray_into_a_file(tmp_path: object) -> None:
