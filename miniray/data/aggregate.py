@@ -123,18 +123,23 @@ class _OfColumn(AggregateFn):
 
     Args:
         on: The column.
-        ignore_nulls: Leave out null; otherwise it is a value, or makes the result null.
-        alias_name: The column of the results.
+        ignore_nulls: Leave out null; otherwise it is a value, or makes the result null. Default:
+            True, but for lists, different values and counts of rows.
+        alias_name: The column of the results. Default: as "sum(column)".
     """
 
     #: In the name of the results.
     word = ""
+    leaves_out_nulls = True
 
     def __init__(
-        self, on: str | None = None, ignore_nulls: bool = True, alias_name: str | None = None
+        self,
+        on: str | None = None,
+        ignore_nulls: bool | None = None,
+        alias_name: str | None = None,
     ) -> None:
         self.name, self.on = alias_name or f"{self.word}({on or ''})", on
-        self._ignore_nulls = ignore_nulls
+        self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
 
 
 class _Collected(_OfColumn):
@@ -165,11 +170,7 @@ class Unique(_Collected):
     """The different values of each group, as a list."""
 
     word = "unique"
-
-    def __init__(
-        self, on: str | None = None, ignore_nulls: bool = False, alias_name: str | None = None
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
+    leaves_out_nulls = False
 
     def partial(self, key: Any, table: Any) -> Any:
         values = one_zero(table.column(self.on))
@@ -183,9 +184,7 @@ class CountDistinct(Unique):
     """How many different values each group has."""
 
     word = "count_distinct"
-
-    def __init__(self, on: str, ignore_nulls: bool = True, alias_name: str | None = None) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
+    leaves_out_nulls = True
 
     def result(self, values: list[Any]) -> Any:
         return len(super().result(values))
@@ -241,11 +240,7 @@ class Count(_ByArrow):
 
     word = "count"
     parts = (("count", "sum"),)
-
-    def __init__(
-        self, on: str | None = None, ignore_nulls: bool = False, alias_name: str | None = None
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
+    leaves_out_nulls = False
 
 
 class Sum(_ByArrow):
@@ -361,13 +356,10 @@ def _column(place: int, *functions: str) -> str:
 class Partial(Transform):
     """Aggregates each table by itself."""
 
+    name: str
     keys: tuple[str, ...]
     aggs: tuple[AggregateFn, ...]
     keeps_count = False
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"Aggregate({', '.join(agg.name for agg in self.aggs)})"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         for table in tables:

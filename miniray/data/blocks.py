@@ -8,6 +8,7 @@ registered, so a column of a file is never one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import pickle
 import sys
@@ -191,13 +192,7 @@ def no_columns(rows: int) -> Any:
 
 
 def table_to_batch(table: Any, batch_format: str | None, *, writable: bool = False) -> Any:
-    """Return a table as a batch.
-
-    Args:
-        table: The rows.
-        batch_format: One of ``BATCH_FORMATS``; None is ``"pyarrow"``.
-        writable: Copy arrays that share the table's memory.
-    """
+    """Return a table as a batch; if ``writable``, arrays that share its memory are copied."""
     if batch_format in (None, "pyarrow"):
         return table
     if batch_format == "pandas":
@@ -244,14 +239,14 @@ def to_numpy(values: Any) -> Any:
         if len(parts) == 1:
             return parts[0]
         if len({part.shape[1:] for part in parts}) > 1:
-            return _objects([row for part in parts for row in part])
+            return np.fromiter(itertools.chain(*parts), object)
         return np.concatenate(parts)
     kind = values.type
     if isinstance(kind, pa.FixedShapeTensorType) and not values.null_count:
         flat = values.storage.flatten().to_numpy(zero_copy_only=False)
         return flat.reshape(len(values), *kind.shape)
     if isinstance(kind, Pickled | Ragged | pa.FixedShapeTensorType):
-        return _objects(values_of(values))
+        return np.fromiter(values_of(values), object)
     if isinstance(kind, pa.BaseExtensionType):
         return to_numpy(values.storage)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -260,13 +255,6 @@ def to_numpy(values: Any) -> Any:
             inner = to_numpy(values.flatten())
             return inner.reshape(len(values), *lengths, *inner.shape[1:])
     return values.to_numpy(zero_copy_only=False)
-
-
-def _objects(values: Sequence[Any]) -> Any:
-    array: Any = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array
 
 
 def values_of(values: Any) -> list[Any]:

@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 
 #: Bytes in the driver of which it is warned.
 _MUCH = 2 * 2**30
-#: Rows that a repr shows, at most.
-_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSchema:
-    """The columns of a dataset.
-
-    Attributes:
-        base_schema: The schema of Arrow.
-    """
+    """The columns of a dataset; ``base_schema`` is their schema of Arrow."""
 
     base_schema: Any
 
@@ -81,8 +75,8 @@ class Consumption:
         stats = self._stats = ExecutionStats(root.name)
         return execute(root, stats=stats, ordered=ordered)
 
-    def _tables(self) -> Iterator[Any]:
-        for unit in self._units():
+    def _tables(self, plan: PlanNode | None = None) -> Iterator[Any]:
+        for unit in self._units(plan):
             table = table_of(unit)
             del unit  # its memory is free once the table is read
             if self._schema is None and table.num_columns:
@@ -90,40 +84,28 @@ class Consumption:
             yield table
 
     def take(self, limit: int = 20) -> list[dict[str, Any]]:
-        """Return the first rows.
-
-        Args:
-            limit: How many, at most.
-        """
+        """Return the first rows, at most ``limit``, as dictionaries."""
         check_whole("take", "limit", limit, 0)
         plan = Limit((self._plan,), limit)
-        return [row for unit in self._units(plan) for row in table_to_rows(table_of(unit))]
+        return [row for table in self._tables(plan) for row in table_to_rows(table)]
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
-        """Return the first rows as a batch.
-
-        Args:
-            batch_size: How many rows, at most.
-            batch_format: As of ``iter_batches``.
+        """Return the first rows as a batch; the formats are those of ``iter_batches``.
 
         Raises:
             ValueError: The dataset is empty.
         """
         check_whole("take_batch", "batch_size", batch_size, 1)
-        tables = [table_of(unit) for unit in self._units(Limit((self._plan,), batch_size))]
-        tables = [table for table in tables if table.num_rows]
-        if not tables:
+        table = self._whole(Limit((self._plan,), batch_size))
+        if not table.num_rows:
             raise ValueError("take_batch(): the dataset is empty.")
-        return table_to_batch(concat(tables), batch_format)
+        return table_to_batch(table, batch_format)
 
     def take_all(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return all rows.
-
-        Args:
-            limit: How many there may be.
+        """Return all rows as dictionaries.
 
         Raises:
-            ValueError: There are more than that.
+            ValueError: There are more than ``limit``.
         """
         rows: list[dict[str, Any]] = []
         for table in self._tables():
@@ -158,10 +140,8 @@ class Consumption:
             plan = self._plan
             while isinstance(plan, Exchange) and plan.how.keeps_count and len(plan.inputs) == 1:
                 (plan,) = plan.inputs  # its rows are those of its input
-            for unit in self._units(Limit((plan,), 1)):
-                table = table_of(unit)
+            for table in self._tables(Limit((plan,), 1)):
                 if table.num_columns:
-                    self._schema = table.schema
                     break
         return None if self._schema is None else DataSchema(self._schema)
 
@@ -171,11 +151,7 @@ class Consumption:
         return None if schema is None else schema.names
 
     def num_blocks(self) -> int:
-        """Return the number of blocks of a materialized dataset.
-
-        Raises:
-            NotImplementedError: It is not materialized.
-        """
+        """Return the number of blocks; NotImplementedError if the dataset is not materialized."""
         blocks = self._blocks()
         if blocks is None:
             raise NotImplementedError(
@@ -222,23 +198,18 @@ class Consumption:
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame of pandas.
 
-        Args:
-            limit: How many rows there may be.
-
         Raises:
-            ValueError: There are more than that.
+            ValueError: There are more than ``limit``.
         """
         table = self._whole()
         if limit is not None and table.num_rows > limit:
             raise ValueError(f"to_pandas(limit={limit}): the dataset has {table.num_rows} rows.")
         return table_to_batch(table, "pandas")
 
-    def _whole(self) -> Any:
-        import pyarrow as pa
-
+    def _whole(self, plan: PlanNode | None = None) -> Any:
         tables = []
         size = 0
-        for table in self._tables():
+        for table in self._tables(plan):
             tables.append(table)
             size += table.nbytes
             if size > _MUCH and size - table.nbytes <= _MUCH:
@@ -247,19 +218,14 @@ class Consumption:
                     f"process; iter_batches() needs a batch at a time.",
                     stacklevel=3,
                 )
-        full = [table for table in tables if table.num_rows] or tables[:1]
-        return concat(full) if full else pa.table({})
+        return concat([table for table in tables if table.num_rows] or tables[:1])
 
     def to_arrow_refs(self) -> list[Any]:
         """Return refs of the blocks, each a table of Arrow."""
         return [stored(unit, whole=True).refs[0] for unit in self._units()]
 
     def to_numpy_refs(self, *, column: str | None = None) -> list[Any]:
-        """Return refs of the blocks as arrays.
-
-        Args:
-            column: Its array alone. Default: a dictionary of all.
-        """
+        """Return refs of the blocks: dictionaries of arrays, or arrays of one column."""
         from miniray.api import put
 
         refs = []
@@ -270,9 +236,7 @@ class Consumption:
 
     def stats(self) -> str:
         """Return what the newest execution has done, by operator."""
-        if self._stats is None:
-            return "The dataset was not executed yet."
-        return self._stats.text()
+        return "The dataset was not executed yet." if self._stats is None else self._stats.text()
 
     def get_stats_summary(self) -> dict[str, Any]:
         """Return the figures of ``stats()`` as plain values."""
@@ -292,13 +256,10 @@ class Consumption:
         rows = str(self.count()) if materialized else "?"
         lines = [f"shape: ({rows}, {names})"]
         if schema is not None:
-            cells = [schema.names, ["---"] * len(schema.names), map(shown_type, schema.types)]
-            lines += _box([list(row) for row in cells])
-        if materialized:
-            lines.append(f"(Showing 0 of {rows} rows)")
-        else:
-            lines.append("(Dataset isn't materialized)")
-        return "\n".join(lines)
+            kinds = list(map(shown_type, schema.types))
+            lines += _box([schema.names, ["---"] * len(kinds), kinds])
+        shown = f"Showing 0 of {rows} rows" if materialized else "Dataset isn't materialized"
+        return "\n".join([*lines, f"({shown})"])
 
 
 def _box(rows: list[list[str]]) -> list[str]:

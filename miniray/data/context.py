@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.data.plan import Compute, PoolSize
 from miniray.data.transforms import Udf
+from miniray.system.option_checks import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,10 +103,9 @@ class DataContext:
     def __setattr__(self, name: str, value: Any) -> None:
         known = [field.name for field in dataclasses.fields(self)]
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
+            hint = suggestion(name, known)
             raise AttributeError(
-                f"DataContext has no {name!r}.{meant} Its fields are {', '.join(known)}."
+                f"DataContext has no {name!r}.{hint} Its fields are {', '.join(known)}."
             )
         object.__setattr__(self, name, value)
 
@@ -116,11 +115,7 @@ class DataContext:
 
 @dataclasses.dataclass(frozen=True)
 class TaskPoolStrategy:
-    """Run a function in tasks.
-
-    Args:
-        size: Tasks at once, at most. Default: as many as there are CPUs.
-    """
+    """Run a function in tasks: ``size`` at once, at most. Default: as many as there are CPUs."""
 
     size: int | None = None
 
@@ -246,12 +241,3 @@ def _from_concurrency(caller: str, udf: Udf, value: Any) -> TaskPoolStrategy | A
     if len(numbers) == 1:
         return ActorPoolStrategy(size=value)
     return ActorPoolStrategy(None, *numbers)
-
-
-def check_gpu_batches(udf: Udf, compute: Compute, batch_size: Any) -> None:
-    """Raise ValueError if batches for a GPU have no size: a block may not fit its memory."""
-    if compute.options.get("num_gpus") and not isinstance(batch_size, int):
-        raise ValueError(
-            f"map_batches({udf.name}, num_gpus={compute.options['num_gpus']}) needs a batch_size: "
-            f"how many rows fit into the memory of the GPU."
-        )

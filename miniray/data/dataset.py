@@ -12,7 +12,7 @@ from miniray.common.absent import instead_of
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
-from miniray.data.context import DataContext, check_gpu_batches, compute_of, udf_of
+from miniray.data.context import DataContext, compute_of, udf_of
 from miniray.data.executor import table_of
 from miniray.data.expressions import Expr, parsed
 from miniray.data.plan import (
@@ -36,7 +36,7 @@ from miniray.data.transforms import (
     Sample,
     WithColumns,
 )
-from miniray.data.writers import write
+from miniray.data.writers import IMAGES, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,11 +116,13 @@ class Dataset(Rearranging):
                 f"filter(expr={expr!r:.80}) is not an expression of miniray.data.expressions, such "
                 "as col('a') > 5, and not its text."
             )
-        return self._apply(FilterExpr(found))
+        return self._apply(FilterExpr(f"Filter({found!r})", found))
 
     def _rows(self, kind: str, caller: str, fn: Any, options: dict[str, Any]) -> Dataset:
         udf = udf_of(caller, fn, options)
-        return self._apply(MapRows(udf, kind), compute_of(caller, udf, options))
+        return self._apply(
+            MapRows(f"{kind}({udf.name})", udf, kind), compute_of(caller, udf, options)
+        )
 
     def map_batches(
         self,
@@ -156,9 +158,20 @@ class Dataset(Rearranging):
             check_whole("map_batches", "batch_size", batch_size, 1)
         udf = udf_of("map_batches", fn, options)
         compute = compute_of("map_batches", udf, options)
-        check_gpu_batches(udf, compute, batch_size)
-        changes = udf_modifying_row_count
-        step = MapBatches(udf, "MapBatches", batch_size, batch_format, zero_copy_batch, changes)
+        gpus = compute.options.get("num_gpus")
+        if gpus and not isinstance(batch_size, int):  # a block may not fit its memory
+            raise ValueError(
+                f"map_batches({udf.name}, num_gpus={gpus}) needs a batch_size: how many rows fit "
+                f"into the memory of the GPU."
+            )
+        step = MapBatches(
+            f"MapBatches({udf.name})",
+            udf,
+            batch_size,
+            batch_format,
+            zero_copy_batch,
+            udf_modifying_row_count,
+        )
         return self._apply(step, compute)
 
     # --- columns ------------------------------------------------------------------------
@@ -175,7 +188,7 @@ class Dataset(Rearranging):
                     f"with_column({name!r}, {expr!r:.60}) needs an expression, such as "
                     f"col('a') * 2; add_column() takes a function."
                 )
-        return self._apply(WithColumns(dict(exprs)))
+        return self._apply(WithColumns(f"WithColumns({', '.join(exprs)})", dict(exprs)))
 
     def add_column(
         self,
@@ -203,9 +216,8 @@ class Dataset(Rearranging):
             batch[col] = values
             return batch
 
-        added.__name__ = col  # as plans name it
         udf = udf_of("add_column", added, options)
-        step = MapBatches(udf, "AddColumn", None, batch_format, changes_count=False)
+        step = MapBatches(f"AddColumn({col})", udf, None, batch_format, changes_count=False)
         return self._apply(step, compute_of("add_column", udf, options))
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
@@ -213,11 +225,12 @@ class Dataset(Rearranging):
         names = [cols] if isinstance(cols, str) else list(cols)
         if len(set(names)) < len(names):
             raise ValueError(f"select_columns({names}) names a column twice.")
-        return self._apply(Columns("SelectColumns", names))
+        return self._columns("SelectColumns", "select", names)
 
     def drop_columns(self, cols: Sequence[str]) -> Dataset:
         """Leave out these columns."""
-        return self._apply(Columns("DropColumns", [cols] if isinstance(cols, str) else list(cols)))
+        names = [cols] if isinstance(cols, str) else list(cols)
+        return self._columns("DropColumns", "drop_columns", names)
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
         """Rename columns: new names by the old ones, or a new name for each column."""
@@ -228,7 +241,10 @@ class Dataset(Rearranging):
                     f"rename_columns({list(names)}) must name each of: {', '.join(known)}."
                 )
             names = dict(zip(known, names, strict=True))
-        return self._apply(Columns("RenameColumns", dict(names)))
+        return self._columns("RenameColumns", "rename_columns", dict(names))
+
+    def _columns(self, kind: str, method: str, names: Any) -> Dataset:
+        return self._apply(Columns(f"{kind}({', '.join(names)})", method, names))
 
     # --- rows ---------------------------------------------------------------------------
 
@@ -239,14 +255,10 @@ class Dataset(Rearranging):
 
     def union(self, *other: Dataset) -> Dataset:
         """Add the rows of other datasets behind these."""
-        return Dataset(Union((self._plan, *(each._plan for each in other))))
+        return Dataset(Union(self._plans("union", other)))
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
-        """Read the units of the source in another order, each as it is.
-
-        Args:
-            seed: From which the order is drawn. Default: a new one, now.
-        """
+        """Read the units of the source in another order, drawn from the seed, each as it is."""
         seed = random.randrange(2**31) if seed is None else seed  # noqa: S311 -- no secret
         found = chain(optimised(self._plan))
         if found is None:
@@ -380,10 +392,7 @@ class Dataset(Rearranging):
         return [StreamIterator(Dataset(stacked(part, stages))) for part in parts]
 
     def _counted(self) -> tuple[int, Dataset]:
-        """Return the number of rows, and a dataset of which ranges can be taken.
-
-        That is this one, or where functions change the number of rows, its blocks.
-        """
+        """Return the number of rows, and a dataset with ranges: this one, or its blocks."""
         dataset = self if counted(optimised(self._plan)) else self.materialize()
         return dataset.count(), dataset
 
@@ -426,7 +435,15 @@ class Dataset(Rearranging):
     def write_images(
         self, path: str, column: str, file_format: str = "png", **options: Any
     ) -> None:
-        """Write each cell of a column as an image. Arguments as of ``write_parquet``."""
+        """Write each cell of a column as an image. Arguments as of ``write_parquet``.
+
+        Raises:
+            ValueError: ``file_format`` is not png, jpg, jpeg, bmp, tiff or webp.
+        """
+        if file_format not in IMAGES:
+            raise ValueError(
+                f"write_images(file_format={file_format!r}) must be one of {', '.join(IMAGES)}."
+            )
         write(self, file_format, path, column=column, **options)
 
 

@@ -38,18 +38,42 @@ def _operator(sign: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr
     """Return the method for an operator; ``swapped`` is for expressions on its right."""
 
     def method(self: Expr, other: Any) -> Expr:
-        pair = (wrapped(other), self) if swapped else (self, wrapped(other))
-        return FunctionCall(_FUNCTIONS[sign], pair)
+        other = other if isinstance(other, Expr) else lit(other)
+        return Expr(_FUNCTIONS[sign], (other, self) if swapped else (self, other))
 
     return method
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Expr:
-    """What is computed of the columns of a table. Made by ``col`` and ``lit``."""
+    """What is computed of the columns of a table. Made by ``col`` and ``lit``.
+
+    Attributes:
+        function: Of pyarrow.compute, or "column" or "literal".
+        operands: The expressions that it is called with.
+        argument: The name of a column, a value, a type to cast to, or values to look among.
+    """
+
+    function: str
+    operands: tuple[Expr, ...] = ()
+    argument: Any = None
 
     def evaluate(self, table: Any) -> Any:
         """Return the values for the rows of a table: a column, or one scalar for all."""
-        raise NotImplementedError
+        operands = [operand.evaluate(table) for operand in self.operands]
+        match self.function:
+            case "column":
+                if self.argument not in table.column_names:
+                    there = ", ".join(table.column_names) or "none"
+                    raise KeyError(f"There is no column {self.argument!r}, but {there}.")
+                return table.column(self.argument)
+            case "literal":
+                return pa.scalar(self.argument)
+            case "is_in":
+                return pc.is_in(*operands, value_set=pa.array(self.argument))
+            case "cast":
+                return pc.cast(*operands, self.argument)
+        return pc.call_function(self.function, operands)
 
     def values(self, table: Any) -> Any:
         """Return a value for each row of a table."""
@@ -58,7 +82,8 @@ class Expr:
 
     def columns(self) -> set[str]:
         """Return the names of the columns that are used."""
-        return set()
+        own = {self.argument} if self.function == "column" else set()
+        return own.union(*(operand.columns() for operand in self.operands))
 
     def alias(self, name: str) -> Expr:
         """Return the expression: what uses it names the result, as ``with_column(name, expr)``."""
@@ -67,19 +92,19 @@ class Expr:
 
     def is_null(self) -> Expr:
         """Whether a value is null."""
-        return FunctionCall("is_null", (self,))
+        return Expr("is_null", (self,))
 
     def is_not_null(self) -> Expr:
         """Whether a value is not null."""
-        return FunctionCall("is_valid", (self,))
+        return Expr("is_valid", (self,))
 
     def is_in(self, values: Any) -> Expr:
         """Whether a value is one of these."""
-        return FunctionCall("is_in", (self,), arguments=tuple(values))
+        return Expr("is_in", (self,), tuple(values))
 
     def cast(self, kind: Any) -> Expr:
         """Convert to a type of Arrow, or to the one of this name."""
-        return FunctionCall("cast", (self,), arguments=(kind,))
+        return Expr("cast", (self,), kind)
 
     __add__, __radd__ = _operator("+"), _operator("+", swapped=True)
     __sub__, __rsub__ = _operator("-"), _operator("-", swapped=True)
@@ -90,12 +115,10 @@ class Expr:
     __eq__ = _operator("==")  # type: ignore[assignment]
     __ne__ = _operator("!=")  # type: ignore[assignment]
     __and__, __or__ = _operator("&"), _operator("|")
+    __hash__ = object.__hash__
 
     def __invert__(self) -> Expr:
-        return FunctionCall("invert", (self,))
-
-    def __hash__(self) -> int:
-        return id(self)
+        return Expr("invert", (self,))
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -103,91 +126,34 @@ class Expr:
             "and negate one with ~."
         )
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Column(Expr):
-    """The values of a column."""
-
-    name: str
-
-    def evaluate(self, table: Any) -> Any:
-        if self.name not in table.column_names:
-            raise KeyError(
-                f"There is no column {self.name!r}, but {', '.join(table.column_names) or 'none'}."
-            )
-        return table.column(self.name)
-
-    def columns(self) -> set[str]:
-        return {self.name}
-
     def __repr__(self) -> str:
-        return self.name
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Literal(Expr):
-    """One value for all rows."""
-
-    value: Any
-
-    def evaluate(self, table: Any) -> Any:
-        return pa.scalar(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FunctionCall(Expr):
-    """A function of pyarrow.compute over other expressions."""
-
-    function: str
-    operands: tuple[Expr, ...]
-    arguments: tuple[Any, ...] = ()
-
-    def evaluate(self, table: Any) -> Any:
-        operands = [operand.evaluate(table) for operand in self.operands]
-        if self.function == "is_in":
-            return pc.is_in(operands[0], value_set=pa.array(self.arguments))
-        if self.function == "cast":
-            return pc.cast(operands[0], self.arguments[0])
-        return pc.call_function(self.function, operands)
-
-    def columns(self) -> set[str]:
-        return {name for operand in self.operands for name in operand.columns()}
-
-    def __repr__(self) -> str:
+        if not self.operands:
+            return self.argument if self.function == "column" else repr(self.argument)
         if self.function in _SIGNS:
             left, right = self.operands
             return f"({left!r} {_SIGNS[self.function]} {right!r})"
-        return f"{self.function}({', '.join(map(repr, (*self.operands, *self.arguments)))})"
+        shown = [*self.operands, *([] if self.argument is None else [self.argument])]
+        return f"{self.function}({', '.join(map(repr, shown))})"
 
 
 def col(name: str) -> Expr:
     """Return the values of a column."""
-    return Column(name)
+    return Expr("column", argument=name)
 
 
 def lit(value: Any) -> Expr:
     """Return one value for all rows."""
-    return Literal(value)
+    return Expr("literal", argument=value)
 
 
-def wrapped(value: Any) -> Expr:
-    """Return an expression as it is, and any other value as a literal."""
-    return value if isinstance(value, Expr) else Literal(value)
-
-
-def comparisons(expr: Expr) -> Iterator[tuple[str, str, Any]]:
+def comparisons(expr: Expr | None) -> Iterator[tuple[str, str, Any]]:
     """Yield (column, function, value) of the comparisons that all rows kept must fulfil."""
-    if not isinstance(expr, FunctionCall) or len(expr.operands) != 2:
-        return
-    left, right = expr.operands
-    if expr.function == "and_kleene":
-        yield from comparisons(left)
-        yield from comparisons(right)
-    elif isinstance(left, Column) and isinstance(right, Literal):
-        yield left.name, expr.function, right.value
+    match expr:
+        case Expr("and_kleene", (left, right)):
+            yield from comparisons(left)
+            yield from comparisons(right)
+        case Expr(function, (Expr("column", (), name), Expr("literal", (), value))):
+            yield name, function, value
 
 
 def parsed(text: str) -> Expr:
@@ -206,13 +172,13 @@ def _parse(node: Any, text: str) -> Expr:
     inner = functools.partial(_parse, text=text)
     match node:
         case ast.Name(id=name):
-            return Column(name)
+            return col(name)
         case ast.Constant(value=value):
-            return Literal(value)
+            return lit(value)
         case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
             return ~inner(operand)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return Literal(-value)
+            return lit(-value)
         case ast.BoolOp(op=op, values=values):
             return functools.reduce(functools.partial(_applied, op), map(inner, values))
         case ast.Compare(left=left, ops=[ast.In()], comparators=[values]):
@@ -234,4 +200,4 @@ def _parse(node: Any, text: str) -> Expr:
 
 
 def _applied(op: ast.AST, left: Expr, right: Expr) -> Expr:
-    return FunctionCall(_OPERATORS[type(op)][1], (left, right))
+    return Expr(_OPERATORS[type(op)][1], (left, right))

@@ -64,14 +64,7 @@ class FileKind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
-    """How files become rows.
-
-    Attributes:
-        kind: What they are.
-        filesystem: Where they are, of fsspec.
-        options: Of the kind.
-        paths: Whether the column "path" is added.
-    """
+    """How files of a filesystem of fsspec become rows, and whether these get the column "path"."""
 
     kind: FileKind
     filesystem: Any
@@ -84,22 +77,15 @@ class FileFormat:
             return False
         if not path.endswith(".json"):
             return True
-        with self.filesystem.open(path, "rb") as file:  # an object in each line, or a list
-            line, end, _ = file.read(_FIRST).strip().partition(b"\n")
+        # An object in each line, or a list.
+        line, end, _ = self.filesystem.head(path, _FIRST).strip().partition(b"\n")
         return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
 
     def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
         """Return the lines of a file that begin within these bytes, or all of it."""
-        with self.filesystem.open(path, "rb") as file:
-            if start:
-                file.seek(start - 1)
-                file.readline()  # belongs to whoever reads what is before
-            data = b""
-            if (at := file.tell()) < stop:
-                data = file.read(stop - at if stop < ENDLESS else -1)
-            if stop < ENDLESS and data and not data.endswith(b"\n"):
-                data += file.readline()
-            return bytes(data)
+        if start == 0 and stop == ENDLESS:
+            return bytes(self.filesystem.read_block(path, 0, None))
+        return bytes(self.filesystem.read_block(path, start, stop - start, b"\n"))
 
     def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         """Yield the rows of a file, if there are any.
@@ -122,10 +108,12 @@ def _csv(files: FileFormat, path: str, start: int, stop: int) -> Any:
     if start and not data:
         return None
     options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **files.options}
+    if path.endswith(".tsv"):
+        options.setdefault("parse_options", pyarrow.csv.ParseOptions(delimiter="\t"))
     if start:  # the names are at the beginning
-        with files.filesystem.open(path, "rb") as file:
-            names = pyarrow.csv.read_csv(io.BytesIO(file.readline())).column_names
-        options["read_options"].column_names = names
+        line = io.BytesIO(files.read(path, 0, 1))
+        head = pyarrow.csv.read_csv(line, parse_options=options.get("parse_options"))
+        options["read_options"].column_names = head.column_names
     stream = pa.BufferReader(data)
     packed = pa.CompressedInputStream(stream, "gzip") if path.endswith(".gz") else stream
     return pyarrow.csv.read_csv(packed, **options)
@@ -247,14 +235,8 @@ def checked_options(
 ) -> dict[str, Any]:
     """Return options without those of Ray's that only advise.
 
-    Args:
-        caller: The function, for messages.
-        given: The options.
-        known: Those that there are.
-        named: Further arguments, for messages.
-
     Raises:
-        TypeError: There is no such option.
+        TypeError: One is not known; the message may suggest arguments that are ``named``.
     """
     found = {name: value for name, value in given.items() if name not in _ADVICE}
     for name in found.keys() - set(known):
@@ -291,31 +273,27 @@ def find_files(
 ) -> tuple[Any, list[tuple[str, int]]]:
     """Return the filesystem of paths, and the files there with their sizes.
 
-    Args:
-        paths: A path or several: files, folders or patterns, local or as URLs.
-        filesystem: Of fsspec or pyarrow; None: it follows from the paths.
-        extensions: Ends of the names that are looked for in folders; None: all files.
-        what: The kind of files, for errors.
+    Paths and the filesystem are as of ``read_parquet``; in folders, files with one of the
+    extensions are looked for.
 
     Raises:
         FileNotFoundError: There is nothing at a path.
         ValueError: The paths are on different filesystems.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise ValueError(f"No path of {what} files was given.")
+    places = [resolve(each, filesystem) for each in given]
+    fs = places[0][0]
+    if any(other != fs for other, _ in places):
+        raise ValueError(f"The paths are on different filesystems: {given}.")
     files: list[tuple[str, int]] = []
-    found_in: Any = None
-    for each in given:
-        fs, path = resolve(each, filesystem)
-        if found_in is not None and fs != found_in:
-            raise ValueError(f"The paths are on different filesystems: {given}.")
-        found_in = fs
+    for each, (_, path) in zip(given, places, strict=True):
         found = _below(fs, path, extensions)
         if not found:
             raise FileNotFoundError(f"There is no {what} file at {os.fspath(each)!r}.")
         files += found
-    if found_in is None:
-        raise ValueError(f"No path of {what} files was given.")
-    return found_in, files
+    return fs, files
 
 
 def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[str, int]]:
@@ -325,7 +303,7 @@ def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[s
         details = {
             name: info
             for name, info in fs.find(path, detail=True).items()
-            if not _hidden(name.removeprefix(path))
+            if not any(part.startswith((".", "_")) for part in name.removeprefix(path).split("/"))
             and (extensions is None or name.lower().endswith(tuple(extensions)))
         }
     return sorted(
@@ -333,29 +311,19 @@ def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[s
     )
 
 
-def _hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))
-
-
-def partitions(path: str) -> dict[str, Any]:
-    """Return the columns that the folders of a path name, as in ``year=2024/month=5``."""
-    found: dict[str, Any] = {}
-    for part in path.split("/")[:-1]:
-        name, sign, value = part.partition("=")
-        if sign and name:
-            found[name] = int(value) if value.isdecimal() else urllib.parse.unquote(value)
-    return found
-
-
 def with_path(table: Any, path: str, *, include: bool) -> Any:
     """Return a table of a file with what its path tells; a column that is there stays.
 
-    Args:
-        table: The rows.
-        path: Of the file.
-        include: Add the column "path".
+    Folders such as ``year=2024`` are columns, and so is "path" if it is to be included.
     """
-    new = {**partitions(path), **({"path": path} if include else {})}
+    folders = (part.partition("=") for part in path.split("/")[:-1])
+    new: dict[str, Any] = {
+        name: int(value) if value.isdecimal() else urllib.parse.unquote(value)
+        for name, sign, value in folders
+        if sign and name
+    }
+    if include:
+        new["path"] = path
     for name, value in new.items():
         if name not in table.column_names:
             table = table.append_column(name, pa.repeat(value, table.num_rows))

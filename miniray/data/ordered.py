@@ -28,7 +28,6 @@ class Ordered(How):
     """Brings rows into the order of columns; null comes last, and NaN before it.
 
     Attributes:
-        keys: Names of the columns.
         descending: For each, whether large values come first.
         given: Values of the first column at which partitions begin; empty: they are chosen.
     """
@@ -82,24 +81,15 @@ class Ordered(How):
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         """Return the rows in order; those of equal keys stay in theirs."""
+        table = concat(sides[0])
         if not self.keys:
-            return concat(sides[0])
-        return self._sorted(concat(sides[0]), 0)[0]
-
-    def _sorted(self, table: Any, side: int) -> tuple[Any, Any]:
-        keys = key_table(table, self.side_keys(side), self.name, self.keys)
-        order = key_order(keys, self.descending)
-        return table.combine_chunks().take(order), keys.take(order)
+            return table
+        order = key_order(key_table(table, self.keys, self.name), self.descending)
+        return table.combine_chunks().take(order)
 
 
 def key_table(table: Any, names: Sequence[str], who: str, called: Sequence[str] = ()) -> Any:
-    """Return the columns of a table that are its keys, in types that can be compared.
-
-    Args:
-        table: The rows.
-        names: The columns.
-        who: What needs them, for messages.
-        called: Other names for them in what is returned.
+    """Return columns of a table as keys, in types that can be compared, called as before or anew.
 
     Raises:
         DataError: A column is missing, or its values have no order.
@@ -184,7 +174,6 @@ class Join(Ordered):
     """Joins two inputs. Rows come in the order of their keys; null is equal to nothing.
 
     Attributes:
-        right_keys: The keys of the second input.
         kind: One of ``JOINS``.
         suffixes: Behind names that both inputs have.
     """
@@ -234,9 +223,9 @@ class Join(Ordered):
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         """Join the rows of a partition: Arrow joins keys and row numbers, the rest is taken."""
-        (left, left_keys), (right, right_keys) = (
-            self._sorted(concat(tables), side) for side, tables in enumerate(sides)
-        )
+        left, right = (concat(tables).combine_chunks() for tables in sides)
+        left_keys = key_table(left, self.keys, self.name)
+        right_keys = key_table(right, self.right_keys, self.name, self.keys)
         keys = concat([left_keys.slice(0, 0), right_keys.slice(0, 0)]).schema
         for place, field in enumerate(keys):
             if pa.types.is_null(field.type):  # Arrow joins no keys of this type
@@ -248,31 +237,14 @@ class Join(Ordered):
         found = left_rows.join(
             right_rows, list(self.keys), join_type=JOINS[self.kind], use_threads=False
         )
-        places = [name for name in found.column_names if name.startswith(ORDER)]
-        found = found.select(sorted(places)).sort_by(
-            [(name, "ascending") for name in sorted(places)]
-        )
+        places = sorted(name for name in found.column_names if name.startswith(ORDER))
+        found = found.select([*self.keys, *places])
+        found = found.take(key_order(found, [*self.descending, *(False for _ in places)]))
         if self.kind.endswith(("semi", "anti")):
-            return (left if places == [ORDER + "0"] else right).take(found.column(0))
-        return self._together(left.take(found.column(0)), right.take(found.column(1)))
-
-    def _together(self, left: Any, right: Any) -> Any:
-        """Return rows of both inputs beside each other."""
-        pairs = dict(zip(self.keys, self.right_keys, strict=True))
-        columns: list[Any] = []
-        names: list[str] = []
+            return (left if self.kind.startswith("left") else right).take(found.column(places[0]))
+        rows = [left.take(found.column(places[0])), right.take(found.column(places[1]))]
+        columns = {}
         for side, name, new in self.outgoing(left.column_names, right.column_names):
-            values = (right if side else left).column(name)
-            other = pairs.get(name, "")
-            if not side and self.kind == "full_outer" and other in right.column_names:
-                of_right = right.column(other)
-                kind = concat([pa.table({"_": v.slice(0, 0)}) for v in (values, of_right)])
-                kind = kind.schema.field(0).type
-                values = pc.coalesce(values.cast(kind), of_right.cast(kind))
-            columns.append(values)
-            names.append(new)
-        table = pa.table(columns, names=names) if columns else left
-        if self.kind in ("full_outer", "right_outer") and columns:
-            keys = self.right_keys if self.kind == "right_outer" else self.keys
-            table = table.take(key_order(key_table(table, keys, self.name), self.descending))
-        return table
+            of_either = self.kind == "full_outer" and not side and name in self.keys
+            columns[new] = (found if of_either else rows[side]).column(name)
+        return pa.table(columns) if columns else rows[0]

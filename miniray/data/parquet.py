@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from miniray.data.sources import Content, Datasource, ReadUnit, between, overlap
 from miniray.data.transforms import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from miniray.data.sources import CutWish
 
@@ -27,6 +28,14 @@ _READERS = 16
 _ROWS, _BYTES = 131_072, 4 * 2**20
 #: Bytes of each column of a local file that are read at once.
 _BUFFER = 2**20
+#: Whether a comparison may be true for a value of a column that lies between two.
+_POSSIBLE: dict[str, Callable[[Any, Any, Any], bool]] = {
+    "equal": lambda value, least, most: bool(least <= value <= most),
+    "less": lambda value, least, most: bool(least < value),
+    "less_equal": lambda value, least, most: bool(least <= value),
+    "greater": lambda value, least, most: bool(most > value),
+    "greater_equal": lambda value, least, most: bool(most >= value),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +43,7 @@ class Selection:
     """What is read of each file.
 
     Attributes:
-        filesystem: Where they are.
-        columns: The names of the columns; None: all.
+        columns: Their names; None: all.
         expr: Leaves out rows; None: none.
         paths: Whether the column "path" is added.
         schema: Of the rows, before columns are left out.
@@ -147,24 +155,20 @@ def _range_of(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetDatasource(Datasource):
-    """Parquet files. Their footers are read when units are made, except for the first one's.
+    """Parquet files. Their footers are read when units are made, except for the first one's."""
 
-    Attributes:
-        found: Paths and sizes.
-        wanted: What is read of them.
-        footers: Those that were read before, by path.
-    """
-
+    #: Paths and sizes.
     found: Sequence[tuple[str, int]]
     wanted: Selection
+    #: Those that were read before, by path.
     footers: dict[str, Any] = dataclasses.field(default_factory=dict)
     name = "ReadParquet"
 
     def schema(self) -> Any:
         """Return the schema, of the first footer and the folders' names."""
         schema = self._complete(self._footer(self.found[0][0]).schema.to_arrow_schema())
-        names = dataclasses.replace(self.wanted, schema=schema).names
-        return pa.schema([schema.field(name) for name in names])
+        names = self.wanted.columns
+        return schema if names is None else pa.schema([schema.field(name) for name in names])
 
     def _complete(self, schema: Any) -> Any:
         """Return a schema of files with what their paths tell."""
@@ -228,18 +232,15 @@ class ParquetDatasource(Datasource):
 
     def _may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group say that no row passes the filter."""
-        if self.wanted.expr is None:
-            return True
-        statistics = {
-            column.path_in_schema: found
-            for column in map(group.column, range(group.num_columns))
-            if (found := column.statistics) is not None and found.has_min_max
-        }
-        return all(
-            _possible(function, value, statistics[name].min, statistics[name].max)
-            for name, function, value in comparisons(self.wanted.expr)
-            if name in statistics
-        )
+        columns = map(group.column, range(group.num_columns))
+        statistics = {column.path_in_schema: column.statistics for column in columns}
+        for name, function, value in comparisons(self.wanted.expr):
+            known = statistics.get(name)
+            if known is not None and known.has_min_max and function in _POSSIBLE:
+                with contextlib.suppress(TypeError):  # types that reading may bring together
+                    if not _POSSIBLE[function](value, known.min, known.max):
+                        return False
+        return True
 
     def _footer(self, path: str) -> Any:
         if path not in self.footers:
@@ -258,21 +259,6 @@ class ParquetDatasource(Datasource):
 def _unit(wanted: Selection, pieces: tuple[Piece, ...], size: int) -> ReadUnit:
     rows = sum(piece.stop - piece.start for piece in pieces) if wanted.expr is None else None
     return ReadUnit(ParquetRows(wanted, pieces), rows, size)
-
-
-def _possible(function: str, value: Any, least: Any, most: Any) -> bool:
-    try:
-        return bool(
-            {
-                "equal": lambda: least <= value <= most,
-                "less": lambda: least < value,
-                "less_equal": lambda: least <= value,
-                "greater": lambda: most > value,
-                "greater_equal": lambda: most >= value,
-            }.get(function, lambda: True)()
-        )
-    except TypeError:
-        return True
 
 
 def _decoded(group: Any, columns: Collection[str]) -> int:

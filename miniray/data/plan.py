@@ -150,6 +150,14 @@ class Exchange(PlanNode):
     how: How
     partitions: int | None = None
 
+    def __post_init__(self) -> None:
+        number = self.partitions
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(
+                f"{self.name}: the number of blocks or partitions must be a whole number, 1 or "
+                f"more, not {number!r}."
+            )
+
     @property
     def name(self) -> str:
         return self.how.name
@@ -178,43 +186,45 @@ class Stage(PlanNode):
         """Rows that its steps want at once."""
         return max([step.least for step in self.steps], default=1)
 
+    @property
+    def keeps_count(self) -> bool:
+        """Whether as many rows come out as go in."""
+        return all(step.keeps_count for step in self.steps)
+
+    @property
+    def user(self) -> bool:
+        """Whether functions of the user are called."""
+        return any(step.user for step in self.steps)
+
 
 def optimised(node: PlanNode) -> PlanNode:
     """Return the plan in stages, with columns, filters and limits moved to where rows are read."""
-    node = _replaced(node, tuple(optimised(each) for each in node.inputs))
+    inputs = tuple(optimised(each) for each in node.inputs)
+    if inputs != node.inputs:
+        node = dataclasses.replace(node, inputs=inputs)  # type: ignore[type-var]
     if isinstance(node, Limit):
         return _limited(node)
-    if isinstance(node, Read):
-        return node
     if not isinstance(node, Apply):
         return node
-    below = node.inputs[0]
-    if isinstance(below, Read):
-        pushed = _pushed(below, node.step)
-        return pushed if pushed is not None else Stage((below,), (node.step,), node.compute)
+    (below,) = inputs
+    if isinstance(below, Read) and (pushed := _pushed(below, node.step)) is not None:
+        return pushed
     if isinstance(below, Stage) and (compute := _together(below, node)) is not None:
         return Stage(below.inputs, (*below.steps, node.step), compute)
-    return Stage((below,), (node.step,), node.compute)
-
-
-def _replaced(node: PlanNode, inputs: tuple[PlanNode, ...]) -> PlanNode:
-    if inputs == node.inputs:
-        return node
-    return dataclasses.replace(node, inputs=inputs)  # type: ignore[type-var]
+    return Stage(inputs, (node.step,), node.compute)
 
 
 def _together(below: Stage, above: Apply) -> Compute | None:
     """Return what a stage runs on that has the step above in it too; None: it is one of its own."""
     if not above.step.user or (below.compute == above.compute and above.compute.pool is None):
         return below.compute
-    plain = not any(step.user for step in below.steps)
-    return above.compute if plain and above.compute.pool is None else None
+    return above.compute if not below.user and above.compute.pool is None else None
 
 
 def _pushed(read: Read, step: Transform) -> PlanNode | None:
     """Return a read that does what a step would do; None if it can't."""
     source = None
-    if isinstance(step, Columns) and step.kind == "SelectColumns":
+    if isinstance(step, Columns) and step.method == "select":
         source = read.source.selected(list(step.names))
     elif isinstance(step, FilterExpr):
         source = read.source.filtered(step.expr)
@@ -226,7 +236,7 @@ def _limited(node: Limit) -> PlanNode:
     below = node.inputs[0]
     if isinstance(below, Limit):
         return Limit(below.inputs, min(below.rows, node.rows))
-    if isinstance(below, Stage) and all(step.keeps_count for step in below.steps):
+    if isinstance(below, Stage) and below.keeps_count:
         return dataclasses.replace(below, inputs=(_limited(Limit(below.inputs, node.rows)),))
     return node
 
@@ -240,14 +250,7 @@ def walk(node: PlanNode) -> Iterator[PlanNode]:
 
 def has_user_code(node: PlanNode) -> bool:
     """Whether functions of the user are called."""
-    return any(
-        step.user for each in walk(node) for step in (each.steps if isinstance(each, Stage) else ())
-    )
-
-
-def keeps_count(steps: Sequence[Transform]) -> bool:
-    """Whether as many rows come out of steps as go in."""
-    return all(step.keeps_count for step in steps)
+    return any(isinstance(each, Stage) and each.user for each in walk(node))
 
 
 def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
@@ -265,7 +268,7 @@ def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
     if found is None:
         return None
     read, stages = found
-    known = all(keeps_count(stage.steps) for stage in stages)
+    known = all(stage.keeps_count for stage in stages)
     return found if known and read.source.count() is not None else None
 
 
@@ -280,7 +283,7 @@ def count_of(node: PlanNode) -> int | None:
     """Return the number of rows if it is known without executing the plan."""
     if isinstance(node, Read):
         return node.source.count()
-    if isinstance(node, Stage) and not keeps_count(node.steps):
+    if isinstance(node, Stage) and not node.keeps_count:
         return None
     counts = [count_of(each) for each in node.inputs]
     if (isinstance(node, Exchange) and not node.how.keeps_count) or None in counts:
@@ -318,25 +321,16 @@ def schema_of(node: PlanNode) -> Any:
     return schema
 
 
-def explained(node: PlanNode) -> str:
-    """Return the plan as text, the last node first."""
-    lines: list[str] = []
-
-    def add(each: PlanNode, depth: int) -> None:
-        where = ""
-        if isinstance(each, Stage):
-            pool = each.compute.pool
-            where = (
-                "  [tasks]" if pool is None else f"  [pool of {pool.least} to {pool.most} actors]"
-            )
-            if each.compute.options:
-                where += f" {dict(each.compute.options)}"
-        lines.append(f"{'   ' * depth}{'+- ' if depth else ''}{each.name}{where}")
-        below = each.inputs
-        if isinstance(each, Stage) and isinstance(below[0], Read):
+def explained(node: PlanNode, depth: int = 0) -> str:
+    """Return the plan as text, the last node first, each ``depth`` steps to the right."""
+    where = ""
+    below = node.inputs
+    if isinstance(node, Stage):
+        pool, options = node.compute.pool, dict(node.compute.options)
+        most = pool.most or "any number of" if pool is not None else 0
+        runs = "tasks" if pool is None else f"pool of {pool.least} to {most} actors"
+        where = f"  [{runs}] {options or ''}".rstrip()
+        if isinstance(below[0], Read):
             below = ()  # in the name of the stage
-        for inner in below:
-            add(inner, depth + 1)
-
-    add(node, 0)
-    return "\n".join(lines)
+    line = f"{'   ' * depth}{'+- ' if depth else ''}{node.name}{where}"
+    return "\n".join([line, *(explained(each, depth + 1) for each in below)])

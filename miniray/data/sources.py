@@ -52,12 +52,9 @@ class Content(abc.ABC):
 
     @abc.abstractmethod
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        """Yield the rows from one number on up to, without, another.
+        """Yield the rows from ``start`` up to, without, ``stop``, which may be behind the last.
 
-        Args:
-            start: The first.
-            stop: The end, which may be behind the last row.
-            *values: The values of the refs of a unit.
+        The values are those of the refs of a unit.
         """
 
     def take(self, start: int, stop: int, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
@@ -106,11 +103,7 @@ class ReadUnit:
         return f"rows {self.start} to {self.start + self.rows - 1} of {self.content.label}"
 
     def read(self, *values: Any) -> Iterator[Any]:
-        """Yield the rows as tables.
-
-        Args:
-            *values: The values of ``refs``.
-        """
+        """Yield the rows as tables, given the values of ``refs``."""
         return self.content.tables(self.start, self._stop, *values)
 
     def take(self, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
@@ -368,14 +361,7 @@ class BlockRows(Content):
 
 @dataclasses.dataclass(frozen=True)
 class UnitsDatasource(Datasource):
-    """Units that are there already: numbers, items, tables, blocks, or parts of another source.
-
-    Attributes:
-        parts: The units, in their order.
-        known: Their schema; None: only reading tells.
-        paths: The files that are read.
-        name: As plans name it.
-    """
+    """Units that are there already: numbers, items, tables, blocks, or parts of another source."""
 
     parts: Sequence[ReadUnit]
     known: Any = None

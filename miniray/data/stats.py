@@ -26,8 +26,6 @@ class Record:
     Attributes:
         number: How many blocks the task has given before it.
         first: How many rows these have.
-        rows: Its rows.
-        size: Its bytes.
         wall: Seconds that it took to make.
         cpu: Of these, seconds of the processor.
         heap: Most bytes that the process has held so far.
@@ -93,7 +91,6 @@ class ExecutionStats:
 
     Attributes:
         name: Of the dataset: what its last stage does.
-        stages: The stages, in the order of the data.
         asking: Whether the consumer waits for a block.
         waited: Seconds that the consumer has waited for blocks.
         started: When it began, by ``time.perf_counter``.

@@ -33,15 +33,11 @@ class DataError(MinirayError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """What is being read, for messages and seeds.
+    """What is being read, for messages and seeds."""
 
-    Attributes:
-        label: The unit: a file and rows.
-        index: Which call of its stage this is, or the key of what is read: random numbers of the
-            call are drawn from it.
-    """
-
+    #: The unit: a file and rows.
     label: str
+    #: Which call of its stage this is, or the key of the unit: random numbers are drawn from it.
     index: int = 0
 
 
@@ -56,7 +52,7 @@ class Transform:
         least: Rows that it wants at once.
     """
 
-    name: str = ""
+    name: str
     keeps_count: bool = True
     keeps_schema: bool = False
     user: bool = False
@@ -77,15 +73,7 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True)
 class Udf:
-    """A function of the user, or a class whose object is called.
-
-    Attributes:
-        function: The function or class.
-        args: Further arguments, behind the row or batch.
-        kwargs: Arguments by name.
-        init_args: Of the class.
-        init_kwargs: Of the class, by name.
-    """
+    """A function of the user, or a class, made with ``init_args``, whose object is called."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -142,13 +130,9 @@ def _rows_text(start: int, count: int) -> str:
 class UserStep(Transform):
     """Calls a function of the user: the base of what does."""
 
+    name: str
     udf: Udf
-    kind: str
     user = True
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"{self.kind}({self.udf.name})"
 
     def prepared(self) -> Transform:
         return dataclasses.replace(self, udf=self.udf.made())
@@ -157,6 +141,8 @@ class UserStep(Transform):
 @dataclasses.dataclass(frozen=True)
 class MapRows(UserStep):
     """Calls a function for each row: the kind is "Map", "FlatMap" or "Filter"."""
+
+    kind: str
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]
@@ -304,12 +290,9 @@ class TableStep(Transform):
 class FilterExpr(TableStep):
     """Keeps the rows for which an expression is true."""
 
+    name: str
     expr: Expr
     keeps_count = False
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"Filter({self.expr!r})"
 
     def changed(self, table: Any, where: Where) -> Any:
         return table.filter(_computed(self, self.expr, table, where))
@@ -326,11 +309,8 @@ def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
 class WithColumns(TableStep):
     """Adds columns, or replaces some, by expressions."""
 
+    name: str
     exprs: Mapping[str, Expr]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"WithColumns({', '.join(self.exprs)})"
 
     def changed(self, table: Any, where: Where) -> Any:
         made = {name: _computed(self, e, table, where) for name, e in self.exprs.items()}
@@ -339,21 +319,17 @@ class WithColumns(TableStep):
 
 @dataclasses.dataclass(frozen=True)
 class Columns(TableStep):
-    """Selects, drops or renames columns."""
+    """Selects, drops or renames columns, by a method of tables."""
 
-    kind: str
+    name: str
+    method: str
     names: list[str] | Mapping[str, str]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"{self.kind}({', '.join(self.names)})"
 
     def changed(self, table: Any, where: Where) -> Any:
         if not table.num_columns and not table.num_rows:
             return table
         check_columns(f"{self.name}: {where.label}", self.names, table)
-        methods = {"SelectColumns": "select", "DropColumns": "drop_columns"}
-        return getattr(table, methods.get(self.kind, "rename_columns"))(self.names)
+        return getattr(table, self.method)(self.names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from miniray.data.aggregate import LISTED, ROWS, grouped_by
+from miniray.data.batches import check_whole
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
 from miniray.data.files import checked_options, is_local, resolve
 from miniray.data.ordered import key_table
 from miniray.data.plan import Apply, Regroup
+from miniray.data.rearranged import key_names, known_columns
 from miniray.data.tables import rebatched
 from miniray.data.transforms import DataError, Transform, check_columns
 
@@ -29,8 +31,13 @@ if TYPE_CHECKING:
     from miniray.data.transforms import Where
 
 _MODES = ("append", "create", "overwrite", "ignore")
-_IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
-#: What writes each kind of files, whose arguments are options.
+IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
+#: What writes tables as files of a kind.
+_TABLES: dict[str, Callable[..., Any]] = {
+    "parquet": pq.write_table,
+    "csv": pyarrow.csv.write_csv,
+}
+#: Whose arguments are options of each kind of files.
 _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "parquet": (pq.write_table, pq.ParquetWriter),
     "csv": (pyarrow.csv.write_csv,),
@@ -45,7 +52,6 @@ class Writer(Transform):
     Attributes:
         kind: The end of the files' names: "parquet", "csv", "json", "npy" or one of images.
         filesystem: Of fsspec.
-        folder: On the filesystem.
         first: Number of the first file, behind those that are there.
         token: Behind each number: two that append at the same time write different files.
         column: The only column that is written, for arrays and images.
@@ -53,20 +59,17 @@ class Writer(Transform):
         options: Of what writes the format.
     """
 
+    name: str
     kind: str
     filesystem: Any
     folder: str
-    first: int = 0
-    token: str = ""
-    column: str = ""
-    partition_cols: tuple[str, ...] = ()
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first: int
+    token: str
+    column: str
+    partition_cols: tuple[str, ...]
+    options: Mapping[str, Any]
     user = True
     keeps_count = False
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"Write{self.kind.capitalize()}"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Write each table, and yield what was written."""
@@ -75,7 +78,7 @@ class Writer(Transform):
             if not table.num_rows:
                 continue
             for folder, part in self._partitioned(table):
-                for rows in rebatched([part], 1) if self.kind in _IMAGES else (part,):
+                for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
                     place = f"{self.first + where.index:06d}-{number:06d}"
                     self._store(folder, f"{place}{self.token}.{self.kind}", self._file(rows, where))
                     number += 1
@@ -107,10 +110,8 @@ class Writer(Transform):
                 f"{self.name}: the column {pickled[0]!r} has Python objects, which files can't "
                 f"hold. Drop or convert it ({where.label})."
             )
-        if self.kind == "parquet":
-            pq.write_table(table, sink, **self.options)
-        elif self.kind == "csv":
-            pyarrow.csv.write_csv(table, sink, **self.options)
+        if self.kind in _TABLES:
+            _TABLES[self.kind](table, sink, **self.options)
         elif self.kind == "json":
             for row in table_to_rows(table):
                 sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
@@ -156,7 +157,7 @@ def write(
         TypeError: There is no such option.
         ValueError: A value makes no sense, or mode="create" and there are files.
     """
-    caller = f"write_{'numpy' if kind == 'npy' else 'images' if kind in _IMAGES else kind}"
+    caller = f"write_{'numpy' if kind == 'npy' else 'images' if kind in IMAGES else kind}"
     mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
@@ -169,20 +170,19 @@ def write(
     if there and mode == "ignore":
         return
     token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
-    columns = tuple(partition_cols or ())
-    first = _next_number(there)
-    writer = Writer(kind, fs, folder.rstrip("/"), first, token, column, columns, further)
+    columns: tuple[str, ...] = ()
+    if partition_cols:
+        columns = key_names(caller, partition_cols, known_columns(dataset._plan))
+    numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
+    first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+    name = f"Write{kind.capitalize()}"
+    writer = Writer(name, kind, fs, folder.rstrip("/"), first, token, column, columns, further)
     below = dataset._plan
     if min_rows_per_file is not None:
+        check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
         below = Regroup((below,), min_rows_per_file)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Apply((below,), writer), ordered=False):
         pass
     if mode == "overwrite" and there:
         fs.rm(there)
-
-
-def _next_number(there: list[str]) -> int:
-    """Return a number above those of the files that are there."""
-    numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
-    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)

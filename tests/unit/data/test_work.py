@@ -74,7 +74,7 @@ def test_the_next_batch_is_made_while_an_object_of_a_class_is_called():
             yield pa.table({"n": [number]})
         made[-1].set()
 
-    step = MapBatches(Udf(Waits, init_args=(made,)), "MapBatches").prepared()
+    step = MapBatches("MapBatches", Udf(Waits, init_args=(made,))).prepared()
     rows = [table.column("n").to_pylist() for table in step.run(tables(), Where("here"))]
     assert rows == [[0], [1], [2]]
 
@@ -89,7 +89,7 @@ def test_a_reader_that_stops_ends_the_thread_that_reads_ahead_and_an_error_comes
             yield pa.table({"id": [number]})
         raise OSError("gone")
 
-    step = MapBatches(Udf(Same), "MapBatches").prepared()
+    step = MapBatches("MapBatches", Udf(Same)).prepared()
     found = step.run(tables(), Where("here"))
     assert next(found).num_rows == 1
     found.close()
