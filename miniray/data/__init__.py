@@ -6,10 +6,9 @@ store, made by tasks and actors that run ahead of whoever reads; see docs/data.m
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from miniray.common.absent import absent, tell_imports
+from miniray.common.absent import lazy
 
 if TYPE_CHECKING:
     from miniray.data.context import (
@@ -106,20 +105,19 @@ _ABSENT = {
     **dict.fromkeys(("_internal", "block", "datasource", "grouped_data", "iterator"), _HERE),
     "read_*": _READ,
 }
-tell_imports(__name__, _ABSENT)
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+_load, __dir__ = lazy(
+    __name__,
+    {name: f"miniray.data.{_HOMES.get(name, 'read_api')}" for name in __all__},
+    ("aggregate", "expressions"),
+    _ABSENT,
+)
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
     def __getattr__(name):
-        if name not in __all__:
-            raise absent("miniray.data", name, _ABSENT)
         try:
-            module = importlib.import_module(f"miniray.data.{_HOMES.get(name, 'read_api')}")
+            return _load(name)
         except ModuleNotFoundError as error:
             if error.name not in ("pyarrow", "numpy", "fsspec"):
                 raise
@@ -127,5 +125,3 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one that is ther
                 f"miniray.data needs {error.name}, which is not installed. "
                 f"Run `pip install 'miniray[data]'`."
             ) from error
-        value = globals()[name] = getattr(module, name)
-        return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from miniray.data.plan import (
     optimised,
     stacked,
 )
-from miniray.data.rearranged import Rearranging
+from miniray.data.rearranged import Rearranging, drawn
 from miniray.data.sources import CutWish, UnitsDatasource, ranged
 from miniray.data.transforms import (
     Columns,
@@ -259,7 +258,7 @@ class Dataset(Rearranging):
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
         """Read the units of the source in another order, drawn from the seed, each as it is."""
-        seed = random.randrange(2**31) if seed is None else seed  # noqa: S311 -- no secret
+        seed = drawn("randomize_block_order", seed)
         found = chain(optimised(self._plan))
         if found is None:
             raise ValueError(
@@ -274,8 +273,7 @@ class Dataset(Rearranging):
         """Keep each row with a probability, from 0 to 1."""
         if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ValueError(f"random_sample({fraction!r}) must be a number from 0 to 1.")
-        seed = random.randrange(2**31) if seed is None else seed  # noqa: S311 -- no secret
-        return self._apply(Sample(float(fraction), seed))
+        return self._apply(Sample(float(fraction), drawn("random_sample", seed)))
 
     def materialize(self) -> Any:
         """Execute the dataset, and return one whose blocks are in the object store."""

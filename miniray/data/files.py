@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from miniray.data.blocks import column, from_file, rows_to_table
-from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between
+from miniray.data.blocks import column, from_file
+from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between, items_to_table
 from miniray.data.transforms import DataError
 from miniray.system.option_checks import suggestion
 
@@ -131,7 +131,7 @@ def _json(files: FileFormat, path: str, start: int, stop: int) -> Any:
         if start or stop < ENDLESS:
             raise ValueError(f"an object of a part does not end with its line: {error}") from error
         found = json.loads(data)
-        return rows_to_table(found if isinstance(found, list) else [found])
+        return items_to_table(found if isinstance(found, list) else [found])
 
 
 def _text(files: FileFormat, path: str, start: int, stop: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from miniray.data.files import (
 )
 from miniray.data.parquet import ParquetDatasource, Selection
 from miniray.data.plan import Read
+from miniray.data.rearranged import drawn
 from miniray.data.sources import (
     BlockRows,
     Items,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def _seed_of(caller: str, shuffle: Any) -> int | None:
     if shuffle not in (None, "files"):
         raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
-    return random.randrange(2**31) if shuffle else None  # noqa: S311 -- no secret
+    return drawn(caller, None) if shuffle else None
 
 
 def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Dataset:
@@ -231,6 +231,9 @@ def read_images(paths: Any, **options: Any) -> Dataset:
         **options: ``size``: (height, width) to scale to; ``mode``: of Pillow, such as "RGB";
             ``filesystem``, ``include_paths``, ``shuffle``.
     """
+    size = options.get("size")
+    if size is not None and not (isinstance(size, list | tuple) and len(size) == 2):
+        raise ValueError(f"read_images(size={size!r}) must be (height, width), in pixels.")
     return _read("read_images", IMAGES, paths, options)
 
 

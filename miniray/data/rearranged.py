@@ -209,6 +209,14 @@ class GroupedData(Aggregating):
         return f"GroupedData(key={list(self._keys)})"
 
 
+def drawn(caller: str, seed: int | None) -> int:
+    """Return a seed of the user, or a new one."""
+    if seed is None:
+        return random.randrange(2**31)  # noqa: S311 -- no secret
+    check_whole(caller, "seed", seed, 0)
+    return seed
+
+
 class Rearranging(Consumption, Aggregating):
     """The methods of a dataset that need all rows before they give the first."""
 
@@ -270,8 +278,8 @@ class Rearranging(Consumption, Aggregating):
                 blocks they are in. Default: a new one, now.
             num_blocks: Of how many parts it is made. Default: by their bytes.
         """
-        seed = random.randrange(2**31) if seed is None else seed  # noqa: S311 -- no secret
-        return self._of(Exchange((self._plan,), Numbered(seed), num_blocks))
+        how = Numbered(drawn("random_shuffle", seed))
+        return self._of(Exchange((self._plan,), how, num_blocks))
 
     def sort(
         self,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import abc
-import concurrent.futures
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import batch_to_table, column, from_file, rows_to_table
+from miniray.data.blocks import batch_to_table, column, rows_to_table
 from miniray.data.tables import concat
 
 if TYPE_CHECKING:
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Rows of one table that items or numbers are made into, at most.
 _TOGETHER = 65_536
-#: Rows of a Hugging Face dataset that are read at once: where these were selected, it copies them.
-_COPIED = 1024
-#: Files whose metadata are read at once.
-_READERS = 16
 #: The end of rows whose number is not known.
 ENDLESS = 2**62
 
@@ -266,22 +261,6 @@ def items_to_table(items: Iterable[Any]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class HubRows(Content):
-    """The rows of a ``datasets.Dataset`` that gives tables of Arrow."""
-
-    dataset: Any
-    label = "the Hugging Face dataset"
-
-    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        for low in range(start, min(stop, len(self.dataset)), _COPIED):
-            yield self.dataset[low : min(low + _COPIED, stop)]
-
-    def take(self, start: int, stop: int, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
-        for each in numbers:
-            yield self.dataset[(each + start).tolist()]
-
-
-@dataclasses.dataclass(frozen=True)
 class TableRows(Content):
     """Rows of a table in this process, which travel with the task."""
 
@@ -301,47 +280,6 @@ class TableRows(Content):
 
     def part(self, start: int, stop: int) -> Content:
         return TableRows(self.table.slice(start - self.first, stop - start), start)
-
-
-@dataclasses.dataclass(frozen=True)
-class FragmentRows(Content):
-    """A piece of a ``pyarrow.dataset.Dataset``: a row group of Parquet, or a whole file."""
-
-    fragment: Any
-    schema: Any
-
-    @classmethod
-    def units(cls, dataset: Any) -> list[ReadUnit]:
-        """Return the pieces of a dataset; metadata of several files are read at once.
-
-        Raises:
-            ValueError: It is filtered or projected, so that metadata do not tell its rows.
-        """
-        schema = dataset.schema
-
-        def pieces(fragment: Any) -> list[ReadUnit]:
-            if not hasattr(fragment, "row_groups"):
-                return [ReadUnit(cls(fragment, schema), fragment.count_rows())]
-            return [
-                ReadUnit(
-                    cls(fragment.subset(row_group_ids=[group.id]), schema),
-                    group.num_rows,
-                    group.total_byte_size,
-                )
-                for group in fragment.row_groups
-            ]
-
-        with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-            return [unit for each in pool.map(pieces, dataset.get_fragments()) for unit in each]
-
-    @property
-    def label(self) -> str:
-        return str(self.fragment.path)
-
-    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        # One column after another by one thread: training has the others.
-        table = from_file(self.fragment.to_table(schema=self.schema, use_threads=False))
-        yield table.slice(start, stop - start)
 
 
 @dataclasses.dataclass(frozen=True)

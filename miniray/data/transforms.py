@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import traceback
@@ -47,14 +48,12 @@ class Transform:
     Attributes:
         name: As plans, errors and statistics name it, such as "Map(f)".
         keeps_count: Whether as many rows come out as went in.
-        keeps_schema: Whether the columns stay as they are.
         user: Whether it calls a function of the user.
         least: Rows that it wants at once.
     """
 
     name: str
     keeps_count: bool = True
-    keeps_schema: bool = False
     user: bool = False
     least: int = 1
 
@@ -64,7 +63,8 @@ class Transform:
 
     def schema(self, schema: Any) -> Any:
         """Return the schema of what comes out; None if only running it tells."""
-        return schema if self.keeps_schema else None
+        del schema
+        return None
 
     def prepared(self) -> Transform:
         """Return the step as it is run in a process: an object is made of a class."""
@@ -295,12 +295,15 @@ class FilterExpr(TableStep):
     keeps_count = False
 
     def changed(self, table: Any, where: Where) -> Any:
-        return table.filter(_computed(self, self.expr, table, where))
+        with _told(self, where):
+            return table.filter(self.expr.values(table))
 
 
-def _computed(step: Transform, expr: Expr, table: Any, where: Where) -> Any:
+@contextlib.contextmanager
+def _told(step: Transform, where: Where) -> Iterator[None]:
+    """Turn the errors of expressions into that of a step."""
     try:
-        return expr.values(table)
+        yield
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
         raise failed(step.name, where, "rows", error) from None
 
@@ -313,7 +316,8 @@ class WithColumns(TableStep):
     exprs: Mapping[str, Expr]
 
     def changed(self, table: Any, where: Where) -> Any:
-        made = {name: _computed(self, e, table, where) for name, e in self.exprs.items()}
+        with _told(self, where):
+            made = {name: expr.values(table) for name, expr in self.exprs.items()}
         return pa.table({**dict(zip(table.column_names, table.columns, strict=True)), **made})
 
 
@@ -329,7 +333,10 @@ class Columns(TableStep):
         if not table.num_columns and not table.num_rows:
             return table
         check_columns(f"{self.name}: {where.label}", self.names, table)
-        return getattr(table, self.method)(self.names)
+        found = getattr(table, self.method)(self.names)
+        if len(set(found.column_names)) < found.num_columns:
+            raise DataError(f"{self.name}: {where.label} would have two columns of the same name.")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,7 +347,6 @@ class Sample(Transform):
     seed: int
     name = "RandomSample"
     keeps_count = False
-    keeps_schema = True
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield the rows that are drawn, the same ones each time."""
@@ -348,13 +354,15 @@ class Sample(Transform):
         for table in tables:
             yield table.filter(random.random(table.num_rows) < self.fraction)
 
+    def schema(self, schema: Any) -> Any:
+        return schema
+
 
 @dataclasses.dataclass(frozen=True)
 class Gather(Transform):
     """Makes one block of all rows of a call."""
 
     name = "Repartition"
-    keeps_schema = True
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         found = list(tables)

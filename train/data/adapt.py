@@ -143,8 +143,7 @@ def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Source:
     import pyarrow.dataset
 
     from miniray.data.files import find_files
-    from miniray.data.sources import FragmentRows
-    from miniray.train.data.units import UnitsSource
+    from miniray.train.data.units import FragmentRows, UnitsSource
 
     filesystem, found = find_files(paths, None, [".parquet"], "Parquet")
     files = [path for path, _ in found]
@@ -171,8 +170,7 @@ def _from_arrow(dataset: Any) -> Source | None:
     import pyarrow
     import pyarrow.dataset
 
-    from miniray.data.sources import FragmentRows
-    from miniray.train.data.units import UnitsSource
+    from miniray.train.data.units import FragmentRows, UnitsSource
 
     if isinstance(dataset, pyarrow.dataset.InMemoryDataset):
         dataset = dataset.to_table()
@@ -209,9 +207,9 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
     import datasets
 
     from miniray.data.read_api import must_be_decoded
-    from miniray.data.sources import HubRows, ReadUnit
+    from miniray.data.sources import ReadUnit
     from miniray.train.data.sources import MapSource, StreamSource
-    from miniray.train.data.units import UnitsSource
+    from miniray.train.data.units import HubRows, UnitsSource
 
     if isinstance(dataset, datasets.IterableDataset):
         return StreamSource(dataset)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from miniray.data.blocks import from_file
 from miniray.data.sources import ENDLESS, Content, ReadUnit, between
 from miniray.data.tables import concat
 from miniray.data.transforms import DataError
@@ -25,6 +27,67 @@ if TYPE_CHECKING:
 _AHEAD = 4
 #: Bytes of rows that a rank takes out of a unit at once, about.
 _BYTES = 16 * 2**20
+#: Rows of a Hugging Face dataset that are read at once: where these were selected, it copies them.
+_COPIED = 1024
+#: Files whose metadata are read at once.
+_READERS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class HubRows(Content):
+    """The rows of a ``datasets.Dataset`` that gives tables of Arrow."""
+
+    dataset: Any
+    label = "the Hugging Face dataset"
+
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        for low in range(start, min(stop, len(self.dataset)), _COPIED):
+            yield self.dataset[low : min(low + _COPIED, stop)]
+
+    def take(self, start: int, stop: int, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
+        for each in numbers:
+            yield self.dataset[(each + start).tolist()]
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentRows(Content):
+    """A piece of a ``pyarrow.dataset.Dataset``: a row group of Parquet, or a whole file."""
+
+    fragment: Any
+    schema: Any
+
+    @classmethod
+    def units(cls, dataset: Any) -> list[ReadUnit]:
+        """Return the pieces of a dataset; metadata of several files are read at once.
+
+        Raises:
+            ValueError: It is filtered or projected, so that metadata do not tell its rows.
+        """
+        schema = dataset.schema
+
+        def pieces(fragment: Any) -> list[ReadUnit]:
+            if not hasattr(fragment, "row_groups"):
+                return [ReadUnit(cls(fragment, schema), fragment.count_rows())]
+            return [
+                ReadUnit(
+                    cls(fragment.subset(row_group_ids=[group.id]), schema),
+                    group.num_rows,
+                    group.total_byte_size,
+                )
+                for group in fragment.row_groups
+            ]
+
+        with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+            return [unit for each in pool.map(pieces, dataset.get_fragments()) for unit in each]
+
+    @property
+    def label(self) -> str:
+        return str(self.fragment.path)
+
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        # One column after another by one thread: training has the others.
+        table = from_file(self.fragment.to_table(schema=self.schema, use_threads=False))
+        yield table.slice(start, stop - start)
 
 
 class UnitsSource(Source):

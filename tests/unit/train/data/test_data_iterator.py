@@ -288,7 +288,7 @@ def test_an_error_of_the_dataset_reaches_the_loop_after_the_batches_before_it(pr
 
 
 def test_a_row_group_is_read_once_in_an_epoch_and_not_kept(parquet, monkeypatch):
-    from miniray.data.sources import FragmentRows
+    from miniray.train.data.units import FragmentRows
 
     read = []
     original = FragmentRows.tables

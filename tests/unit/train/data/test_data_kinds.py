@@ -15,12 +15,12 @@ import pyarrow.parquet
 import miniray
 from miniray.data import DataError
 from miniray.data.plan import explained
-from miniray.data.sources import HubRows, ReadUnit, TableRows
+from miniray.data.sources import ReadUnit, TableRows
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
 from miniray.train.data.iterator import DataIterator
 from miniray.train.data.shards import Datasets, Shards, get_dataset_shard
-from miniray.train.data.units import UnitsSource
+from miniray.train.data.units import HubRows, UnitsSource
 
 
 def table_of(rows):
