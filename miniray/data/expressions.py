@@ -146,7 +146,7 @@ def lit(value: Any) -> Expr:
     return Expr("literal", argument=value)
 
 
-def comparisons(expr: Expr | None) -> Iterator[tuple[str, str, Any]]:
+def comparisons(expr: Expr) -> Iterator[tuple[str, str, Any]]:
     """Yield (column, function, value) of the comparisons that all rows kept must fulfil."""
     match expr:
         case Expr("and_kleene", (left, right)):

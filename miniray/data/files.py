@@ -55,7 +55,7 @@ class FileKind(NamedTuple):
 
     name: str
     called: str
-    table: Callable[[FileFormat, str, int, int], Any]
+    table: Callable[[FileRows, str, int, int], Any]
     extensions: tuple[str, ...] | None = None
     options: tuple[str, ...] = ()
     lines: bool = False
@@ -63,13 +63,33 @@ class FileKind(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FileFormat:
-    """How files of a filesystem of fsspec become rows, and whether these get the column "path"."""
+class FileRows(Content):
+    """Some bytes of a file, or several whole files.
+
+    Attributes:
+        kind: What files they are.
+        filesystem: Of fsspec.
+        options: Of the kind.
+        paths: Whether the column "path" is added.
+        spans: Paths and where to begin and end in them; none in what units are made of.
+    """
 
     kind: FileKind
     filesystem: Any
     options: Mapping[str, Any]
     paths: bool = False
+    spans: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def label(self) -> str:
+        path, start, _ = self.spans[0]
+        if len(self.spans) > 1:
+            return f"{path} up to {self.spans[-1][0]}"
+        return f"{path} (from byte {start})" if start else path
+
+    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        found = itertools.chain.from_iterable(itertools.starmap(self._tables, self.spans))
+        return between(found, start, stop)
 
     def can_be_cut(self, path: str) -> bool:
         """Return whether parts of a file can be read, each from a line on."""
@@ -87,7 +107,7 @@ class FileFormat:
             return bytes(self.filesystem.read_block(path, 0, None))
         return bytes(self.filesystem.read_block(path, start, stop - start, b"\n"))
 
-    def tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
+    def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         """Yield the rows of a file, if there are any.
 
         Raises:
@@ -102,7 +122,7 @@ class FileFormat:
             raise DataError(f"{path} can't be read as a {called} file: {error}") from error
 
 
-def _csv(files: FileFormat, path: str, start: int, stop: int) -> Any:
+def _csv(files: FileRows, path: str, start: int, stop: int) -> Any:
     """Read CSV with a header in each file."""
     data = files.read(path, start, stop)
     if start and not data:
@@ -119,7 +139,7 @@ def _csv(files: FileFormat, path: str, start: int, stop: int) -> Any:
     return pyarrow.csv.read_csv(packed, **options)
 
 
-def _json(files: FileFormat, path: str, start: int, stop: int) -> Any:
+def _json(files: FileRows, path: str, start: int, stop: int) -> Any:
     """Read an object in each line, or a list of objects."""
     data = files.read(path, start, stop)
     if not data.strip():
@@ -134,7 +154,7 @@ def _json(files: FileFormat, path: str, start: int, stop: int) -> Any:
         return items_to_table(found if isinstance(found, list) else [found])
 
 
-def _text(files: FileFormat, path: str, start: int, stop: int) -> Any:
+def _text(files: FileRows, path: str, start: int, stop: int) -> Any:
     """Make a row of each line."""
     data = files.read(path, start, stop)
     lines = data.decode(files.options.get("encoding", "utf-8")).splitlines()
@@ -143,12 +163,12 @@ def _text(files: FileFormat, path: str, start: int, stop: int) -> Any:
     return pa.table({"text": pa.array(lines, pa.string())})
 
 
-def _bytes(files: FileFormat, path: str, start: int, stop: int) -> Any:
+def _bytes(files: FileRows, path: str, start: int, stop: int) -> Any:
     """Make a row of each file."""
     return pa.table({"bytes": pa.array([files.read(path, start, stop)], pa.binary())})
 
 
-def _image(files: FileFormat, path: str, start: int, stop: int) -> Any:
+def _image(files: FileRows, path: str, start: int, stop: int) -> Any:
     """Make a row of each image, decoded by Pillow."""
     from PIL import Image
 
@@ -162,7 +182,7 @@ def _image(files: FileFormat, path: str, start: int, stop: int) -> Any:
     return pa.table({"image": column([np.asarray(image)])})
 
 
-def _numpy(files: FileFormat, path: str, start: int, stop: int) -> Any:
+def _numpy(files: FileRows, path: str, start: int, stop: int) -> Any:
     """Make a row of each entry of the first axis. Python objects are refused: they are pickled."""
     array = np.load(io.BytesIO(files.read(path, start, stop)), allow_pickle=False)
     return pa.table({"data": column(np.atleast_1d(array))})
@@ -180,46 +200,27 @@ NUMPY = FileKind("ReadNumpy", "NumPy", _numpy, (".npy",))
 
 
 @dataclasses.dataclass(frozen=True)
-class FileRows(Content):
-    """Some bytes of a file, or several whole files."""
-
-    format: FileFormat
-    spans: tuple[tuple[str, int, int], ...]
-
-    @property
-    def label(self) -> str:
-        path, start, _ = self.spans[0]
-        if len(self.spans) > 1:
-            return f"{path} up to {self.spans[-1][0]}"
-        return f"{path} (from byte {start})" if start else path
-
-    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        found = itertools.chain.from_iterable(self.format.tables(*span) for span in self.spans)
-        return between(found, start, stop)
-
-
-@dataclasses.dataclass(frozen=True)
 class FilesDatasource(Datasource):
-    """Files of a format."""
+    """Files of a kind."""
 
-    format: FileFormat
+    rows: FileRows
     found: Sequence[tuple[str, int]]
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self.format.kind.name
+        return self.rows.kind.name
 
     def files(self) -> list[str]:
         return [path for path, _ in self.found]
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: parts of large files, small files together."""
-        inflates = self.format.kind.inflates
+        inflates = self.rows.kind.inflates
         total = sum(size for _, size in self.found) * inflates
         target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
         for some in bunched(self.found, operator.itemgetter(1), target):
             path, size = some[0]
-            if size <= 2 * target or not self.format.can_be_cut(path):
+            if size <= 2 * target or not self.rows.can_be_cut(path):
                 yield self._unit([(each, 0, ENDLESS) for each, _ in some], sum(s for _, s in some))
                 continue
             for start in range(0, size, target):  # a file that is larger is alone
@@ -227,7 +228,8 @@ class FilesDatasource(Datasource):
                 yield self._unit([(path, start, stop)], target)
 
     def _unit(self, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
-        return ReadUnit(FileRows(self.format, tuple(spans)), size=size * self.format.kind.inflates)
+        content = dataclasses.replace(self.rows, spans=tuple(spans))
+        return ReadUnit(content, size=size * self.rows.kind.inflates)
 
 
 def checked_options(

@@ -39,14 +39,25 @@ _POSSIBLE: dict[str, Callable[[Any, Any, Any], bool]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
-    """What is read of each file.
+class Piece:
+    """Rows of a row group."""
+
+    path: str
+    group: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetRows(Content):
+    """Pieces of files, read one after another.
 
     Attributes:
         columns: Their names; None: all.
         expr: Leaves out rows; None: none.
         paths: Whether the column "path" is added.
         schema: Of the rows, before columns are left out.
+        pieces: None in what units are made of.
     """
 
     filesystem: Any
@@ -54,6 +65,7 @@ class Selection:
     expr: Expr | None = None
     paths: bool = False
     schema: Any = None
+    pieces: tuple[Piece, ...] = ()
 
     def open(self, path: str) -> Any:
         """Open a file.
@@ -78,25 +90,8 @@ class Selection:
     @property
     def used(self) -> set[str]:
         """The columns that come out or that rows are chosen by."""
-        return {*self.names, *(self.expr.columns() if self.expr is not None else ())}
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Rows of a row group."""
-
-    path: str
-    group: int
-    start: int
-    stop: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ParquetRows(Content):
-    """Pieces of files, read one after another."""
-
-    wanted: Selection
-    pieces: tuple[Piece, ...]
+        chosen_by = set() if self.expr is None else self.expr.columns()
+        return chosen_by.union(self.names)
 
     @property
     def label(self) -> str:
@@ -106,19 +101,22 @@ class ParquetRows(Content):
         return f"{first.path} and what follows it (row groups: {len(self.pieces)})"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        if self.wanted.expr is not None:  # only reading tells which row has which number
-            yield from between(self._read_all(self.pieces), start, stop)
-        else:
-            yield from self._read_all(_range_of(self.pieces, start, stop))
+        if self.expr is not None:  # only reading tells which row has which number
+            return between(self._read_all(self.pieces), start, stop)
+        found = overlapping(self.pieces, lambda piece: piece.stop - piece.start, start, stop)
+        return self._read_all(
+            dataclasses.replace(piece, start=piece.start + low, stop=piece.start + high)
+            for piece, low, high in found
+        )
 
     def _read_all(self, pieces: Iterable[Piece]) -> Iterator[Any]:
         for path, own in itertools.groupby(pieces, key=lambda piece: piece.path):
-            file = self.wanted.open(path)
+            file = self.open(path)
             for piece in own:
                 yield from self._read(file, piece)
 
     def _read(self, file: Any, piece: Piece) -> Iterator[Any]:
-        used = self.wanted.used
+        used = self.used
         columns = [name for name in file.schema_arrow.names if name in used]
         group = file.metadata.row_group(piece.group)
         few = _BYTES * group.num_rows // max(1, _decoded(group, used))
@@ -137,20 +135,13 @@ class ParquetRows(Content):
 
     def _finished(self, table: Any, path: str) -> Any:
         """Return rows of a file with the columns that come out, null where the file has none."""
-        wanted = self.wanted
-        table = with_path(from_file(table), path, include=wanted.paths)
-        for name in wanted.used.difference(table.column_names):
-            field = wanted.schema.field(name)
+        table = with_path(from_file(table), path, include=self.paths)
+        for name in self.used.difference(table.column_names):
+            field = self.schema.field(name)
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        if wanted.expr is not None:
-            table = table.filter(wanted.expr.values(table))
-        return table.select(wanted.names)
-
-
-def _range_of(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """Yield what has a range of the rows of pieces."""
-    for piece, low, high in overlapping(pieces, lambda each: each.stop - each.start, start, stop):
-        yield dataclasses.replace(piece, start=piece.start + low, stop=piece.start + high)
+        if self.expr is not None:
+            table = table.filter(self.expr.values(table))
+        return table.select(self.names)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +150,7 @@ class ParquetDatasource(Datasource):
 
     #: Paths and sizes.
     found: Sequence[tuple[str, int]]
-    wanted: Selection
+    wanted: ParquetRows
     #: Those that were read before, by path.
     footers: dict[str, Any] = dataclasses.field(default_factory=dict)
     name = "ReadParquet"
@@ -232,6 +223,8 @@ class ParquetDatasource(Datasource):
 
     def _may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group say that no row passes the filter."""
+        if self.wanted.expr is None:
+            return True
         columns = map(group.column, range(group.num_columns))
         statistics = {column.path_in_schema: column.statistics for column in columns}
         for name, function, value in comparisons(self.wanted.expr):
@@ -256,9 +249,9 @@ class ParquetDatasource(Datasource):
         return [self._footer(path) for path, _ in self.found]
 
 
-def _unit(wanted: Selection, pieces: tuple[Piece, ...], size: int) -> ReadUnit:
+def _unit(wanted: ParquetRows, pieces: tuple[Piece, ...], size: int) -> ReadUnit:
     rows = sum(piece.stop - piece.start for piece in pieces) if wanted.expr is None else None
-    return ReadUnit(ParquetRows(wanted, pieces), rows, size)
+    return ReadUnit(dataclasses.replace(wanted, pieces=pieces), rows, size)
 
 
 def _decoded(group: Any, columns: Collection[str]) -> int:

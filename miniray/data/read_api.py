@@ -17,13 +17,13 @@ from miniray.data.files import (
     JSON,
     NUMPY,
     TEXT,
-    FileFormat,
     FileKind,
+    FileRows,
     FilesDatasource,
     checked_options,
     find_files,
 )
-from miniray.data.parquet import ParquetDatasource, Selection
+from miniray.data.parquet import ParquetDatasource, ParquetRows
 from miniray.data.plan import Read
 from miniray.data.rearranged import drawn
 from miniray.data.sources import (
@@ -176,7 +176,7 @@ def read_parquet(
     """
     checked_options("read_parquet", options, ())
     found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
-    source = ParquetDatasource(files, Selection(found, paths=include_paths))
+    source = ParquetDatasource(files, ParquetRows(found, paths=include_paths))
     if columns is not None:
         source = source.selected([*columns, *(["path"] if include_paths else [])])
     dataset = Dataset(Read(source, _seed_of("read_parquet", shuffle)))
@@ -190,8 +190,8 @@ def _read(caller: str, kind: FileKind, paths: Any, options: dict[str, Any]) -> D
     seed = _seed_of(caller, found.pop("shuffle", None))
     paths_too = found.pop("include_paths", False)
     fs, files = find_files(paths, found.pop("filesystem", None), kind.extensions, kind.called)
-    format_ = FileFormat(kind, fs, found, paths_too)
-    return Dataset(Read(FilesDatasource(format_, files), seed))
+    rows = FileRows(kind, fs, found, paths_too)
+    return Dataset(Read(FilesDatasource(rows, files), seed))
 
 
 def read_csv(paths: Any, **options: Any) -> Dataset:
