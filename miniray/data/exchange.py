@@ -41,31 +41,18 @@ class How:
     sampled: bool = False
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
-        """Return where each partition but the first begins.
-
-        Args:
-            samples: Tables of keys, if ``sampled``.
-            parts: How many partitions there are.
-        """
+        """Return where each of the parts but the first begins; samples are tables of keys."""
         raise NotImplementedError
 
     def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
         """Return the rows of a table that go into each partition.
 
-        Args:
-            table: The rows.
-            first: The number of its first row among all of the input.
-            side: Which input it is of.
-            bounds: What ``bounds`` returned.
+        ``side`` is the input that it is of, and ``first`` the number of its first row there.
         """
         raise NotImplementedError
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
-        """Return the table of a partition.
-
-        Args:
-            sides: Of each input the tables of this partition, in order.
-        """
+        """Return the table of a partition, of whose tables each input has some, in order."""
         raise NotImplementedError
 
     def schema(self, schemas: Sequence[Any]) -> Any:
@@ -88,7 +75,6 @@ class Numbered(How):
     name: str = "RandomShuffle"
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
-        """Return equal shares of all numbers."""
         step = [part << 40 if self.seed is None else (part << 64) // parts for part in range(parts)]
         return step[1:]
 
@@ -103,7 +89,6 @@ class Numbered(How):
         return index ^ index >> np.uint64(31)
 
     def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
-        """Return the rows by their new numbers, which go with them."""
         numbers = self._numbers(first, table.num_rows, len(bounds) + 1)
         starts = np.array(bounds, dtype=np.uint64)
         part: Any = np.searchsorted(starts, numbers, side="right").astype(
@@ -115,7 +100,6 @@ class Numbered(How):
         return sliced(table, ends)
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
-        """Return the rows in the order of their new numbers."""
         table = concat(sides[0])
         if ORDER not in table.column_names:  # all rows are in this partition
             table = table.append_column(ORDER, pa.array(self._numbers(0, len(table), 1)))
@@ -186,13 +170,10 @@ def together(
     place: tuple[int, int] = (0, 1),
     key: int | None = None,
 ) -> ReadUnit:
-    """Return a unit of units that are read together.
+    """Return a unit of units that are read together, of each side some.
 
-    Args:
-        sides: Of each input, its units.
-        how: Makes one table of theirs; None: they come one after another.
-        place: Which partition this is, and of how many.
-        key: As of any unit.
+    ``how`` makes one table of theirs; without, they come one after another. ``place`` says which
+    partition this is, and of how many.
     """
     units = [unit for side in sides for unit in side]
     rows = [unit.rows for unit in sides[0]]

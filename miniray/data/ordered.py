@@ -80,7 +80,6 @@ class Ordered(How):
         return sliced(table, [*places.tolist(), table.num_rows])
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
-        """Return the rows in order; those of equal keys stay in theirs."""
         table = concat(sides[0])
         if not self.keys:
             return table
@@ -199,20 +198,21 @@ class Join(Ordered):
         elif self.kind == "right_outer":
             gone = (self.keys, ())
         kept = [
-            [name for name in names if name not in gone[side]]
+            (side, name)
             for side, names in enumerate((left, right))
+            for name in names
+            if name not in gone[side]
         ]
-        both = set(kept[0]) & set(kept[1])
+        both = {name for side, name in kept if (1 - side, name) in kept}
         if both and self.suffixes == (None, None):
             raise ValueError(
                 f"Left and right columns suffixes cannot be both None (overlapping columns: "
                 f"{sorted(both)}). Pass left_suffix or right_suffix to join()."
             )
         found = []
-        for side, names in enumerate(kept):
-            for name in names:
-                shared = name in both and name not in self.side_keys(side)
-                found.append((side, name, name + (self.suffixes[side] or "") if shared else name))
+        for side, name in kept:
+            shared = name in both and name not in self.side_keys(side)
+            found.append((side, name, name + (self.suffixes[side] or "") if shared else name))
         called = [new for _, _, new in found]
         twice = sorted({new for new in called if called.count(new) > 1})
         if twice:

@@ -197,11 +197,9 @@ def _read(caller: str, kind: FileKind, paths: Any, options: dict[str, Any]) -> D
 def read_csv(paths: Any, **options: Any) -> Dataset:
     """Read CSV files with a header each; large ones by several tasks.
 
-    Args:
-        paths: As of ``read_parquet``.
-        **options: ``filesystem``, ``include_paths``, ``shuffle``; ``read_options``,
-            ``parse_options``, ``convert_options`` of ``pyarrow.csv``, with which each file is read
-            by one task.
+    Paths, ``filesystem``, ``include_paths`` and ``shuffle`` are as of ``read_parquet``. With
+    ``read_options``, ``parse_options`` or ``convert_options`` of ``pyarrow.csv``, each file is read
+    by one task.
     """
     return _read("read_csv", CSV, paths, options)
 
@@ -209,27 +207,27 @@ def read_csv(paths: Any, **options: Any) -> Dataset:
 def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Dataset:
     """Read JSON files: an object in each line, or one list of objects.
 
-    Args:
-        paths: As of ``read_parquet``.
-        lines: Accepted as in Ray: which of both it is can be seen.
-        **options: ``filesystem``, ``include_paths``, ``shuffle``, ``parse_options``.
+    Arguments are as of ``read_csv``, but only ``parse_options`` of ``pyarrow.json``. ``lines`` is
+    accepted as in Ray: which of both it is can be seen.
     """
     del lines
     return _read("read_json", JSON, paths, options)
 
 
 def read_text(paths: Any, **options: Any) -> Dataset:
-    """Read lines of text into the column "text"; ``encoding``, ``drop_empty_lines=True``."""
+    """Read lines of text into the column "text".
+
+    Further arguments are ``encoding`` ("utf-8"), ``drop_empty_lines`` (True), and those of
+    ``read_parquet`` but for ``columns`` and ``filter``; so they are for what follows here.
+    """
     return _read("read_text", TEXT, paths, options)
 
 
 def read_images(paths: Any, **options: Any) -> Dataset:
     """Read images into the column "image", as arrays of height, width and channels.
 
-    Args:
-        paths: As of ``read_parquet``.
-        **options: ``size``: (height, width) to scale to; ``mode``: of Pillow, such as "RGB";
-            ``filesystem``, ``include_paths``, ``shuffle``.
+    Further arguments are ``size``, the (height, width) to scale to, and ``mode``, one of Pillow
+    such as "RGB".
     """
     size = options.get("size")
     if size is not None and not (isinstance(size, list | tuple) and len(size) == 2):
