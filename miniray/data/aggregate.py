@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from miniray.data.blocks import column, pickled, table_to_rows, values_of
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, Transform, Where, check_columns, failed
+from miniray.data.transforms import Transform, Where, check_columns, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -367,12 +367,8 @@ class Partial(Transform):
                 continue
             used = [agg.on for agg in self.aggs if agg.on is not None]
             check_columns(f"{self.name}: {where.label}", used, table)
-            try:
+            with told(self.name, where):
                 yield self._table(table)
-            except DataError:
-                raise
-            except Exception as error:
-                raise failed(self.name, where, "rows", error) from error
 
     def _table(self, table: Any) -> Any:
         keys = pa.table({ALL: np.zeros(table.num_rows, np.int8)})
@@ -424,9 +420,7 @@ class Combine(Ordered):
             else:
                 values = values_of(table.column(_column(place)))
                 groups = [[values[n] for n in rows] for rows in found.column(ROWS).to_pylist()]
-                try:
+                with told(self.name, Where("the groups"), agg.name):
                     results = column(list(map(agg.merged, groups)))
-                except Exception as error:
-                    raise failed(self.name, Where("the groups"), agg.name, error) from error
             made = made.append_column(agg.name, results)
         return made.drop_columns([ALL]) if self.keys == (ALL,) else made

@@ -13,6 +13,7 @@ from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimi
 from miniray.data.sources import BlockRows, ReadUnit, UnitsDatasource
 from miniray.data.stats import ExecutionStats
 from miniray.data.tables import concat
+from miniray.data.transforms import check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -230,6 +231,7 @@ class Consumption:
 
         refs = []
         for table in self._tables():
+            check_columns("to_numpy_refs(): the data", [column] if column else (), table)
             arrays = table_to_batch(table, "numpy")
             refs.append(put(arrays if column is None else arrays[column]))
         return refs

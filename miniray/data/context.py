@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.data.plan import Compute, PoolSize
 from miniray.data.transforms import Udf
+from miniray.decorator import remote
 from miniray.system.option_checks import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MiB = 2**20
-#: Options of the tasks or actors, checked when these start.
+#: Options of the tasks or actors.
 _OPTIONS = (
     "num_cpus",
     "num_gpus",
@@ -194,12 +195,7 @@ def udf_of(caller: str, function: Any, given: dict[str, Any]) -> Udf:
 
 
 def compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
-    """Return what a function runs on.
-
-    Raises:
-        TypeError: There is no such argument.
-        ValueError: A value makes no sense.
-    """
+    """Return what a function runs on; TypeError or ValueError says what is wrong with options."""
     options = {key: value for key, value in given.items() if value is not None}
     strategy = options.pop("compute", None)
     concurrency = options.pop("concurrency", None)
@@ -214,6 +210,8 @@ def compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
         raise ValueError(f"{caller}() takes compute or concurrency, not both.")
     if strategy is None:
         strategy = _from_concurrency(caller, udf, concurrency)
+    in_actors = isinstance(strategy, ActorPoolStrategy)
+    remote(**options)(Compute if in_actors else compute_of)  # raises what is wrong with the options
     if isinstance(strategy, TaskPoolStrategy):
         if udf.is_class:
             raise ValueError(

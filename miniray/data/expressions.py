@@ -128,7 +128,7 @@ class Expr:
 
     def __repr__(self) -> str:
         if not self.operands:
-            return self.argument if self.function == "column" else repr(self.argument)
+            return str(self.argument) if self.function == "column" else repr(self.argument)
         if self.function in _SIGNS:
             left, right = self.operands
             return f"({left!r} {_SIGNS[self.function]} {right!r})"

@@ -178,7 +178,8 @@ def read_parquet(
     found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
     source = ParquetDatasource(files, ParquetRows(found, paths=include_paths))
     if columns is not None:
-        source = source.selected([*columns, *(["path"] if include_paths else [])])
+        names = [columns] if isinstance(columns, str) else columns
+        source = source.selected([*names, *(["path"] if include_paths else [])])
     dataset = Dataset(Read(source, _seed_of("read_parquet", shuffle)))
     return dataset if filter is None else dataset.filter(expr=filter)
 

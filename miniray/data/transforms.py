@@ -114,6 +114,17 @@ def failed(step: str, where: Where, rows: str, error: BaseException) -> DataErro
     return DataError(f"{text}\n{stack}" if stack else text)
 
 
+@contextlib.contextmanager
+def told(step: str, where: Where, rows: str = "rows") -> Iterator[None]:
+    """Raise what fails as the error of a step on these rows; one that says all stays as it is."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failed(step, where, rows, error) from error
+
+
 def check_columns(who: str, names: Iterable[str], table: Any) -> None:
     """Raise DataError if a table lacks one of these columns."""
     for name in names:
@@ -254,22 +265,15 @@ class MapBatches(UserStep):
                 continue  # functions need not be ready for batches of nothing
             rows = _rows_text(at, count) + self.called
             at += count
-            try:
-                yield (
-                    count,
-                    rows,
-                    table_to_batch(table, self.batch_format, writable=not self.zero_copy),
-                )
-            except Exception as error:
-                raise failed(self.name, where, rows, error) from error
+            with told(self.name, where, rows):
+                batch = table_to_batch(table, self.batch_format, writable=not self.zero_copy)
+            yield count, rows, batch
 
     def _call(self, batch: Any, rows: str, where: Where) -> Iterator[Any]:
-        try:
+        with told(self.name, where, rows):
             result = self.udf(batch)
             for each in result if hasattr(result, "__next__") else (result,):
                 yield batch_to_table(each)
-        except (Exception, SystemExit) as error:
-            raise failed(self.name, where, rows, error) from error
 
 
 class TableStep(Transform):
@@ -295,17 +299,8 @@ class FilterExpr(TableStep):
     keeps_count = False
 
     def changed(self, table: Any, where: Where) -> Any:
-        with _told(self, where):
+        with told(self.name, where):
             return table.filter(self.expr.values(table))
-
-
-@contextlib.contextmanager
-def _told(step: Transform, where: Where) -> Iterator[None]:
-    """Turn the errors of expressions into that of a step."""
-    try:
-        yield
-    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        raise failed(step.name, where, "rows", error) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,7 +311,7 @@ class WithColumns(TableStep):
     exprs: Mapping[str, Expr]
 
     def changed(self, table: Any, where: Where) -> Any:
-        with _told(self, where):
+        with told(self.name, where):
             made = {name: expr.values(table) for name, expr in self.exprs.items()}
         return pa.table({**dict(zip(table.column_names, table.columns, strict=True)), **made})
 

@@ -23,7 +23,7 @@ from miniray.data.ordered import key_table
 from miniray.data.plan import Apply, Regroup
 from miniray.data.rearranged import key_names, known_columns
 from miniray.data.tables import rebatched
-from miniray.data.transforms import DataError, Transform, check_columns
+from miniray.data.transforms import DataError, Transform, check_columns, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,11 +77,12 @@ class Writer(Transform):
         for table in tables:
             if not table.num_rows:
                 continue
-            for folder, part in self._partitioned(table):
-                for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
-                    place = f"{self.first + where.index:06d}-{number:06d}"
-                    self._store(folder, f"{place}{self.token}.{self.kind}", self._file(rows, where))
-                    number += 1
+            with told(self.name, where):
+                for folder, part in self._partitioned(table):
+                    for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
+                        place = f"{self.first + where.index:06d}-{number:06d}{self.token}"
+                        self._store(folder, f"{place}.{self.kind}", self._file(rows, where))
+                        number += 1
             yield pa.table({"rows": [table.num_rows]})
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
@@ -129,8 +130,7 @@ class Writer(Transform):
         fs.makedirs(folder, exist_ok=True)
         path = f"{folder}/{name}"
         aside = f"{folder}/.{name}.part" if is_local(fs) else path
-        with fs.open(aside, "wb") as file:
-            file.write(data)
+        fs.pipe_file(aside, data)
         if aside != path:
             fs.mv(aside, path)
 
@@ -161,8 +161,8 @@ def write(
     mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
-    known = {name for each in _OPTIONS.get(kind, ()) for name in inspect.signature(each).parameters}
-    further = checked_options(caller, options, known, inspect.signature(write).parameters)
+    names = {name for each in _OPTIONS.get(kind, ()) for name in inspect.signature(each).parameters}
+    further = checked_options(caller, options, names, inspect.signature(write).parameters)
     fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
     if there and mode == "create":
@@ -170,9 +170,9 @@ def write(
     if there and mode == "ignore":
         return
     token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
-    columns: tuple[str, ...] = ()
-    if partition_cols:
-        columns = key_names(caller, partition_cols, known_columns(dataset._plan))
+    known = known_columns(dataset._plan) if column or partition_cols else None
+    key_names(caller, [column] if column else (), known)
+    columns = key_names(caller, partition_cols or (), known)
     numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
     name = f"Write{kind.capitalize()}"
