@@ -46,7 +46,7 @@ class FileKind(NamedTuple):
     Attributes:
         name: Of the source in a plan.
         called: In errors.
-        table: Makes the rows of a file, of the lines that begin within some bytes.
+        table: Makes rows of bytes of a file, given its path, options, and if they are a part of it.
         extensions: How the files' names end; None: anyhow.
         options: What ``table`` can be told.
         lines: Whether a file may be cut at ends of lines.
@@ -55,7 +55,7 @@ class FileKind(NamedTuple):
 
     name: str
     called: str
-    table: Callable[[FileRows, str, int, int], Any]
+    table: Callable[[bytes, str, Mapping[str, Any], bool], Any]
     extensions: tuple[str, ...] | None = None
     options: tuple[str, ...] = ()
     lines: bool = False
@@ -114,7 +114,12 @@ class FileRows(Content):
             DataError: It is not of this kind, or can't be read.
         """
         try:
-            table = self.kind.table(self, path, start, stop)
+            data = self.read(path, start, stop)
+            if start and not data:
+                return
+            if start and self.kind is CSV:  # the names are at the beginning
+                data = self.read(path, 0, 1) + data
+            table = self.kind.table(data, path, self.options, start > 0 or stop < ENDLESS)
             if table is not None:
                 yield with_path(from_file(table), path, include=self.paths)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -122,70 +127,58 @@ class FileRows(Content):
             raise DataError(f"{path} can't be read as a {called} file: {error}") from error
 
 
-def _csv(files: FileRows, path: str, start: int, stop: int) -> Any:
-    """Read CSV with a header in each file."""
-    data = files.read(path, start, stop)
-    if start and not data:
-        return None
-    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **files.options}
+def _csv(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+    """Read CSV that begins with a header."""
+    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **options}
     if path.endswith(".tsv"):
         options.setdefault("parse_options", pyarrow.csv.ParseOptions(delimiter="\t"))
-    if start:  # the names are at the beginning
-        line = io.BytesIO(files.read(path, 0, 1))
-        head = pyarrow.csv.read_csv(line, parse_options=options.get("parse_options"))
-        options["read_options"].column_names = head.column_names
     stream = pa.BufferReader(data)
     packed = pa.CompressedInputStream(stream, "gzip") if path.endswith(".gz") else stream
     return pyarrow.csv.read_csv(packed, **options)
 
 
-def _json(files: FileRows, path: str, start: int, stop: int) -> Any:
+def _json(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
     """Read an object in each line, or a list of objects."""
-    data = files.read(path, start, stop)
     if not data.strip():
         return None
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
-        return pyarrow.json.read_json(io.BytesIO(data), read_options=read, **files.options)
+        return pyarrow.json.read_json(io.BytesIO(data), read_options=read, **options)
     except pa.ArrowInvalid as error:
-        if start or stop < ENDLESS:
+        if part:
             raise ValueError(f"an object of a part does not end with its line: {error}") from error
         found = json.loads(data)
         return items_to_table(found if isinstance(found, list) else [found])
 
 
-def _text(files: FileRows, path: str, start: int, stop: int) -> Any:
+def _text(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
     """Make a row of each line."""
-    data = files.read(path, start, stop)
-    lines = data.decode(files.options.get("encoding", "utf-8")).splitlines()
-    if files.options.get("drop_empty_lines", True):
+    lines = data.decode(options.get("encoding", "utf-8")).splitlines()
+    if options.get("drop_empty_lines", True):
         lines = [line for line in lines if line.strip()]
     return pa.table({"text": pa.array(lines, pa.string())})
 
 
-def _bytes(files: FileRows, path: str, start: int, stop: int) -> Any:
+def _bytes(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
     """Make a row of each file."""
-    return pa.table({"bytes": pa.array([files.read(path, start, stop)], pa.binary())})
+    return pa.table({"bytes": pa.array([data], pa.binary())})
 
 
-def _image(files: FileRows, path: str, start: int, stop: int) -> Any:
+def _image(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
     """Make a row of each image, decoded by Pillow."""
     from PIL import Image
 
-    image: Any = Image.open(io.BytesIO(files.read(path, start, stop)))
-    size, mode = files.options.get("size"), files.options.get("mode")
-    if size is not None:
-        height, width = size
-        image = image.resize((width, height))
-    if mode is not None:
+    image: Any = Image.open(io.BytesIO(data))
+    if (size := options.get("size")) is not None:
+        image = image.resize((size[1], size[0]))
+    if (mode := options.get("mode")) is not None:
         image = image.convert(mode)
     return pa.table({"image": column([np.asarray(image)])})
 
 
-def _numpy(files: FileRows, path: str, start: int, stop: int) -> Any:
+def _numpy(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
     """Make a row of each entry of the first axis. Python objects are refused: they are pickled."""
-    array = np.load(io.BytesIO(files.read(path, start, stop)), allow_pickle=False)
-    return pa.table({"data": column(np.atleast_1d(array))})
+    return pa.table({"data": column(np.atleast_1d(np.load(io.BytesIO(data), allow_pickle=False)))})
 
 
 _PARTS_OF_CSV = ("read_options", "parse_options", "convert_options")

@@ -109,8 +109,8 @@ def failed(step: str, where: Where, rows: str, error: BaseException) -> DataErro
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/miniray/data/" not in frame.filename]
     stack = "".join(traceback.format_list(own)).rstrip()
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    text = f"{step} failed on {rows} of {where.label}: {told}"
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{step} failed on {rows} of {where.label}: {said}"
     return DataError(f"{text}\n{stack}" if stack else text)
 
 
