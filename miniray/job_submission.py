@@ -11,17 +11,17 @@ import dataclasses
 import enum
 import json
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.client.cluster_choice import cluster_of_page
 from miniray.client.command_connection import JobConnection
 from miniray.common.ids import new_id
 from miniray.common.specs import CommandSpec
+from miniray.job_config import JobConfig
 from miniray.system import option_checks as check
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from miniray.client.command_connection import CommandConnection
 
@@ -165,7 +165,7 @@ class JobSubmissionClient:
             check.text("address", address)
         if address is not None and "://" in address:
             address = cluster_of_page(address)
-        self._metadata = _strings("metadata", metadata)
+        self._metadata = JobConfig(metadata=metadata).metadata
 
         def connect() -> CommandConnection:
             from miniray.client.command_connection import connect_for_cli
@@ -228,11 +228,13 @@ class JobSubmissionClient:
         spec = CommandSpec(
             name=_wanted_id(submission_id, job_id),
             command=_command(entrypoint),
-            metadata={**self._metadata, **_strings("metadata", metadata)},
+            metadata={**self._metadata, **JobConfig(metadata=metadata).metadata},
             resources=_resources(
                 entrypoint_resources, entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory
             ),
-            label_selector=_label_selector(entrypoint_label_selector),
+            label_selector=check.label_selector(
+                "entrypoint_label_selector", entrypoint_label_selector or {}
+            ),
             max_retries=check.whole(0)("max_retries", max_retries),
             max_time=float(check.amount("max_time", max_time)),
             secrets=[check.text("secrets", name) for name in secrets],
@@ -255,7 +257,7 @@ class JobSubmissionClient:
         Raises:
             JobNotFoundError: There is no such job.
         """
-        return self._jobs.stop(job_id, check.amount("grace", grace))
+        return bool(self._jobs.ask("stop_job", job_id, check.amount("grace", grace)))
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended, and remove its log; return True.
@@ -264,7 +266,7 @@ class JobSubmissionClient:
             JobNotFoundError: There is no such job.
             JobRunningError: It has not ended.
         """
-        self._jobs.delete(job_id)
+        self._jobs.ask("delete_job", job_id)
         return True
 
     def get_job_status(self, job_id: str) -> JobStatus:
@@ -347,11 +349,6 @@ def _wanted_id(submission_id: str | None, job_id: str | None) -> str:
     return new_submission_id() if wanted is None else check.text("submission_id", wanted)
 
 
-def _label_selector(given: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return conditions on the labels of a node; None: there are none."""
-    return check.label_selector("entrypoint_label_selector", given or {}) or None
-
-
 def _resources(
     custom: Mapping[str, float] | None,
     num_cpus: float | None,
@@ -368,14 +365,6 @@ def _resources(
         if value is not None:
             found[resource] = check.amount(name, value, resource)
     return found
-
-
-def _strings(name: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise check.wrong_type(name, given, "a dict of strings")
-    return {check.text(name, key): check.text(f"{name}[{key!r}]", given[key]) for key in given}
 
 
 def job_details(told: Mapping[str, Any]) -> JobDetails:

@@ -119,7 +119,7 @@ def submit(jobs: JobConnection, command: tuple[str, ...], **options: Any) -> Non
         command=shell_command(command[0]) if options["shell"] else [*command],
         metadata=dict(options["metadata"]),
         resources={**(options["resources"] or {}), **held},
-        label_selector=options["label"] or None,
+        label_selector=options["label"] or {},
         max_retries=options["retries"],
         max_time=options["max_time"],
         secrets=[*options["secret"]],
@@ -242,7 +242,7 @@ def stop(jobs: JobConnection, name: str, grace: float, *, no_wait: bool) -> None
 
     Detached actors that it has made go on.
     """
-    if not jobs.stop(name, grace):
+    if not jobs.ask("stop_job", name, grace):
         click.echo(f"Job {name} had ended: {jobs.ask('job_info', name)['status']}.")
         return
     if not no_wait:
@@ -259,7 +259,7 @@ def stop(jobs: JobConnection, name: str, grace: float, *, no_wait: bool) -> None
 @_asks_jobs
 def delete(jobs: JobConnection, name: str) -> None:
     """Forget JOB, which has ended, and remove its log."""
-    jobs.delete(name)
+    jobs.ask("delete_job", name)
     click.echo(f"Job {name} is deleted.")
 
 

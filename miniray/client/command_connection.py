@@ -253,15 +253,6 @@ class JobConnection:
     def ask(self, method: str, *args: Any) -> Any:
         return self._cluster().ask(method, *args)
 
-    def stop(self, name: str, grace: float) -> bool:
-        """Begin to end a job within ``grace`` seconds; return whether it waited or ran."""
-        stopped: bool = self.ask("stop_job", name, self.ask("job_info", name)["id"], grace)
-        return stopped
-
-    def delete(self, name: str) -> None:
-        """Forget a job that has ended."""
-        self.ask("delete_job", name, self.ask("job_info", name)["id"])
-
     def log(self, name: str, since: float | None = None) -> Iterator[bytes]:
         """Yield what a job has printed up to now; ``since``: in so many seconds."""
         offset = self._offset(name, since)

@@ -121,7 +121,6 @@ def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "waiting_of_job": state.waiting.of_job,
         "why_waits": state.waiting.why_waits,
         "event": cluster.events.told,
-        "stop_job": cluster.submissions.stop,
         "delete_job": cluster.submissions.delete,
     }
 
@@ -169,6 +168,7 @@ def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
         "await_drained": cluster.drains.wait,
         "await_end": cluster.ends.wait,
         "submit_job": cluster.submissions.submit,
+        "stop_job": cluster.submissions.stop,
         "read_job_log": cluster.submissions.read_log,
     }
 

@@ -199,7 +199,6 @@ class ClusterState:
         ids = {driver.id for driver in drivers}
         return {
             "submission_id": job.name,
-            "id": job.id.hex(),
             "status": job.state,
             "entrypoint": job.entrypoint,
             "message": self._cluster.submissions.message(job),

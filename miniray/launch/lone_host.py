@@ -10,14 +10,12 @@ import functools
 import os
 import shutil
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.client.cluster_choice import node_of
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.exceptions import MinirayError
-from miniray.launch.events import DEADLY
-from miniray.launch.program import Program, ProgramError
+from miniray.launch.program import ChildWait, Program, ProgramError
 from miniray.system.boot_options import BootError, BootOptions
 from miniray.system.launch import StartingNode
 from miniray.system.session import RUN_VARIABLE
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 RANK_LABEL = "rank"
 #: The rendezvous by standard input and output, where others name a folder.
 STREAMS = "-"
-#: Seconds between two attempts to kill a program, and between two checks of the run.
-_BETWEEN_KILLS, _BETWEEN_CHECKS = 0.1, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,73 +65,26 @@ class RunOptions:
             raise ValueError(f"The label {RANK_LABEL!r} is set by miniray run: choose another.")
 
 
+@dataclasses.dataclass(eq=False)
 class HostPart:
-    """What the parts of all hosts have.
+    """What the parts of all hosts have."""
 
-    Args:
-        options: Of the command.
-        allocation: Which host this is.
-        seen: Signals, and what else happens.
-        tell: Shows a line to the user.
-    """
+    _options: RunOptions
+    _allocation: HostAllocation
+    #: Signals, and what else happens.
+    _events: Events
+    #: Shows a line to the user.
+    _tell: Callable[[str], object]
 
-    #: When what still runs is ended.
-    _until: float | None = None
-
-    def __init__(
-        self,
-        options: RunOptions,
-        allocation: HostAllocation,
-        seen: Events,
-        tell: Callable[[str], object],
-    ) -> None:
-        self._options = options
-        self._rank, self._size = allocation.rank, allocation.size
-        self._allocation = allocation
-        self._events = seen
-        self._tell = tell
+    def __post_init__(self) -> None:
+        self._rank, self._size = self._allocation.rank, self._allocation.size
+        self._child = ChildWait(self._events, self._options.grace)
 
     def _of_node(self, **further: Any) -> dict[str, Any]:
         """Return the arguments of ``BootOptions`` for the node of this host."""
         given = self._options.node
         labels = {**given.get("labels", {}), RANK_LABEL: str(self._rank)}
         return {**given, **further, "labels": labels, "parent_pid": os.getpid()}
-
-    def _await_end(
-        self,
-        pid: int,
-        pass_on: Callable[[int], object],
-        end: Callable[[], object],
-        check: Callable[[], object] | None = None,
-    ) -> None:
-        """Wait for the end of a child.
-
-        Args:
-            pid: Of the child.
-            pass_on: Takes the signals that come.
-            end: Called when one of them has ended the run, and the grace is over.
-            check: Called each second until then.
-        """
-        ended: list[bool] = []
-        self._events.when_ended(pid, lambda: ended.append(True))
-        while True:
-            look = None if check is None else time.monotonic() + _BETWEEN_CHECKS
-            for number in self._events.wait(look if self._until is None else self._until):
-                pass_on(number)
-                if number in DEADLY:
-                    self._limit()
-            if ended:
-                return
-            if self._until is not None and time.monotonic() >= self._until:
-                end()
-                self._until += _BETWEEN_KILLS
-            elif self._until is None and check is not None:
-                check()
-
-    def _limit(self) -> None:
-        """Begin the grace, if it has not begun."""
-        if self._until is None:
-            self._until = time.monotonic() + self._options.grace
 
 
 class LoneHost(HostPart):
@@ -191,14 +140,14 @@ class LoneHost(HostPart):
     def _until_end(self, program: Program, check: Callable[[], object] | None = None) -> int:
         """Wait for the program's end; return its exit code."""
         kill = functools.partial(program.send, signal.SIGKILL)
-        self._await_end(program.pid, program.pass_on, kill, check)
+        self._child.until_end(program.pid, program.pass_on, kill, check)
         return program.finish() or int(self._failed)
 
     def _give_up(self, program: Program, reason: str) -> None:
         self._tell(reason)
         self._failed = True
         program.send(signal.SIGTERM)
-        self._limit()
+        self._child.limit()
 
 
 def logs_of(node: LocalNode) -> str:

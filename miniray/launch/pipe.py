@@ -6,7 +6,6 @@ other end is in ``ssh.py``; as long as it lives it sends a line every few second
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -44,18 +43,20 @@ class Pipe(MeetingPlace):
 
     def publish(self, door: HeadOffer) -> None:
         """Write the line that goes to the other hosts."""
-        _write(door.as_json())
+        sys.stdout.write(f"{door.as_json()}\n")
+        sys.stdout.flush()
 
     def find(self) -> HeadOffer | None:
         """Return what the line of the first host said."""
         return self._door
 
     def report(self, rank: int, state: HostState) -> None:
-        """Write the line that goes to the first host."""
-        _write(json.dumps({"rank": rank, **dataclasses.asdict(state)}))
+        """Say what keeps this host from joining; why it does not is said as it ends."""
+        if state.trouble:
+            sys.stderr.write(f"miniray: {state.trouble}\n")
 
     def reports(self) -> dict[int, HostState]:
-        """Return what the lines of other hosts said."""
+        """Return what the other end says of the hosts that have ended."""
         return self._reports
 
     # --- lines ------------------------------------------------------------------------
@@ -99,8 +100,3 @@ def unpack_input(size: int) -> None:
     while len(archive) < size and (data := os.read(0, size - len(archive))):  # and no byte more
         archive += data
     unpack(bytes(archive), Path.cwd(), "The working folder")
-
-
-def _write(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -1,19 +1,27 @@
-"""The program of a run: started in a process group of its own, and not left behind."""
+"""The program of a run: started in a process group of its own, waited for, and not left behind."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
+from miniray.launch.events import DEADLY
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from miniray.launch.events import Events
 
 #: What shells answer for a program that is not there.
 _NOT_FOUND = 127
+#: Seconds between two attempts to end a child, and between two checks of the run.
+_BETWEEN_ENDS, _BETWEEN_CHECKS = 0.1, 1.0
 
 
 class ProgramError(OSError):
@@ -77,3 +85,50 @@ class Program:
             self.send(signal.SIGKILL)
         code = self._process.wait()
         return code if code >= 0 else 128 - code
+
+
+@dataclasses.dataclass(eq=False)
+class ChildWait:
+    """Waits for the end of a child, which has a grace after a signal that ends the run."""
+
+    _events: Events
+    #: Seconds.
+    _grace: float
+    #: When the child is ended.
+    _until: float | None = None
+
+    def until_end(
+        self,
+        pid: int,
+        pass_on: Callable[[int], object],
+        end: Callable[[], object],
+        check: Callable[[], object] | None = None,
+    ) -> None:
+        """Return when the child has ended.
+
+        Args:
+            pid: Of the child.
+            pass_on: Takes the signals that come.
+            end: Called when the grace is over.
+            check: Called each second until that begins.
+        """
+        ended: list[bool] = []
+        self._events.when_ended(pid, lambda: ended.append(True))
+        while True:
+            look = None if check is None else time.monotonic() + _BETWEEN_CHECKS
+            for number in self._events.wait(look if self._until is None else self._until):
+                pass_on(number)
+                if number in DEADLY:
+                    self.limit()
+            if ended:
+                return
+            if self._until is not None and time.monotonic() >= self._until:
+                end()
+                self._until += _BETWEEN_ENDS
+            elif self._until is None and check is not None:
+                check()
+
+    def limit(self) -> None:
+        """Begin the grace, if it has not begun."""
+        if self._until is None:
+            self._until = time.monotonic() + self._grace

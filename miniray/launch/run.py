@@ -27,9 +27,9 @@ def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], o
         tell: Shows a line to the user.
 
     Raises:
-        MissingHostsError: This is the first host, and not all others have joined.
         ProgramError: The program cannot be started.
-        BootError, MinirayError, OSError, ValueError: The node cannot be started, or has failed.
+        BootError, MinirayError, OSError, ValueError: The node cannot be started, or has failed, or
+            other hosts have not joined the first one.
     """
     take_token()  # neither the node's workers nor the program may find one
     if allocation.local_rank > 0:

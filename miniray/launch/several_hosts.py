@@ -22,6 +22,7 @@ from miniray.launch.rendezvous import (
     HostState,
     MeetingPlace,
     RunEndedError,
+    SharedFolder,
     describe_missing,
     meeting_place,
 )
@@ -41,10 +42,6 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts have to reach it
 _GRACE_VARIABLE, _HEAD_GRACE = "MINIRAY_HEAD_GRACE", "10"
 #: Seconds between two looks at which hosts have joined.
 _BETWEEN_LOOKS = 0.1
-
-
-class MissingHostsError(BootError):
-    """Not all hosts of a run have joined. The text says which, and why."""
 
 
 def _meeting_place(options: RunOptions, allocation: HostAllocation, seen: Events) -> MeetingPlace:
@@ -98,13 +95,17 @@ class FirstHost(LoneHost):
     def _own_address(self, place: MeetingPlace) -> str:
         """Return the address to tell the nodes, where the head listens on all of this host's.
 
-        Where no default route says which one that is, it is the one that leads to another host.
+        Where no default route says which one that is, it is the one that leads to another host, or
+        that ssh has come to.
         """
         until = time.monotonic() + self._options.wait
         with contextlib.suppress(OSError):
             return address_for_others(4)
         usable = own_addresses_v4()
-        told = self._size > 1 and place.authority is None  # else others tell nothing
+        for address in os.environ.get("SSH_CONNECTION", "").split()[2:3]:
+            if self._options.piped and address in usable:
+                return address
+        told = isinstance(place, SharedFolder)  # else others tell nothing
         while len(usable) > 1 and told and time.monotonic() < until:
             reports = place.reports()
             others = [a for state in reports.values() for a in state.addresses]
@@ -137,7 +138,7 @@ class FirstHost(LoneHost):
             late = time.monotonic() - began > self._options.wait
             if late or any(reports[rank].failure for rank in missing & reports.keys()):
                 waited = min(self._options.wait, time.monotonic() - began)
-                raise MissingHostsError(describe_missing(self._size, missing, reports, waited))
+                raise BootError(describe_missing(self._size, missing, reports, waited))
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
 
     def _require_all(self, program: Program, node: LocalNode) -> None:
@@ -199,7 +200,7 @@ class OtherHost(HostPart):
             self._tell(f"The run did not end within {self._options.grace:g} s: this node does.")
             node.end()
 
-        self._await_end(node.process.pid, lambda _: None, end)
+        self._child.until_end(node.process.pid, lambda _: None, end)
         if node.process.wait() != 0:
             raise BootError(f"The node of this host has failed. {logs_of(node)}")
         return 0

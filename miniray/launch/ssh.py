@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE
-from miniray.launch.events import DEADLY, ENDING, Events, StoppedError, events
+from miniray.launch.events import ENDING, Events, StoppedError, events
 from miniray.launch.lone_host import STREAMS
 from miniray.launch.pipe import BEAT
-from miniray.launch.program import Program, ProgramError
+from miniray.launch.program import ChildWait, Program, ProgramError
 from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer
 from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
@@ -36,8 +35,6 @@ _SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
-#: Seconds that the other hosts may take to end after the first one.
-_LAST_SECONDS = 15.0
 #: Runs in the place of a program that runs here: says that all hosts have joined, and stays.
 _STAYS = "import signal; print(flush=True); signal.pause()"
 #: Runs the program in a copy of a folder that comes by standard input, and its workers too; a
@@ -114,8 +111,6 @@ def run_over_ssh(run: SshRun, tell: Callable[[str], object]) -> int:
     with events() as seen:
         session = _Session(run, seen, tell)
         try:
-            session.connect()
-            seen.collect()
             return session.run()
         except StoppedError as error:
             tell(f"The run was {error}.")
@@ -132,14 +127,9 @@ class _Host:
     index: int
     process: subprocess.Popen[bytes]
     output: bytes = b""
-    errors: bytes = b""
-    last_error: str = ""
-    #: What has not ended: the process, and the streams that are read.
-    open: int = 1
-
-    @property
-    def ended(self) -> bool:
-        return self.open == 0
+    last_line: str = ""
+    #: What has not ended: the process, and the stream that is read.
+    open: int = 2
 
     def send(self, message: dict[str, Any] | None = None) -> None:
         """Send a line; without a message, one that says that this end lives."""
@@ -159,57 +149,40 @@ class _Host:
             self.process.stdin.close()
 
 
+@dataclasses.dataclass(eq=False)
 class _Session:
     """Passes lines between the hosts, and the program's output on."""
 
-    def __init__(self, run: SshRun, seen: Events, tell: Callable[[str], object]) -> None:
-        self._run = run
-        self._events = seen
-        self._tell = tell
-        self._asked = 0
-        #: What the first host has told the others.
-        self._published: dict[str, Any] | None = None
-        self._hosts: list[_Host] = []
-        #: The program, if that runs here, and its exit code.
-        self._program: Program | None = None
-        self._code: int | None = None
-        #: When that is killed, once it was told to end.
-        self._until = math.inf
-        #: Has the token for that, has no name, and is read through this process.
-        self._token_file = os.memfd_create("token")
+    _run: SshRun
+    _events: Events
+    _tell: Callable[[str], object]
 
-    def connect(self) -> None:
-        """Reach all hosts, and send the first one the program's folder."""
-        for index in range(len(self._run.hosts)):
-            self._connect(index)
+    def __post_init__(self) -> None:
+        self._asked = 0
+        #: What the first host has told the others, and whether all have joined then.
+        self._published: dict[str, Any] | None = None
+        self._joined = False
+        self._hosts: list[_Host] = []
+        #: Ends the program, if that runs here.
+        self._end_program: Callable[[], object] = lambda: None
 
     @property
     def _first(self) -> _Host:
         return self._hosts[0]
 
     def run(self) -> int:
-        """Wait for the end on all hosts."""
-        deadline: float | None = None
+        """Reach all hosts, and wait for their ends."""
+        for index in range(len(self._run.hosts)):
+            self._connect(index)
+        self._events.collect()
         # Also while this process waits to print, as a user reads what there is, page by page.
         signal.signal(signal.SIGALRM, self._beat)
         signal.setitimer(signal.ITIMER_REAL, BEAT, BEAT)
-        while self._program is not None or not all(host.ended for host in self._hosts):
-            for number in self._events.wait(min(self._until, time.monotonic() + BEAT)):
-                self._stop(number)
-            if self._program is not None and time.monotonic() >= self._until:
-                self._program.send(signal.SIGKILL)
-                self._until = math.inf
-            if self._first.ended and deadline is None:
-                deadline = time.monotonic() + _LAST_SECONDS
-                self._close_all()
-                if self._program is not None:
-                    self._tell("The cluster of the hosts has ended, and so does the program.")
-                    self._program.send(signal.SIGTERM)
-            if deadline is not None and time.monotonic() > deadline:
-                break
-        if self._code is not None:
-            return self._code
-        code = self._first.process.wait()
+        code = self._run_here() if self._run.here else None
+        while any(host.open for host in self._hosts):
+            self._pass_on()
+        if code is None:
+            code = self._first.process.wait()
         return code if code >= 0 else 128 - code
 
     def _close_all(self) -> None:
@@ -219,10 +192,6 @@ class _Session:
     def end(self) -> None:
         """End what still runs; the hosts see that the connection is gone."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if self._program is not None:
-            self._program.send(signal.SIGKILL)
-            self._program.finish()
-        os.close(self._token_file)
         self._close_all()
         for host in self._hosts:
             if host.process.poll() is None:
@@ -234,51 +203,66 @@ class _Session:
         for host in self._hosts:
             host.send()
 
-    def _stop(self, number: int) -> None:
-        if self._program is not None:
-            self._program.pass_on(number)
-            if number in DEADLY:
-                self._until = min(self._until, time.monotonic() + self._run.grace)
-            return
-        self._asked += number in ENDING
-        if self._asked <= 1:
-            self._first.send({"signal": number})
-            return
-        self._tell("The connections are cut.")
-        for host in self._hosts:
-            host.process.kill()
+    def _pass_on(self) -> None:
+        """Wait until something happens; the first host gets the signals, if that is one."""
+        for number in self._events.wait(None):
+            self._asked += number in ENDING
+            if self._asked <= 1:
+                self._first.send({"signal": number})
+                continue
+            self._tell("The connections are cut.")
+            for host in self._hosts:
+                host.process.kill()
 
-    # --- a program here ------------------------------------------------------------------
-    def _begin_here(self) -> None:
-        """Run the program, all hosts of which have joined; it attaches from outside."""
-        assert self._published is not None
+    def _run_here(self) -> int | None:
+        """Run the program once all hosts have joined; None: they have ended before.
+
+        It attaches from outside, and has the token in a file without a name, which is read through
+        this process.
+        """
+        while self._first.open and not self._joined:
+            self._pass_on()
+        if not self._joined or self._published is None:
+            return None
         door = HeadOffer.parse(self._published)
-        variables = {}
-        if self._run.working_dir is not None:
-            environment = {"working_dir": str(Path(self._run.working_dir).absolute())}
-            variables[JOB_CONFIG_VARIABLE] = json.dumps({"runtime_env": environment})
         os.environ.pop(TOKEN_VARIABLE, None)  # that of another cluster, which would come first
-        os.write(self._token_file, str(door.token).encode())
-        variables[TOKEN_FILE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._token_file}"
+        with os.fdopen(os.memfd_create("token"), "wb", buffering=0) as token:
+            token.write(str(door.token).encode())
+            variables = {TOKEN_FILE_VARIABLE: f"/proc/{os.getpid()}/fd/{token.fileno()}"}
+            if self._run.working_dir is not None:
+                environment = {"working_dir": str(Path(self._run.working_dir).absolute())}
+                variables[JOB_CONFIG_VARIABLE] = json.dumps({"runtime_env": environment})
+            try:
+                variables[ADDRESS_VARIABLE] = first_to_answer(door)
+                return self._until_end(Program(self._run.command, variables))
+            except NotReachedError as error:
+                self._tell(f"This machine does not reach the hosts, as --here needs: {error}")
+                return 1
+            except ProgramError as error:
+                self._tell(str(error))
+                return error.code
+            finally:
+                self._close_all()
+
+    def _until_end(self, program: Program) -> int:
+        """Wait for the program's end, which comes after that of the hosts' cluster too."""
+        child = ChildWait(self._events, self._run.grace)
+
+        def cluster_ended() -> None:
+            self._tell("The cluster of the hosts has ended, and so does the program.")
+            program.send(signal.SIGTERM)
+            child.limit()
+
+        self._end_program = cluster_ended
         try:
-            variables[ADDRESS_VARIABLE] = first_to_answer(door)
-            self._program = Program(self._run.command, variables)
-            self._events.when_ended(self._program.pid, self._ended_here)
-        except NotReachedError as error:
-            self._fail_here(1, f"This machine does not reach the hosts, as --here needs: {error}")
-        except ProgramError as error:
-            self._fail_here(error.code, str(error))
-
-    def _fail_here(self, code: int, why: str) -> None:
-        self._tell(why)
-        self._code = code
-        self._close_all()
-
-    def _ended_here(self) -> None:
-        assert self._program is not None
-        self._code = self._program.finish()
-        self._program, self._until = None, math.inf
-        self._close_all()
+            child.until_end(
+                program.pid, program.pass_on, functools.partial(program.send, signal.SIGKILL)
+            )
+        finally:
+            self._end_program = lambda: None
+            program.send(signal.SIGKILL)
+            code = program.finish()
+        return code
 
     # --- one host -----------------------------------------------------------------------
     def _connect(self, index: int) -> None:
@@ -288,78 +272,59 @@ class _Session:
             bufsize=0,  # a line is one write, which no other one interrupts
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None if index == 0 else subprocess.PIPE,
+            stderr=None if index == 0 else subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is passed on, and does not cut the connection
         )
         host = _Host(name, index, process)
         self._hosts.append(host)
         host.write(archive)
         assert process.stdout is not None
-        self._read_from(host, process.stdout.fileno(), lambda data: self._output(host, data))
-        if process.stderr is not None:
-            self._read_from(host, process.stderr.fileno(), lambda data: self._errors(host, data))
+        self._events.when_readable(process.stdout.fileno(), lambda: self._read(host))
         self._events.when_ended(process.pid, lambda: self._part_ended(host))
 
-    def _read_from(self, host: _Host, descriptor: int, take: Callable[[bytes], None]) -> None:
-        def read() -> None:
-            if data := os.read(descriptor, 1 << 16):
-                take(data)
-            else:
-                self._events.forget(descriptor)
-                self._part_ended(host)
-
-        host.open += 1
-        self._events.when_readable(descriptor, read)
-
-    def _output(self, host: _Host, data: bytes) -> None:
+    def _read(self, host: _Host) -> None:
+        """Take what a host prints: lines, and of the first one then the program's output."""
+        assert host.process.stdout is not None
+        descriptor = host.process.stdout.fileno()
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            self._events.forget(descriptor)
+            self._part_ended(host)
         host.output += data
         first = host is self._first
         while not (first and self._published is not None) and b"\n" in host.output:
             line, _, host.output = host.output.partition(b"\n")
-            message = _message(line)
-            if message is None:
-                self._tell(f"{host.name}: {line.decode('utf-8', 'replace')}")
-            elif first:
+            message = _message(line) if first else None
+            if message is not None:
                 self._published = message
                 for other in self._hosts[1:]:
                     other.send(message)
-            else:
-                self._first.send(message)
+            elif text := line.decode("utf-8", "replace").strip():
+                host.last_line = text
+                self._tell(f"{host.name}: {text}")
         if first and self._published is not None and host.output:
+            self._joined = True
             if not self._run.here:
-                _print(host.output)
-            elif self._program is None and self._code is None:
-                self._begin_here()
+                sys.stdout.buffer.write(host.output)
+                sys.stdout.buffer.flush()
             host.output = b""
 
-    def _errors(self, host: _Host, data: bytes) -> None:
-        *lines, host.errors = (host.errors + data).split(b"\n")
-        for line in lines:
-            text = line.decode("utf-8", "replace")
-            if text.strip():
-                host.last_error = text.strip()
-                self._tell(f"{host.name}: {text}")
-
     def _part_ended(self, host: _Host) -> None:
-        """Note the end of the process or of a stream; after the last, tell why it has failed."""
+        """Note the end of the process, or of its output; when both have ended, the host has."""
         host.open -= 1
-        if not host.ended or host is self._first:
+        if host.open:
             return
-        code = host.process.wait()
-        if code != 0:
-            why = f"ssh ended with exit code {code}: {host.last_error}".rstrip(": ")
+        if host is self._first:
+            self._end_program()
+            self._close_all()
+        elif code := host.process.wait():
+            why = f"ssh ended with exit code {code}: {host.last_line}".rstrip(": ")
             self._first.send({"rank": host.index, "host": host.name, "failure": why})
 
 
 def _message(line: bytes) -> dict[str, Any] | None:
     """Return what a run says in a line; None: the host's shell has printed it as it began."""
-    try:
+    with contextlib.suppress(ValueError):
         found: Any = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _print(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+        return found if isinstance(found, dict) else None
+    return None

@@ -129,41 +129,31 @@ class SubmittedJobs:
             self._forget_old()
         self._keeper.when_written(lambda: self._clients.answer(*waiter, job.name))
 
-    def stop(self, who: bytes, name: str, id: str, grace: float) -> bool:
+    def stop(self, waiter: Waiter, name: str, grace: float) -> None:
         """End a job: SIGTERM to its command, and SIGKILL to all of it after ``grace`` seconds.
 
-        Args:
-            who: Asks for it.
-            name: Of the job.
-            id: The job's own, in hex: a request that an earlier head has answered comes again, and
-                the name may be another job's by then.
-            grace: Between the two signals.
-
-        Returns:
-            Whether it waited or ran.
+        Answers with whether it waited or ran, once that it is to end is kept.
         """
         job = self.get(name)
-        if job.is_over or job.id.hex() != id:
-            return False
-        self._audit(who, "stops", job)
-        job.asked_to_stop(grace)
-        if not job.node:
-            self._grants.withdraw(job.lease)
-            self._end(job, STOPPED, "It was stopped before it began.")
-        else:
-            self._keeper.submitted_job(job)
-            self._stop_command(job)
-        return True
+        has_ended = job.is_over
+        if not has_ended:
+            self._audit(waiter[0], "stops", job)
+            job.stop_grace = grace
+            if not job.node:
+                self._grants.withdraw(job.lease)
+                self._end(job, STOPPED, "It was stopped before it began.")
+            else:
+                self._keeper.submitted_job(job)
+                self._stop_command(job)
+        self._keeper.when_written(lambda: self._clients.answer(*waiter, not has_ended))
 
-    def delete(self, who: bytes, name: str, id: str) -> None:
-        """Forget a job that has ended, and remove its log; see ``stop``.
+    def delete(self, who: bytes, name: str) -> None:
+        """Forget a job that has ended, and remove its log.
 
         Raises:
             JobRunningError: It has not ended.
         """
         job = self.get(name)
-        if job.id.hex() != id:
-            return
         if not job.is_over:
             raise JobRunningError(
                 f"The job {name!r} is {job.state}, and can be deleted once it has ended. Stop it "
@@ -225,7 +215,7 @@ class SubmittedJobs:
         """Note that the command of a job runs."""
         job = self._by_lease.get(lease)
         if job is not None and job.state == PENDING:
-            job.began(pid)
+            job.state, job.pid, job.started = RUNNING, pid, time.time()
             self._keeper.submitted_job(job)
             self._limit_time(job)
 
@@ -238,7 +228,7 @@ class SubmittedJobs:
 
     def _expire(self, job: SubmittedJob, lease: int) -> None:
         if job.lease == lease and job.state == RUNNING and job.stop_grace is None:
-            job.asked_to_stop(_GRACE, expired=True)
+            job.stop_grace, job.expired = _GRACE, True
             self._keeper.submitted_job(job)
             self._stop_command(job)
 
@@ -247,7 +237,7 @@ class SubmittedJobs:
         job = self._by_lease.get(lease)
         if job is None:
             return
-        job.command_ended(how.code)
+        job.exit_code = how.code
         if job.expired:
             self._end(job, FAILED, f"It was ended after {job.spec.max_time:g} s (max_time).")
         elif job.stop_grace is not None:
@@ -282,7 +272,7 @@ class SubmittedJobs:
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: SubmittedJob, number: int, allocation: Allocation) -> None:
         """Have the node's daemon start the command, once it is kept where that runs."""
-        token.placed(allocation.node_id, self._log(token).size)
+        token.node, token.log_start = allocation.node_id, self._log(token).size
         self._by_lease[number] = token
         self._keeper.submitted_job(token)
         self._keeper.when_written(lambda: self._start(token, number, allocation))
@@ -396,7 +386,8 @@ class SubmittedJobs:
         self._tell_followers(job)
 
     def _end(self, job: SubmittedJob, state: str, message: str, error_type: str = "") -> None:
-        job.is_final(state, message, error_type)
+        job.state, job.message, job.error_type = state, message, error_type
+        job.ended = time.time()
         self._by_lease.pop(job.lease, None)
         self._keeper.submitted_job(job)
         self._tell_followers(job)

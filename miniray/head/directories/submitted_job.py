@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.head.scheduling.demands import Demand
@@ -78,23 +77,6 @@ class SubmittedJob:
     def is_over(self) -> bool:
         return self.state not in (PENDING, RUNNING)
 
-    def placed(self, node: str, log_start: int) -> None:
-        """Note the node of its lease, and where in the log the output begins."""
-        self.node, self.log_start = node, log_start
-
-    def began(self, pid: int) -> None:
-        """Note that its command runs."""
-        self.state, self.pid, self.started = RUNNING, pid, time.time()
-
-    def command_ended(self, code: int | None) -> None:
-        """Note the exit code of its command, if that is known."""
-        self.exit_code = code
-
-    def asked_to_stop(self, grace: float, *, expired: bool = False) -> None:
-        """Note that its command has so many seconds to end, which a user wants or its limit."""
-        self.stop_grace = grace
-        self.expired = self.expired or expired
-
     def waits_as(self, lease: int) -> None:
         """Note the number of its request; 0: it has no lease any more, and is to ask for one."""
         self.state, self.node, self.lease = PENDING, "", lease
@@ -112,11 +94,6 @@ class SubmittedJob:
         else:
             self.failures += 1
         return True
-
-    def is_final(self, state: str, message: str, error_type: str = "") -> None:
-        """Enter the state in which it stays."""
-        self.state, self.message, self.ended = state, message, time.time()
-        self.error_type = error_type
 
     def demand(self) -> Demand:
         """Return what its command needs; ValueError if that is malformed."""

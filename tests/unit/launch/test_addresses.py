@@ -9,9 +9,15 @@ import pytest
 
 from miniray.launch import several_hosts
 from miniray.launch.allocation import HostAllocation
-from miniray.launch.lone_host import RunOptions
+from miniray.launch.lone_host import STREAMS, RunOptions
 from miniray.launch.reach import HeadOffer, leading_to
-from miniray.launch.rendezvous import HostState, RunEndedError, SharedFolder, describe_missing
+from miniray.launch.rendezvous import (
+    HostState,
+    MeetingPlace,
+    RunEndedError,
+    SharedFolder,
+    describe_missing,
+)
 from miniray.launch.several_hosts import FirstHost, OtherHost
 from miniray.security.certificates import make_authority
 from miniray.security.token import JoinToken
@@ -27,28 +33,47 @@ def test_an_address_that_this_host_has_too_leads_to_no_other_one() -> None:
     assert leading_to("no-such-host.invalid", []) is None
 
 
-def test_where_the_others_tell_nothing_the_first_host_does_not_wait_for_their_addresses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The address that the head tells, on a host of two networks without a default route."""
+    found: list[str] = []
+
     def no_route(_version: int) -> str:
         raise OSError
 
-    started: list[Any] = []
-
     def start(options: Any) -> Any:
-        started.append(options)
+        found.append(options.node_ip_address)
         raise BootError("There is no node in this test.")
 
     monkeypatch.setattr(several_hosts, "address_for_others", no_route)
     monkeypatch.setattr(several_hosts, "own_addresses_v4", lambda: ["10.0.0.1", "10.1.0.1"])
     monkeypatch.setattr(several_hosts, "start_node", start)
-    make_authority(tmp_path / "a")
-    options = RunOptions(("true",), authority=str(tmp_path / "a"))
-    allocation = HostAllocation("by hand", 0, 2, head=("10.0.0.1:7000",))
+    return found
+
+
+def start_first(options: RunOptions) -> None:
     nothing: Any = SimpleNamespace()  # it waits for no event
+    allocation = HostAllocation("by hand", 0, 2, head=("10.0.0.1:7000",))
     with pytest.raises(BootError, match="no node in this test"):
         FirstHost(options, allocation, nothing, print).run()
-    assert [each.node_ip_address for each in started] == ["10.0.0.1"]
+
+
+def test_where_the_others_tell_nothing_the_first_host_does_not_wait_for_their_addresses(
+    told: list[str], tmp_path: Path
+) -> None:
+    make_authority(tmp_path / "a")
+    start_first(RunOptions(("true",), authority=str(tmp_path / "a")))
+    assert told == ["10.0.0.1"]
+
+
+def test_over_ssh_the_first_host_tells_the_address_that_ssh_has_come_to(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_hosts, "Pipe", lambda _: MeetingPlace())
+    for address in ("10.1.0.1", "10.9.0.1"):  # the second one is that of another host
+        monkeypatch.setenv("SSH_CONNECTION", f"10.1.0.9 50000 {address} 22")
+        start_first(RunOptions(("true",), rendezvous=STREAMS))
+    assert told == ["10.1.0.1", "10.0.0.1"]
 
 
 def test_a_host_that_cannot_join_as_the_run_has_ended_says_that(

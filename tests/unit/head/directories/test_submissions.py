@@ -63,6 +63,14 @@ async def started(daemon: FakeDaemon) -> Any:
     return found[0]
 
 
+async def stop(daemon: FakeDaemon, process_id: bytes = NODE) -> bool:
+    """Stop the job "a"; return whether it waited or ran."""
+    number = daemon.begin(process_id, "stop_job", "a", 30.0)
+    while not (found := daemon.answer(process_id, number)):
+        await asyncio.sleep(0.001)
+    return bool(found[0])
+
+
 async def settled(cluster: FakeCluster) -> None:
     """Return when all that was changed is kept, and what followed was done."""
     written = asyncio.Event()
@@ -136,33 +144,13 @@ async def test_a_job_that_was_stopped_and_whose_start_was_lost_is_not_started_by
         daemon = cluster.node(node_id=NODE)
         await submit(daemon)
         await started(daemon)
-        assert daemon.ask(NODE, "stop_job", "a", JOB_ID.hex(), 30.0)
-        await settled(cluster)
+        assert await stop(daemon)
     async with heads.head() as cluster:
         daemon = cluster.node(node_id=NODE)
         await settled(cluster)
         assert daemon.take("start_lease") == []
         assert state(daemon) == "STOPPED"
         assert daemon.ask(NODE, "available_resources")["CPU"] == 4
-
-
-async def test_a_request_that_comes_again_does_nothing_to_a_later_job_of_the_same_name(
-    heads: OneFile,
-) -> None:
-    async with heads.head() as cluster:
-        daemon = cluster.node(node_id=NODE)
-        await submit(daemon)
-        before = daemon.ask(NODE, "job_info", "a")["id"]
-        assert daemon.ask(NODE, "stop_job", "a", before, 30.0)
-    async with heads.head() as cluster:
-        daemon = cluster.node(node_id=NODE)
-        await settled(cluster)
-        daemon.ask(NODE, "delete_job", "a", before)
-        await submit(daemon, job_id=b"job later")
-        assert not daemon.ask(NODE, "stop_job", "a", before, 30.0)
-        await started(daemon)
-        daemon.ask(NODE, "delete_job", "a", before)
-        assert state(daemon) == "PENDING"
 
 
 async def test_who_submits_stops_and_deletes_a_job_is_in_the_log_of_the_head(
@@ -172,8 +160,8 @@ async def test_who_submits_stops_and_deletes_a_job_is_in_the_log_of_the_head(
     async with heads.head() as cluster:
         daemon = cluster.node(node_id=NODE)
         await submit(daemon, command=["sh", "-c", "a\nb"], resources={"there": 1.0})
-        for what in (("stop_job", "a", JOB_ID.hex(), 30.0), ("delete_job", "a", JOB_ID.hex())):
-            daemon.ask(CLIENT, *what)
+        await stop(daemon, CLIENT)
+        daemon.ask(CLIENT, "delete_job", "a")
     told = [line for line in caplog.messages if "job a: " in line]
     by = f"process 1 on node {NODE.hex()} (box) "
     assert [line.removeprefix(by).partition(" ")[0] for line in told if line.startswith(by)] == [
