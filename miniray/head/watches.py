@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two pushes, at least; and how many times longer than a push takes.
 _BETWEEN, _SHARE = 0.25, 20
-#: Actors that one push describes to a new watcher, and seconds until the next ones.
+#: Actors that one push describes to a watcher, and seconds until the next ones.
 _PIECE, _NEXT_PIECE = 500, 0.01
 #: Processes that may watch at a time.
 _MOST_WATCHERS = 16
@@ -53,8 +53,8 @@ class Watches:
         self._of: dict[bytes, set[str]] = {}
         #: What was pushed of each watched listing, but for actors.
         self._pushed: dict[str, Rows] = {}
-        #: Actors that are still to be described to a new watcher.
-        self._to_tell: dict[bytes, list[bytes]] = {}
+        #: By process that watches actors: those that are still to be described.
+        self._to_tell: dict[bytes, dict[bytes, None]] = {}
         self._due = False
         self._pause = _BETWEEN
         self._cluster.clients.on_ended.append(self._ended)
@@ -75,18 +75,14 @@ class Watches:
         self._of[process_id] = set(listings)
         for name in self._of[process_id] - before:
             self._begin(process_id, name)
-        if "actors" not in listings:
-            self._to_tell.pop(process_id, None)
         self._settle()
 
     def _begin(self, process_id: bytes, name: str) -> None:
         """Describe a listing to a new watcher."""
         if name == "actors":
             self._cluster.actors.changes.watch()
-            self._to_tell[process_id] = self._state.actor_ids()
-            if not self._due:
-                self._due = True
-                self._timers.call_later(0.0, self._push)
+            self._to_tell[process_id] = dict.fromkeys(self._state.actor_ids())
+            self._push_actors(process_id)
             return
         rows = self._pushed.get(name)
         if rows is None:
@@ -95,32 +91,39 @@ class Watches:
 
     def _ended(self, process_id: bytes, _how: ProcessExit) -> None:
         if self._of.pop(process_id, None) is not None:
-            self._to_tell.pop(process_id, None)
             self._settle()
 
     def _settle(self) -> None:
         self._of = {process_id: names for process_id, names in self._of.items() if names}
         watched = set().union(*self._of.values())
         self._pushed = {name: rows for name, rows in self._pushed.items() if name in watched}
+        self._to_tell = {
+            id: ids for id, ids in self._to_tell.items() if "actors" in self._of.get(id, ())
+        }
         if "actors" not in watched:
             self._cluster.actors.changes.unwatch()
 
     def moved(self) -> None:
         """Note that something may have changed."""
-        if self._of and not self._due:
+        if self._of:
+            self._push_later(self._pause)
+
+    def _push_later(self, seconds: float) -> None:
+        if not self._due:
             self._due = True
-            self._timers.call_later(self._pause, self._push)
+            self._timers.call_later(seconds, self._push)
 
     def _push(self) -> None:
         self._due = False
         began = self._timers.time()
         for name in set().union(*self._of.values()) - {"actors"}:
             self._push_changed(name)
-        self._push_actors()
+        changed = dict.fromkeys(self._cluster.actors.changes.take())
+        for process_id, ids in self._to_tell.items():
+            ids |= changed
+            if ids:
+                self._push_actors(process_id)
         self._pause = max(_BETWEEN, _SHARE * (self._timers.time() - began))
-        if self._to_tell:
-            self._due = True
-            self._timers.call_later(_NEXT_PIECE, self._push)
 
     def _push_changed(self, name: str) -> None:
         before, now = self._pushed[name], self._rows(name)
@@ -132,37 +135,22 @@ class Watches:
                 if name in names:
                     self._tell(process_id, name, changed, gone)
 
-    def _push_actors(self) -> None:
-        """Push the actors that changed, and a piece of the others to each new watcher."""
-        rows, gone = self._described(self._cluster.actors.changes.take())
-        for process_id, names in self._of.items():
-            if "actors" not in names:
-                continue
-            more = rows
-            waiting = self._to_tell.get(process_id)
-            if waiting is not None:
-                piece, rest = waiting[:_PIECE], waiting[_PIECE:]
-                told, _ = self._described(piece)
-                more = {**told, **rows}
-                self._to_tell[process_id] = rest
-                if not rest:
-                    del self._to_tell[process_id]
-            if more or gone or waiting is not None:
-                self._tell(process_id, "actors", more, gone)
-
-    def _described(self, ids: list[bytes]) -> tuple[Rows, list[str]]:
-        """Return the rows of these actors, and the ids of those that are forgotten."""
-        found = {id.hex(): self._state.actor_row(id) for id in ids}
+    def _push_actors(self, process_id: bytes) -> None:
+        """Describe a piece of what a watcher does not know of actors."""
+        ids = self._to_tell[process_id]
+        piece = list(itertools.islice(ids, _PIECE))
+        for id in piece:
+            del ids[id]
+        found = {id.hex(): self._state.actor_row(id) for id in piece}
         rows = {key: row for key, row in found.items() if row is not None}
-        return rows, [key for key, row in found.items() if row is None]
+        self._tell(process_id, "actors", rows, [key for key in found if key not in rows])
+        if ids:
+            self._push_later(_NEXT_PIECE)
 
     def _rows(self, name: str) -> Rows:
-        field = _KEYS.get(name)
-        number = itertools.count().__next__
-        return {
-            str(row[field]) if field is not None else str(number()): row
-            for row in self._state.listing(name)
-        }
+        field = _KEYS.get(name, "")
+        rows = self._state.listing(name)
+        return {str(row.get(field, number)): row for number, row in enumerate(rows)}
 
     def _tell(self, process_id: bytes, name: str, changed: Rows, gone: list[str]) -> None:
         # As bytes: what cannot travel ends here, and each process unpacks rows for itself.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from miniray.profiling.targets import answers
@@ -10,8 +9,10 @@ from miniray.profiling.targets import answers
 if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource
 
-#: Seconds between two points (node/metrics.py), and that nodes may take.
-INTERVAL, _PATIENCE = 10, 2.0
+#: Seconds between two points, and how many are kept (node/metrics.py).
+INTERVAL, _POINTS = 10, 360
+#: Seconds that nodes may take.
+_PATIENCE = 2.0
 #: Title, unit and series of each chart.
 _CHARTS = (
     ("CPU", "ratio", "cpu"),
@@ -34,27 +35,15 @@ def charts(cluster: ClusterSource) -> dict[str, Any]:
         node, "values": [number or None]}]}]}``.
     """
     told, _ = answers(cluster, "history", (), _PATIENCE)
-    nodes = [(node[:8], *answer) for node, answer in told.items() if answer[0]]
-    if not nodes:
-        return {"interval": INTERVAL, "times": [], "charts": []}
-    last = max(slot for _, slot, _ in nodes)
-    length = max(len(points) for _, _, series in nodes for points in series.values())
-    # What no node has yet is left out.
-    have = [
-        length - index + last - slot
-        for _, slot, series in nodes
-        for points in series.values()
-        for index, value in enumerate(points)
-        if not math.isnan(value)
-    ]
-    shown = min(length, max(have, default=0))
+    nodes = {node[:8]: dict(points) for node, points in told.items()}
+    slots = [slot for points in nodes.values() for slot in points]
+    last = max(slots, default=0)
+    shown = range(max(min(slots, default=1), last - _POINTS + 1), last + 1)
     found = []
-    for title, unit, name in _CHARTS:
-        lines = []
-        for node, slot, series in nodes:
-            points = [*series.get(name, [math.nan] * length), *[math.nan] * (last - slot)]
-            values = [None if math.isnan(value) else value for value in points[-shown:]]
-            lines.append({"name": node, "values": values})
+    for title, unit, name in _CHARTS if slots else ():
+        lines = [
+            {"name": node, "values": [points.get(slot, {}).get(name) for slot in shown]}
+            for node, points in nodes.items()
+        ]
         found.append({"title": title, "unit": unit, "series": lines})
-    times = [INTERVAL * (last - shown + 1 + index) for index in range(shown)]
-    return {"interval": INTERVAL, "times": times, "charts": found}
+    return {"interval": INTERVAL, "times": [INTERVAL * slot for slot in shown], "charts": found}

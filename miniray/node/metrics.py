@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
+import collections
 import contextlib
 import logging
-import math
 import os
 import shutil
 import time
@@ -122,12 +121,14 @@ class NodeMetrics:
         #: What the living have told, and the sums of those that have ended.
         self._told: dict[bytes, Series] = {}
         self._ended = Series()
-        self._rings: dict[str, array.array[float]] = {}
-        self._slot = 0
+        #: Of the last hour: the number of each point, and its figures.
+        self._points: collections.deque[tuple[int, dict[str, float | None]]] = collections.deque(
+            maxlen=_POINTS
+        )
         self._before: tuple[float, dict[str, float]] = (0.0, {})
         clients.notices["metrics"] = self._take_last
         questions.answers["metrics"] = self._tell
-        questions.answers["history"] = lambda _seconds: self._history()
+        questions.answers["history"] = lambda _seconds: list(self._points)
         questions.answers["usage"] = self._usage
 
     async def _tell(self, _seconds: float) -> tuple[list[Any], Sample]:
@@ -215,7 +216,7 @@ class NodeMetrics:
         _, before = self._before
         share = _busy_share(before, _counts())
         return {
-            "cpu_percent": None if math.isnan(share) else round(100 * share, 1),
+            "cpu_percent": share and round(100 * share, 1),
             "memory_used": used,
             "memory_total": limit,
             "disk_free": disk.free,
@@ -242,21 +243,14 @@ class NodeMetrics:
         """
         now = time.time()
         slot = int(now // INTERVAL)
-        if slot == self._slot:
+        if self._points and self._points[-1][0] == slot:
             return
-        gap = min(slot - self._slot - 1, _POINTS) if self._slot else 0
-        try:
+        # That no file can be opened now must not end the heartbeats.
+        with contextlib.suppress(OSError):
             point = {**self._point(now), "store": used, "spilled": spilled}
-        except OSError:  # no file can be opened now, which must not end the heartbeats
-            point = dict.fromkeys(self._rings, math.nan)
-        for name, value in point.items():
-            ring = self._rings.setdefault(name, array.array("f", [math.nan] * _POINTS))
-            for missed in range(gap):
-                ring[(self._slot + 1 + missed) % _POINTS] = math.nan
-            ring[slot % _POINTS] = value
-        self._slot = slot
+            self._points.append((slot, point))
 
-    def _point(self, now: float) -> dict[str, float]:
+    def _point(self, now: float) -> dict[str, float | None]:
         """Return the figures of a moment; rates are of the time since the last one."""
         counts = _counts()
         when, before = self._before
@@ -265,7 +259,7 @@ class NodeMetrics:
         workers = [of_process(pid) for role, pid in self._processes() if role == "worker"]
         point = {
             "load": os.getloadavg()[0],
-            "memory": used / limit if limit else math.nan,
+            "memory": used / limit if limit else None,
             "workers": len(workers),
             "workers_memory": sum(memory for _, memory in workers),
         }
@@ -274,12 +268,6 @@ class NodeMetrics:
             point["received"] = (counts["received"] - before["received"]) / (now - when)
             point["sent"] = (counts["sent"] - before["sent"]) / (now - when)
         return point
-
-    def _history(self) -> tuple[int, dict[str, list[float]]]:
-        """Return the number of the last point, and of each series the points up to it."""
-        begin = (self._slot + 1) % _POINTS
-        series = {name: [*ring[begin:], *ring[:begin]] for name, ring in self._rings.items()}
-        return self._slot, series
 
 
 def _read(path: str) -> str:
@@ -304,10 +292,10 @@ def _counts() -> dict[str, float]:
     return {"idle": idle, "all": sum(cpu.values()), "received": received, "sent": sent}
 
 
-def _busy_share(before: dict[str, float], now: dict[str, float]) -> float:
-    """Return for which part of the time between two counts the processors were busy."""
+def _busy_share(before: dict[str, float], now: dict[str, float]) -> float | None:
+    """Return for which part of the time between two counts the processors were busy, if known."""
     passed = now["all"] - before["all"] if before else 0.0
-    return 1 - (now["idle"] - before["idle"]) / passed if passed > 0 else math.nan
+    return 1 - (now["idle"] - before["idle"]) / passed if passed > 0 else None
 
 
 def _memory() -> tuple[float, float]:

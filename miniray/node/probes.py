@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.spans import SPANS
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.relay.questions import Questions, Told
@@ -67,74 +69,75 @@ class Probes:
 
         They have a quarter of the seconds: those that are silent are then looked at from outside.
         """
-        clients = self._chosen(pids)
-        told = await self._ask(clients, seconds / 4, "stack")
-        return await asyncio.gather(*map(self._stacks_of, clients, told))
-
-    async def _stacks_of(self, client: Client, told: Told) -> dict[str, Any]:
-        way, note = "the process itself", ""
-        rank, stacks = told.answer or (None, [])
-        if told.missing:
-            from miniray.profiling import outside
-
-            async with self._lookers:  # each is a process
-                way, stacks, note = await outside.stacks(client.pid)
-        seen: dict[str, Any] = {"way": way, "stacks": stacks, "note": note, "rank": rank}
-        return self._about(client) | seen
+        return await self._of_each(pids, lambda client: self._stack(client, seconds / 4))
 
     async def _profiles(
         self, _seconds: float, pids: dict[str, list[int]], kind: str, length: float, leaks: bool
     ) -> list[dict[str, Any]]:
         """Profile these processes for so many seconds: "cpu" or "memory"."""
+        return await self._of_each(pids, lambda each: self._profile(each, kind, length, leaks))
+
+    async def _of_each(
+        self, pids: dict[str, list[int]], look: Callable[[Client], Awaitable[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """Return what is found of each of these processes, with its rank and a note, if it has."""
         clients = self._chosen(pids)
-        return await asyncio.gather(
-            *(self._profile(client, kind, length, leaks) for client in clients)
-        )
+        ranks = self._ask(clients, _SOON, "rank")
+        told, *found = await asyncio.gather(ranks, *map(look, clients))
+        return [
+            self._about(client) | {"rank": rank.answer, "way": "", "note": ""} | each
+            for client, rank, each in zip(clients, told, found, strict=True)
+        ]
+
+    async def _stack(self, client: Client, seconds: float) -> dict[str, Any]:
+        [told] = await self._ask([client], seconds, "stack")
+        if not told.missing:
+            return {"way": "the process itself", "stacks": told.answer}
+        from miniray.profiling import outside
+
+        async with self._lookers:  # each is a process
+            way, stacks, note = await outside.stacks(client.pid)
+        return {"way": way, "stacks": stacks, "note": note}
 
     async def _profile(
         self, client: Client, kind: str, length: float, leaks: bool
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {"way": "", "samples": [], "note": "", "rank": None}
+        nothing: dict[str, Any] = {"samples": []}
         if client.pid in self._profiled:
-            found["note"] = "It is being profiled already; try again when that has ended."
-            return self._about(client) | found
+            note = "It is being profiled already; try again when that has ended."
+            return nothing | {"note": note}
         self._profiled.add(client.pid)
         try:
             if kind == "memory":
-                found |= await self._allocations(client, length, leaks)
-            else:
-                found |= await self._cpu(client, length)
+                return nothing | await self._allocations(client, length, leaks)
+            return nothing | await self._cpu(client, length)
         finally:
             self._profiled.discard(client.pid)
-        return self._about(client) | found
 
     async def _cpu(self, client: Client, length: float) -> dict[str, Any]:
         from miniray.profiling import outside
 
         samples, failure = await outside.cpu(client.pid, length)
         if not failure:
-            [told] = await self._ask([client], _SOON, "rank")
             note = outside.standstill(client.pid)
-            return {"way": "py-spy", "samples": samples, "rank": told.answer, "note": note}
+            return {"way": "py-spy", "samples": samples, "note": note}
         [told] = await self._ask([client], length + _GRACE, "cpu", length)
         if told.missing:
             return {"note": f"{outside.silence(client.pid, told.missing)} {failure}"}
-        rank, samples = told.answer
-        return {"way": "the process itself", "samples": samples, "rank": rank}
+        return {"way": "the process itself", "samples": told.answer}
 
     async def _allocations(self, client: Client, length: float, leaks: bool) -> dict[str, Any]:
         from miniray.profiling import outside
 
         with tempfile.TemporaryDirectory(prefix="miniray-profile-") as folder:
             path = os.path.join(folder, "allocations")
-            args = ("memory", length, path, leaks)
-            [told] = await self._ask([client], length + _GRACE, *args)
+            [told] = await self._ask([client], length + _GRACE, "memory", length, path, leaks)
             if told.missing:
                 return {"note": outside.silence(client.pid, told.missing)}
-            rank, way, samples = told.answer
+            way, samples = told.answer
             if way == "memray":
                 samples = await outside.read_memray(path, leaks)
-        return {"way": way, "samples": samples, "rank": rank}
+        return {"way": way, "samples": samples}
 
     def joined(self, client: Client) -> None:
         """Have a process that begins during a recording take part in what is left of it."""

@@ -6,6 +6,7 @@ function, which a thread of its own runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -41,10 +42,10 @@ class Calls(Protocol):
 
 
 def probe(calls: Calls, what: str, *args: Any) -> Any:
-    """Answer a question: ``what`` is a key of ``_PROBES``, ``args`` those of its function."""
-    if what == "timeline":
-        return functools.partial(_timeline, calls, *args)
-    return _PROBES[what](*args)
+    """Answer "stack" or "rank", or return a function of ``_RECORDS`` with these arguments."""
+    if what == "stack":
+        return stacks()
+    return _rank() if what == "rank" else functools.partial(_RECORDS[what], calls, *args)
 
 
 # --- the timeline ------------------------------------------------------------------------
@@ -67,14 +68,10 @@ def _timeline(calls: Calls, seconds: float) -> dict[str, Any]:
             calls.next_number = number
             spans, left_out = SPANS.end()
     ahead = time.time() - time.perf_counter()
-    return {"spans": spans, "left_out": left_out, "ahead": ahead, "rank": rank()}
+    return {"spans": spans, "left_out": left_out, "ahead": ahead}
 
 
-def _stacks() -> Any:
-    return rank(), stacks()
-
-
-def rank() -> int | None:
+def _rank() -> int | None:
     """Return which rank of a training run this process is; None: of none."""
     number = os.environ.get(RANK_VARIABLE, "")
     return int(number) if number.isdigit() else None
@@ -90,102 +87,62 @@ def samples_of(weights: Iterable[tuple[Iterable[Frame], float]]) -> Samples:
 
 
 # --- CPU -------------------------------------------------------------------------------
-def _cpu(seconds: float) -> Callable[[], Any]:
-    return lambda: (rank(), _sample(seconds))
-
-
-def _sample(seconds: float) -> Samples:
+def _sample(_calls: Any, seconds: float) -> Samples:
     """Look at all threads each 10 ms; a stack costs the CPU time of its thread since the last look.
 
     Native code that holds Python's lock keeps this thread from looking: what it used meanwhile is
     in the next sample, so that nothing is lost.
     """
     found: dict[tuple[tuple[CodeType, int], ...], float] = {}
-    clocks: dict[int, _Clock] = {}
-    own, end = threading.get_ident(), time.perf_counter() + seconds
-    try:
-        while True:
-            is_last = time.perf_counter() >= end
-            for ident, frame in sys._current_frames().items():
-                clock = clocks.get(ident)
-                if clock is None:
-                    clock = clocks[ident] = _Clock(ident)
-                used = clock.used()
-                if used > 0 and ident != own:
-                    key = tuple((each.f_code, each.f_lineno) for each in outward(frame))
-                    found[key] = found.get(key, 0.0) + used
-            if is_last:
-                break
-            time.sleep(_INTERVAL)
-    finally:
-        for clock in clocks.values():
-            clock.close()
+    own, end, now = threading.get_ident(), time.perf_counter() + seconds, _cpu_seconds()
+    while time.perf_counter() < end:
+        time.sleep(_INTERVAL)
+        before, now = now, _cpu_seconds()
+        for ident, frame in sys._current_frames().items():
+            used = now.get(ident, 0.0) - before.get(ident, 0.0)
+            if used > 0 and ident != own:
+                key = tuple((each.f_code, each.f_lineno) for each in outward(frame))
+                found[key] = found.get(key, 0.0) + used
     stacks = (([frame_of(*each) for each in reversed(key)], cost) for key, cost in found.items())
     return samples_of(stacks)
 
 
-class _Clock:
-    """The CPU time of a thread."""
-
-    def __init__(self, ident: int) -> None:
-        native = next((each.native_id for each in threading.enumerate() if each.ident == ident), 0)
-        if ident == threading.main_thread().ident:
-            native = os.getpid()  # what threading knows is that of before the fork
-        self._fd = -1
-        try:
-            self._fd = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # it is no thread of Python's, or the kernel does not count
-            return
-        self._last = self._read()
-
-    def used(self) -> float:
-        """Return the seconds since the last question."""
-        if self._fd < 0:
-            return 0.0
-        last, self._last = self._last, self._read()
-        return (self._last - last) / 1e9
-
-    def _read(self) -> int:
-        try:
-            return int(os.pread(self._fd, 64, 0).split()[0])
-        except OSError:  # the thread has ended
-            return getattr(self, "_last", 0)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+def _cpu_seconds() -> dict[int, float]:
+    """Return the CPU time of each of Python's threads."""
+    found: dict[int, float] = {}
+    for thread in threading.enumerate():
+        # What threading knows of the main thread is that of before the fork.
+        native = os.getpid() if thread is threading.main_thread() else thread.native_id
+        if thread.ident is not None and native is not None:
+            with contextlib.suppress(OSError):  # it has just ended
+                # As pthread_getcpuclockid, which crashes for one that has: clock_getres(2).
+                found[thread.ident] = time.clock_gettime(~native << 3 | 6)
+    return found
 
 
 # --- memory ----------------------------------------------------------------------------
-def _memory(seconds: float, path: str, leaks: bool) -> Callable[[], Any]:
-    return functools.partial(_record, seconds, path, leaks)
-
-
-def _record(seconds: float, path: str, leaks: bool) -> tuple[int | None, str, Samples]:
-    """Record allocations; returns the rank, by what they were recorded, and what is not in `path`.
+def _record(_calls: Any, seconds: float, path: str, leaks: bool) -> tuple[str, Samples]:
+    """Record allocations; returns by what they were recorded, and what is not in `path`.
 
     memray is started in here, which needs no debugger and no right, and writes into ``path``.
     """
     try:
         from memray import FileDestination, Tracker
     except ImportError:
-        return (
-            rank(),
-            "tracemalloc (Python's own allocations; memray is not installed)",
-            _traced(seconds, leaks),
-        )
+        way = "tracemalloc (Python's own allocations; memray is not installed)"
+        return way, _traced(seconds)
     with Tracker(destination=FileDestination(path, overwrite=True)):
         time.sleep(seconds)
-    return rank(), "memray", []
+    return "memray", []
 
 
-def _traced(seconds: float, leaks: bool) -> Samples:
+def _traced(seconds: float) -> Samples:
+    """Return what is still there at the end of what Python itself has allocated."""
     import tracemalloc
 
     was_on = tracemalloc.is_tracing()
     if not was_on:
         tracemalloc.start(_TRACED)
-    del leaks  # what it shows is what is still there
     time.sleep(seconds)
     snapshot = tracemalloc.take_snapshot()
     if not was_on:
@@ -196,9 +153,9 @@ def _traced(seconds: float, leaks: bool) -> Samples:
     )
 
 
-_PROBES: dict[str, Callable[..., Any]] = {
-    "stack": _stacks,
-    "rank": rank,
-    "cpu": _cpu,
-    "memory": _memory,
+#: What takes its time: each gets the calls of this process, and what was asked.
+_RECORDS: dict[str, Callable[..., Any]] = {
+    "cpu": _sample,
+    "memory": _record,
+    "timeline": _timeline,
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.profiling.forms import tree_of
-from miniray.profiling.targets import TargetError, answers, find
+from miniray.profiling.targets import TargetError, answers, find, nodes_of, of_rank
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
-    from miniray.profiling.targets import ClusterSource, Pids
+    from miniray.profiling.targets import ClusterSource
 
 #: Seconds that a node may take to show stacks; a process of its own has a quarter of them.
 _STACKS = 4.0
@@ -98,22 +98,6 @@ def profile(
     }
 
 
-def of_rank(cluster: ClusterSource, of: str, pids: Pids, rank: int) -> Pids:
-    """Return the process of a rank among those of the run ``of``.
-
-    Raises:
-        TargetError: There is none, or it does not answer.
-    """
-    told, _ = _ask(cluster, "stack", pids, (), _STACKS)
-    found = {
-        node: [each["pid"] for each in processes if each["rank"] == rank]
-        for node, processes in told.items()
-    }
-    if not any(found.values()):
-        raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
-    return {node: each for node, each in found.items() if each}
-
-
 def _asked(
     cluster: ClusterSource,
     question: str,
@@ -133,20 +117,13 @@ def _asked(
     pids = find(cluster, of)
     if rank is not None:
         pids = of_rank(cluster, of, pids, rank)
-    found, notes = _ask(cluster, question, pids, args, seconds)
+    found, notes = answers(cluster, question, (pids, *args), seconds, nodes_of(pids))
     told = [process for processes in found.values() for process in processes]
     if not told and not notes:
         named = sorted({str(pid) for each in pids.values() for pid in each})
         raise TargetError(f"No process of this cluster has the pid {', '.join(named)}.")
     notes += [f"{_name(each)}: {each['note']}" for each in told if each["note"]]
     return sorted(told, key=lambda each: (each["rank"] is None, each["rank"] or 0)), notes
-
-
-def _ask(
-    cluster: ClusterSource, question: str, pids: Pids, args: tuple[Any, ...], seconds: float
-) -> tuple[dict[str, Any], list[str]]:
-    nodes = None if "" in pids else [bytes.fromhex(node) for node in pids]
-    return answers(cluster, question, (pids, *args), seconds, nodes)
 
 
 def _ways(told: list[dict[str, Any]]) -> str:

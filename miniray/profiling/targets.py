@@ -8,6 +8,8 @@ from miniray.common.names import short_name
 
 #: Hex digits that may stand for an actor's id, at least; digits of a pid, at most.
 _SHORTEST_ID, _LONGEST_PID = 6, 7
+#: Seconds that processes may take to say which rank they are.
+_SOON = 1.0
 #: Names of the placement groups of runs: ``train-NAME-1a2b3c4d``.
 _RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
 
@@ -98,6 +100,29 @@ def find(cluster: ClusterSource, of: str) -> Pids:
         f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of an "
         "actor, or the name of a training run. `miniray status` shows what runs."
     )
+
+
+def nodes_of(pids: Pids) -> list[bytes] | None:
+    """Return the ids of the nodes that have these processes; None: any may."""
+    return None if "" in pids else [bytes.fromhex(node) for node in pids]
+
+
+def of_rank(cluster: ClusterSource, of: str, pids: Pids, rank: int) -> Pids:
+    """Return the process of a rank among those of the run ``of``.
+
+    Raises:
+        TargetError: There is none, or it does not answer.
+    """
+    question = "probe", ("rank",), [pid for each in pids.values() for pid in each]
+    told, _ = answers(cluster, "processes", question, _SOON, nodes_of(pids))
+    found = {
+        node: [pid for _, pid, _, _, number, _ in processes if number == rank and pid in pids[node]]
+        for node, processes in told.items()
+        if node in pids
+    }
+    if not any(found.values()):
+        raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
+    return {node: each for node, each in found.items() if each}
 
 
 def _living(of: str, actors: list[dict[str, Any]]) -> Pids:

@@ -23,7 +23,13 @@ from miniray.logs.log_files import (
     read_on,
 )
 from miniray.logs.log_search import find
-from miniray.profiling.targets import TargetError, actors_called, answers, process_called
+from miniray.profiling.targets import (
+    TargetError,
+    actors_called,
+    answers,
+    of_rank,
+    process_called,
+)
 from miniray.profiling.targets import find as find_targets
 
 if TYPE_CHECKING:
@@ -85,8 +91,6 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
     Raises:
         TargetError: A run has no such rank, or no node is called so.
     """
-    from miniray.profiling.looks import of_rank
-
     if of is None:
         return Whose(query)
     nodes, pid = process_called(source, of)

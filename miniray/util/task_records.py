@@ -33,7 +33,13 @@ class ProcessCalls:
 
 
 def ask_processes(
-    source: ClusterSource, seconds: float, most: int, *, threads: bool = False, nodes: Any = None
+    source: ClusterSource,
+    seconds: float,
+    most: int,
+    *,
+    threads: bool = False,
+    nodes: list[bytes] | None = None,
+    pids: list[int] | None = None,
 ) -> tuple[list[ProcessCalls], dict[str, str]]:
     """Ask drivers and workers for their calls.
 
@@ -43,13 +49,14 @@ def ask_processes(
         most: Calls of one process, at most; counts by function are always told.
         threads: Tell also what threads wait for, with their stacks.
         nodes: Ids of the nodes whose processes are asked; None: all.
+        pids: Of the processes that are asked; None: all.
 
     Returns:
         What processes told, and by hex id why nodes and processes did not.
     """
     found: list[ProcessCalls] = []
     silent: dict[str, str] = {}
-    question = "calls", (most, threads), None
+    question = "calls", (most, threads), pids
     for node, told, why in source.ask_nodes("processes", question, seconds, nodes):
         if why:
             silent[f"node {node.hex()}"] = why

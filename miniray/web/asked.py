@@ -86,7 +86,7 @@ def _worker(node: str, pid: str, feed: Feed) -> Asked:
 def _process(feed: Feed, node: str, pid: int) -> tuple[dict[str, Row], Row]:
     """Return the calls that a process runs or has queued, and what it uses."""
     nodes = [bytes.fromhex(node)]
-    told, _ = ask_processes(feed.source, _PATIENCE, _MOST_CALLS, nodes=nodes)
+    told, _ = ask_processes(feed.source, _PATIENCE, _MOST_CALLS, nodes=nodes, pids=[pid])
     calls: dict[str, Row] = {}
     found: Row = {}
     usage, _ = answers(feed.source, "usage", (False,), _PATIENCE, nodes)
@@ -95,7 +95,7 @@ def _process(feed: Feed, node: str, pid: int) -> tuple[dict[str, Row], Row]:
             found |= {"cpu_seconds": seconds, "memory": memory}
     now = time.time()
     for process in told:
-        if process.pid != pid or process.told is None:
+        if process.told is None:
             continue
         for id, name, seconds in process.told["running"]:
             since = round(now - seconds)

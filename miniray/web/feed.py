@@ -1,4 +1,4 @@
-"""What the web process knows of the cluster: rows that the head pushes, and answers to questions.
+"""What the web process knows of the cluster: rows that the head pushes, and whom to ask.
 
 Everything here runs in the event loop; the link's I/O thread only passes things on.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from miniray.client.attach import Attachment, Introduction
 from miniray.common.config import config
 from miniray.common.ids import new_id
-from miniray.messages.value import rebuild_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     RowsHandler = Callable[[dict[str, dict[str, Any]] | None, list[str]], None]
 
 logger = logging.getLogger(__name__)
-
-#: Seconds for an answer of the head.
-_PATIENCE = 5.0
 
 
 class Feed:
@@ -74,7 +70,6 @@ class Feed:
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    # --- what is pushed ----------------------------------------------------------------------
     def subscribe(self, listing: str, handler: RowsHandler) -> None:
         """Give the handler all rows of one of the head's listings, and later what changes."""
         self._handlers[listing] = handler
@@ -101,38 +96,6 @@ class Feed:
         for handler in self._handlers.values():
             handler(None, [])
         self.link.head_notice("watch", sorted(self._handlers))  # the new head knows of nothing
-
-    # --- what is asked -----------------------------------------------------------------------
-    async def ask(
-        self, request: Callable[..., None], *asked: Any, seconds: float = _PATIENCE
-    ) -> Any:
-        """Ask the head or the daemon of this node: by a request of ``link``, with what it takes.
-
-        Raises:
-            TimeoutError: There is no answer in so many seconds.
-        """
-        method, *arguments = asked
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def arrived(error: Any, result: Any, _fd: int) -> None:
-            self._soon(settle, error, result)
-
-        def settle(error: Any, result: Any) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                failure = error if isinstance(error, BaseException) else rebuild_error(error)
-                future.set_exception(failure)
-
-        request(method, tuple(arguments), arrived)
-        try:
-            return await asyncio.wait_for(future, seconds)
-        except asyncio.TimeoutError:
-            raise TimeoutError(
-                f"The cluster at {self.address} did not answer {method!r} in {seconds:g} s."
-            ) from None
 
     def close(self) -> None:
         """Leave the cluster."""

@@ -123,9 +123,9 @@ class Questions:
 
     # --- answering -----------------------------------------------------------------
     async def _processes(
-        self, seconds: float, what: str, arguments: tuple[Any, ...], ids: Any
+        self, seconds: float, what: str, arguments: tuple[Any, ...], only: Any
     ) -> list[tuple[bytes, int, str, bytes, Any, str]]:
-        """Pass a question on to drivers and workers of this node: those of these ids, or all.
+        """Pass a question on to drivers and workers of this node: of these ids or pids, or all.
 
         Returns:
             Of each its id, pid, role and job, then the answer and why there is none.
@@ -133,7 +133,8 @@ class Questions:
         clients = [
             client
             for client in self._clients.clients.values()
-            if not client.is_command and (ids is None or client.process_id in ids)
+            if not client.is_command
+            and (only is None or client.process_id in only or client.pid in only)
         ]
         told = await self.ask_processes(clients, what, arguments, seconds)
         return [

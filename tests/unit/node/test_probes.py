@@ -22,17 +22,19 @@ PIDS = {b"node".hex(): [7], b"another".hex(): [7, 8]}
 class Questions:
     """Processes that answer as the test says."""
 
-    def __init__(self, answer: Any, missing: str = "") -> None:
+    def __init__(self, told: dict[str, Any], missing: str = "") -> None:
         self.answers: dict[str, Any] = {}
         self.asked: list[tuple[Any, ...]] = []
-        self._told = Told(WORKER.process_id, answer, missing)
+        self.seconds = 0.0
+        self._told, self._missing = told, missing
 
     async def ask_processes(
         self, clients: Any, what: str, arguments: tuple[Any, ...], seconds: float
     ) -> list[Told]:
         self.asked.append((what, *arguments))
-        self.seconds = seconds
-        return [self._told for _ in clients]
+        self.seconds = max(seconds, self.seconds)
+        answer = self._told.get(arguments[0])
+        return [Told(WORKER.process_id, answer, self._missing) for _ in clients]
 
 
 def profiled(questions: Questions) -> dict[str, Any]:
@@ -51,9 +53,9 @@ def _denied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_py_spy_may_not_look_the_process_samples_itself() -> None:
-    questions = Questions((3, [(["f (a.py:1)"], 0.5)]))
+    questions = Questions({"rank": 3, "cpu": [(["f (a.py:1)"], 0.5)]})
     found = profiled(questions)
-    assert questions.asked == [("probe", "cpu", 1.0)]
+    assert sorted(questions.asked) == [("probe", "cpu", 1.0), ("probe", "rank")]
     assert (found["way"], found["rank"], found["note"]) == ("the process itself", 3, "")
     assert found["samples"] == [(["f (a.py:1)"], 0.5)]
 
@@ -62,7 +64,7 @@ def test_a_process_that_nothing_sees_is_said_to_hold_the_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outside, "stat_of", lambda _pid: ["R"])
-    found = profiled(Questions(None, "it did not answer in time"))
+    found = profiled(Questions({}, "it did not answer in time"))
     assert (found["way"], found["samples"]) == ("", [])
     assert "native code holds Python's lock" in found["note"]
     assert "Permission Denied" in found["note"]
@@ -77,7 +79,7 @@ def test_a_silent_process_leaves_the_time_to_look_at_it_from_outside(
         return "py-spy", [], "It did not answer."
 
     monkeypatch.setattr(outside, "stacks", stacks)
-    questions = Questions(None, "it did not answer in time")
+    questions = Questions({}, "it did not answer in time")
     clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
     Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
     limit = 8.0
@@ -100,7 +102,7 @@ def test_of_many_silent_processes_a_few_at_a_time_are_looked_at(
         return "py-spy", [], ""
 
     monkeypatch.setattr(outside, "stacks", stacks)
-    questions = Questions(None, "it did not answer in time")
+    questions = Questions({}, "it did not answer in time")
     workers = [SimpleNamespace(**{**vars(WORKER), "process_id": bytes([n])}) for n in range(50)]
     clients = SimpleNamespace(clients={each.process_id: each for each in workers})
     Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_what_computes_has_its_cpu_time_and_what_waits_has_none(end: threading.E
     threads = [threading.Thread(target=target) for target in (computes, waits)]
     for thread in threads:
         thread.start()
-    found = costs(inside._sample(SECONDS))
+    found = costs(inside._sample(None, SECONDS))
     end.set()
     threads[0].join()
     assert 0.3 * used[0] < found["computes"] <= used[0]
@@ -70,14 +70,14 @@ def test_native_code_that_holds_the_lock_is_weighted_by_what_it_used(end: thread
     thread.start()
     begun.wait()
     before = time.process_time()
-    found = costs(inside._sample(SECONDS))
+    found = costs(inside._sample(None, SECONDS))
     used = time.process_time() - before
     assert found["native"] > 0.3 * used  # a tenth, if each sample counted as much as another
 
 
 def test_allocations_are_recorded_by_memray_into_a_file(tmp_path: object) -> None:
     path = f"{tmp_path}/allocations"
-    _, way, samples = inside._record(0.05, path, leaks=False)
+    way, samples = inside._record(None, 0.05, path, leaks=False)
     assert (way, samples) == ("memray", [])
     with open(path, "rb") as file:
         assert file.read(1)
@@ -94,6 +94,6 @@ def test_without_memray_python_counts_and_says_what_it_misses(
             kept.append(bytearray(100_000))
 
     threading.Thread(target=allocates).start()
-    _, way, samples = inside._record(0.3, "", leaks=False)
+    way, samples = inside._record(None, 0.3, "", leaks=False)
     assert "Python's own allocations" in way
     assert max(cost for _, cost in samples) > 100_000
