@@ -120,7 +120,7 @@ class Watches:
             self._push_changed(name)
         changed = dict.fromkeys(self._cluster.actors.changes.take())
         for process_id, ids in self._to_tell.items():
-            ids |= changed
+            ids.update(changed)
             if ids:
                 self._push_actors(process_id)
         self._pause = max(_BETWEEN, _SHARE * (self._timers.time() - began))

@@ -21,23 +21,23 @@ from miniray.web.tables import Asked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.web.feed import Feed
+    from miniray.common.runtime import RuntimeHead
 
 Row = dict[str, Any]
 
 #: Seconds that processes may take for an answer.
 _PATIENCE = 1.5
-#: Seconds for an answer of the head, and of a node that asks the tools of its devices.
-_HEAD, _USE = 5.0, 3.0
+#: Seconds for an answer of a node that asks the tools of its devices.
+_USE = 3.0
 #: Objects and calls of one process that are shown, at most.
 _MOST_OBJECTS, _MOST_CALLS = 2000, 200
 #: Ray's states of tasks, as the page sums them up.
 _STATES = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed"}
 
 
-def _tasks(feed: Feed) -> Asked:
+def _tasks(source: RuntimeHead) -> Asked:
     rows = {}
-    for name, entry in summary(feed.source, "tasks", _PATIENCE)["cluster"]["summary"].items():
+    for name, entry in summary(source, "tasks", _PATIENCE)["cluster"]["summary"].items():
         row = {"name": name, "type": entry["type"], "waiting": 0, "running": 0}
         row |= {"finished": 0, "failed": 0}
         for state, count in entry["state_counts"].items():
@@ -46,50 +46,50 @@ def _tasks(feed: Feed) -> Asked:
     return Asked(rows, {})
 
 
-def _objects(feed: Feed) -> Asked:
+def _objects(source: RuntimeHead) -> Asked:
     rows = {}
-    for number, each in enumerate(listed(feed.source, "objects", None, _MOST_OBJECTS, _PATIENCE)):
+    for number, each in enumerate(listed(source, "objects", None, _MOST_OBJECTS, _PATIENCE)):
         # Who holds it is in words, too.
         row = {name: value for name, value in vars(each).items() if name != "holders"}
         rows[f"{each.object_id or number}/{each.node_id}"] = row
     return Asked(rows, {})
 
 
-def _usage(feed: Feed) -> Asked:
+def _usage(source: RuntimeHead) -> Asked:
     """Return what each node uses."""
-    told, _ = answers(feed.source, "usage", (True,), _USE)
+    told, _ = answers(source, "usage", (True,), _USE)
     rows = {node: {**use, "processes": len(use["processes"])} for node, use in told.items()}
     return Asked(rows, {})
 
 
-def _actor(id: str, feed: Feed) -> Asked:
-    told = feed.link.head_request("actor_row", bytes.fromhex(id), timeout=_HEAD)
+def _actor(id: str, source: RuntimeHead) -> Asked:
+    told = source.head_call("actor_row", bytes.fromhex(id))
     if told is None:
         raise ValueError(f"There is no actor {id}, or it ended long ago.")
     row = vars(ActorState.of(told))
     if not row["pid"] or row["state"] == "DEAD":
         return Asked({}, {"actor": row})
-    calls, uses = _process(feed, row["node_id"], row["pid"])
+    calls, uses = _process(source, row["node_id"], row["pid"])
     return Asked(calls, {"actor": row | uses})
 
 
-def _worker(node: str, pid: str, feed: Feed) -> Asked:
+def _worker(node: str, pid: str, source: RuntimeHead) -> Asked:
     of = {"node_id": node, "pid": int(pid)}
-    rows = feed.source.listing("workers")
+    rows = source.listing("workers")
     row = next((each for each in rows if of.items() <= each.items()), None)
     if row is None:
         return Asked({}, {"worker": {**of, "state": "DEAD"}})
-    calls, uses = _process(feed, node, int(pid))
+    calls, uses = _process(source, node, int(pid))
     return Asked(calls, {"worker": {**row, **uses, "name": short_name(row["name"])}})
 
 
-def _process(feed: Feed, node: str, pid: int) -> tuple[dict[str, Row], Row]:
+def _process(source: RuntimeHead, node: str, pid: int) -> tuple[dict[str, Row], Row]:
     """Return the calls that a process runs or has queued, and what it uses."""
     nodes = [bytes.fromhex(node)]
-    told, _ = ask_processes(feed.source, _PATIENCE, _MOST_CALLS, nodes=nodes, pids=[pid])
+    told, _ = ask_processes(source, _PATIENCE, _MOST_CALLS, nodes=nodes, pids=[pid])
     calls: dict[str, Row] = {}
     found: Row = {}
-    usage, _ = answers(feed.source, "usage", (False,), _PATIENCE, nodes)
+    usage, _ = answers(source, "usage", (False,), _PATIENCE, nodes)
     for each, seconds, memory in (row for use in usage.values() for row in use["processes"]):
         if each == pid:
             found |= {"cpu_seconds": seconds, "memory": memory}
@@ -106,7 +106,7 @@ def _process(feed: Feed, node: str, pid: int) -> tuple[dict[str, Row], Row]:
     return calls, found
 
 
-_TOPICS: dict[str, Callable[[Feed], Asked]] = {
+_TOPICS: dict[str, Callable[[RuntimeHead], Asked]] = {
     "tasks": _tasks,
     "objects": _objects,
     "usage": _usage,
@@ -117,7 +117,7 @@ _NAMED: list[tuple[re.Pattern[str], Callable[..., Asked]]] = [
 ]
 
 
-def source_of(topic: str) -> Callable[[Feed], Asked] | None:
+def source_of(topic: str) -> Callable[[RuntimeHead], Asked] | None:
     """Return what asks for a topic; None if there is none of this name."""
     if topic == "datasets" or topic.startswith("run:"):
         from miniray.web import runs  # the train layer, only if somebody looks at it

@@ -21,7 +21,7 @@ from miniray.exceptions import MinirayError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.web.feed import Feed
+    from miniray.wire.node_link import NodeLink
 
     #: Returns status and reason of a refusal: of a method, a path and headers.
     Refusal = Callable[[str, str, dict[str, str]], tuple[int, str] | None]
@@ -39,8 +39,8 @@ _PATIENCE, _EVERY = 5.0, 0.3
 class LogSocket(asyncio.Protocol):
     """One connection, from its request for an upgrade on."""
 
-    def __init__(self, feed: Feed, refusal: Refusal, count: Count, **_settings: Any) -> None:
-        self._feed = feed
+    def __init__(self, link: NodeLink, refusal: Refusal, count: Count, **_settings: Any) -> None:
+        self._link = link
         self._refusal = refusal
         self._count = count
         self._task: asyncio.Task[None] | None = None
@@ -88,7 +88,7 @@ class LogSocket(asyncio.Protocol):
     async def _follow(self, job: str) -> None:
         """Send what a job prints, until it has ended."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        ask = functools.partial(self._feed.link.head_request, "read_job_log", timeout=_PATIENCE)
+        ask = functools.partial(self._link.head_request, "read_job_log", timeout=_PATIENCE)
         offset, over = 0, False
         with self._count():
             try:

@@ -10,11 +10,10 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -36,61 +35,25 @@ class LookRoutes:
         self._source = source
         self._answers = answers
         self.routes = [
-            Route("/api/stack", self._stack, methods=["POST"]),
-            Route("/api/profile", self._profile, methods=["POST"]),
-            Route("/api/why", self._why, methods=["POST"]),
-            Route("/api/logs", self._logs, methods=["GET"]),
-            Route("/api/metrics", self._charts, methods=["GET"]),
+            self._of("/api/stack", "POST", _stack),
+            self._of("/api/profile", "POST", _profile),
+            self._of("/api/why", "POST", _why),
+            self._of("/api/logs", "GET", _logs),
+            self._of("/api/metrics", "GET", _charts),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
 
-    async def _stack(self, request: Request) -> Response:
-        from miniray.profiling.looks import look
+    def _of(
+        self, path: str, method: str, function: Callable[[ClusterSource, Mapping[str, Any]], Any]
+    ) -> Route:
+        """Return the route to what a function of the cluster and of what is asked returns."""
 
-        return await self._answers.of(
-            look, self._source, *_meant(await self._answers.posted(request))
-        )
+        async def answer(request: Request) -> Response:
+            posted = method == "POST"
+            asked = await self._answers.posted(request) if posted else request.query_params
+            return await self._answers.of(function, self._source, asked)
 
-    async def _profile(self, request: Request) -> Response:
-        asked = await self._answers.posted(request)
-        of, rank = _meant(asked)
-        kind, seconds = asked.get("kind"), asked.get("seconds", 5.0)
-        return await self._answers.of(self._profiled, kind, of, seconds, rank)
-
-    def _profiled(self, *asked: Any) -> dict[str, Any]:
-        """Return a profile, without its samples: they are in the tree."""
-        from miniray.profiling.looks import profile
-
-        found = profile(self._source, *asked)
-        return {name: value for name, value in found.items() if name != "samples"}
-
-    async def _why(self, request: Request) -> Response:
-        """Answer why something waits; without an id or name, whatever drivers wait for."""
-        of, _ = _meant({"of": "", **await self._answers.posted(request)})
-        return await self._answers.of(self._chain, of)
-
-    def _chain(self, of: str) -> dict[str, Any]:
-        from miniray.util.why import NothingWaitsError, why
-
-        try:
-            return why(self._source, of)
-        except NothingWaitsError:
-            if of:
-                raise
-            return {"chain": [], "deadlock": False, "notes": []}
-
-    async def _logs(self, request: Request) -> Response:
-        wanted = request.query_params
-        tail = wanted.get("tail", "200")
-        if not tail.isdecimal():
-            raise HTTPException(400, f"tail is a whole number, not {tail!r:.80}.")
-        most = min(max(1, int(tail)), _MOST_LINES)
-        return await self._answers.of(self._lines, *_meant(wanted), most, wanted.get("grep", ""))
-
-    async def _charts(self, _request: Request) -> Response:
-        from miniray.metrics.history import charts
-
-        return await self._answers.of(charts, self._source)
+        return Route(path, answer, methods=[method])
 
     async def _metrics(self, request: Request) -> Response:
         from miniray.metrics.text import CONTENT_TYPE, OPENMETRICS, text
@@ -100,24 +63,61 @@ class LookRoutes:
             return await self._answers.of(of, self._source, text=OPENMETRICS)
         return await self._answers.of(text, self._source, text=CONTENT_TYPE)
 
-    def _lines(self, of: str, rank: int | None, tail: int, grep: str) -> dict[str, Any]:
-        """Return the last lines that match, and the command that shows more of them."""
-        from miniray.logs.log_files import LogQuery
-        from miniray.util.logs import logs, whose
 
-        try:
-            re.compile(grep)
-        except re.error:
-            grep = re.escape(grep)  # a person types words
-        found = logs(self._source, whose(self._source, of, rank, LogQuery(tail=tail, grep=grep)))
-        several = len({each.pid for each in found.lines}) > 1
-        words = ["miniray", "logs", of, *(["--rank", str(rank)] if rank is not None else [])]
-        words += ["--grep", grep] if grep else []
-        return {
-            "lines": [_line(each, named=several) for each in found.lines],
-            "more": shlex.join([*words, "--tail", str(10 * tail)]) if found.more else None,
-            "notes": found.notes,
-        }
+def _stack(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
+    from miniray.profiling.looks import look
+
+    return look(source, *_meant(asked))
+
+
+def _profile(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile, without its samples: they are in the tree."""
+    from miniray.profiling.looks import profile
+
+    of, rank = _meant(asked)
+    found = profile(source, str(asked.get("kind")), of, asked.get("seconds", 5.0), rank)
+    return {name: value for name, value in found.items() if name != "samples"}
+
+
+def _why(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return why something waits; without an id or name, whatever drivers wait for."""
+    from miniray.util.why import NothingWaitsError, why
+
+    of, _ = _meant({"of": "", **asked})
+    try:
+        return why(source, of)
+    except NothingWaitsError:
+        if of:
+            raise
+        return {"chain": [], "deadlock": False, "notes": []}
+
+
+def _charts(source: ClusterSource, _asked: Mapping[str, Any]) -> dict[str, Any]:
+    from miniray.metrics.history import charts
+
+    return charts(source)
+
+
+def _logs(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last lines that match, and the command that shows more of them."""
+    from miniray.logs.log_files import LogQuery
+    from miniray.util.logs import logs, whose
+
+    (of, rank), grep = _meant(asked), asked.get("grep", "")
+    tail = min(max(1, _number("tail", asked.get("tail", 200))), _MOST_LINES)
+    try:
+        re.compile(grep)
+    except re.error:
+        grep = re.escape(grep)  # a person types words
+    found = logs(source, whose(source, of, rank, LogQuery(tail=tail, grep=grep)))
+    several = len({each.pid for each in found.lines}) > 1
+    words = ["miniray", "logs", of, *(["--rank", str(rank)] if rank is not None else [])]
+    words += ["--grep", grep] if grep else []
+    return {
+        "lines": [_line(each, named=several) for each in found.lines],
+        "more": shlex.join([*words, "--tail", str(10 * tail)]) if found.more else None,
+        "notes": found.notes,
+    }
 
 
 def _line(line: LogLineRead, *, named: bool) -> str:
@@ -130,11 +130,15 @@ def _meant(asked: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return what is meant, as commands name it, and the rank of a run that is meant alone.
 
     Raises:
-        HTTPException: It is not told.
+        ValueError: It is not told.
     """
     of, rank = asked.get("of"), asked.get("rank")
     if not isinstance(of, str):
-        raise HTTPException(400, f"of names an actor, NODE:PID or a run, not {of!r:.80}.")
-    if rank is not None and not str(rank).isdecimal():
-        raise HTTPException(400, f"rank is a whole number, not {rank!r:.80}.")
-    return of, None if rank is None else int(rank)
+        raise ValueError(f"of names an actor, NODE:PID or a run, not {of!r:.80}.")
+    return of, None if rank is None else _number("rank", rank)
+
+
+def _number(name: str, given: Any) -> int:
+    if not str(given).isdecimal():
+        raise ValueError(f"{name} is a whole number, not {given!r:.80}.")
+    return int(given)

@@ -66,6 +66,6 @@ async def _run(control: socket.socket, facts: WebFacts, listener: socket.socket)
     server = WebServer(facts, topics)
     control.send(marshal.dumps("serves"))
     await server.run(listener, ended)
-    topics.feed.close()
+    topics.close()
     logging.shutdown()
     os._exit(0)  # threads that still wait for an answer hold up nothing

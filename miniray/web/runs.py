@@ -13,7 +13,7 @@ from miniray.util.task_records import ask_processes, dataset_rows
 from miniray.web.tables import Asked
 
 if TYPE_CHECKING:
-    from miniray.web.feed import Feed
+    from miniray.common.runtime import RuntimeHead
 
 Row = dict[str, Any]
 
@@ -27,9 +27,9 @@ class Run:
     def __init__(self, run_id: str) -> None:
         self._page = RunPage(run_id)
 
-    def __call__(self, feed: Feed) -> Asked:
+    def __call__(self, source: RuntimeHead) -> Asked:
         """Ask for what is new of it."""
-        facts = dict(self._page.look(feed.source))
+        facts = dict(self._page.look(source))
         return Asked({str(rank["rank"]): rank for rank in facts.pop("ranks")}, facts)
 
 
@@ -41,15 +41,15 @@ class DatasetTable:
         #: By row: how many rows were read, and when.
         self._before: dict[str, tuple[float, int]] = {}
 
-    def __call__(self, feed: Feed) -> Asked:
+    def __call__(self, source: RuntimeHead) -> Asked:
         """Ask all processes, and the ranks of all runs that go on."""
-        processes, _ = ask_processes(feed.source, _PATIENCE, 0)
+        processes, _ = ask_processes(source, _PATIENCE, 0)
         found: dict[str, Row] = {row["key"]: row for row in dataset_rows(processes)}
-        rows = listed(feed.source.listing("runs"))
+        rows = listed(source.listing("runs"))
         names = {row["run_id"]: row["name"] for row in rows if row["ended"] is None}
         self._runs = {run_id: self._runs.get(run_id) or RunPage(run_id) for run_id in names}
         for run_id, run in self._runs.items():
-            for rank in run.look(feed.source)["ranks"]:
+            for rank in run.look(source)["ranks"]:
                 for dataset, read in (rank.get("datasets") or {}).items():
                     key = f"{run_id}/{rank['rank']}/{dataset}"
                     found[key] = {

@@ -62,7 +62,6 @@ class WebServer:
 
     def __init__(self, facts: WebFacts, topics: Topics) -> None:
         self._topics = topics
-        self._feed = topics.feed
         self._facts = facts
         self._streams = 0
         self._answers = JsonAnswers()
@@ -75,7 +74,7 @@ class WebServer:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
-                *LookRoutes(self._feed.source, self._answers).routes,
+                *LookRoutes(topics.source, self._answers).routes,
                 *JobRoutes(facts, self._answers).routes,
             ],
             exception_handlers={HTTPException: refused},
@@ -89,7 +88,7 @@ class WebServer:
                 interface="asgi3",
                 http=functools.partial(_Connection, strangers),  # type: ignore[arg-type]
                 ws=functools.partial(  # type: ignore[arg-type]
-                    LogSocket, self._feed, self._refusal_to_follow, self._follower
+                    LogSocket, topics.link, self._refusal_to_follow, self._follower
                 ),
                 lifespan="off",
                 log_config=None,
@@ -153,7 +152,7 @@ class WebServer:
     # --- letting in -----------------------------------------------------------------------
     async def _login(self, request: Request) -> Response:
         code = str((await self._answers.posted(request)).get("code", ""))
-        ask = self._feed.link.node_request
+        ask = self._topics.link.node_request
         is_good, _ = await asyncio.to_thread(ask, "use_page_code", (code,), _PATIENCE)
         if not is_good:
             text = "This code was used, or is older than a minute; `miniray dashboard` makes one."

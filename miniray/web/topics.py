@@ -1,4 +1,7 @@
-"""The topics of the page: where the rows of each come from. One lives while somebody looks."""
+"""The topics of the page: where the rows of each come from. One lives while somebody looks.
+
+The head pushes its listings; what only nodes and processes know is asked for (``asked.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,25 @@ import asyncio
 import collections
 import contextlib
 import functools
-import logging
+import marshal
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.client.attach import Attachment, Introduction
+from miniray.common.config import config
+from miniray.common.ids import new_id
 from miniray.exceptions import MinirayError
 from miniray.job_submission import job_details
 from miniray.util.state import KINDS
-from miniray.util.state_records import ActorState, JobState, NodeState
+from miniray.util.state_records import ActorState, NodeState
 from miniray.version import VERSION
 from miniray.web.asked import source_of
-from miniray.web.feed import Feed
 from miniray.web.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from miniray.common.runtime import RuntimeHead
     from miniray.util.state_records import State
     from miniray.web.facts import WebFacts
     from miniray.web.tables import Asked
@@ -29,8 +35,6 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     #: Makes a row of what the head tells.
     Adapt = Callable[[Row], Row]
-
-logger = logging.getLogger(__name__)
 
 
 def _record(kind: type[State]) -> Adapt:
@@ -52,36 +56,74 @@ def _run(data: Row) -> Row:
 _LINGER = 5.0
 #: Seconds between two questions, at least; and how many times longer than one takes.
 _BETWEEN, _SHARE = 2.0, 10
-#: Topics that are listings of the head, and how their rows are made.
-_LISTINGS: dict[str, dict[str, Adapt]] = {
-    **{thing: {listing: _record(kind)} for thing, (listing, kind) in KINDS.items() if listing},
-    "nodes": {"node_states": lambda data: {**data, **vars(NodeState.of(data))}},
-    "actors": {"actors": _actor},
-    "jobs": {"jobs": _record(JobState), "submissions": lambda data: vars(job_details(data))},
-    "devices": {"devices": dict},
-    "runs": {"runs": _run},
+#: The topic of each listing that the head pushes, and how its rows are made.
+_LISTINGS: dict[str, tuple[str, Adapt]] = {
+    **{listing: (thing, _record(kind)) for thing, (listing, kind) in KINDS.items() if listing},
+    "node_states": ("nodes", lambda data: {**data, **vars(NodeState.of(data))}),
+    "actors": ("actors", _actor),
+    "submissions": ("jobs", lambda data: vars(job_details(data))),
+    "devices": ("devices", dict),
+    "runs": ("runs", _run),
 }
+_PUSHED = frozenset(topic for topic, _ in _LISTINGS.values())
+_NO_HEAD = "The head of the cluster is out of reach; its node starts it again."
 
 
 class Topics:
-    """The tables that are looked at, by topic."""
+    """The attachment to the node, and the tables that are looked at, by topic.
+
+    All of it is for the event loop; the I/O thread of ``link`` only passes things on.
+
+    Args:
+        facts: Where the node is.
+        on_lost: Called when the daemon is gone.
+    """
 
     def __init__(self, facts: WebFacts, on_lost: Callable[[], object]) -> None:
         self._tables: dict[str, Table] = {}
         self._facts = facts
         #: What asks for the rows of topics that are not pushed.
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self.feed = Feed(facts, on_lost, self._tell_error)
+        #: Why nothing comes from the head, as a sentence; empty if it does.
+        self._error = ""
+        process_id = new_id()
+        self._attachment = Attachment(
+            facts.node_socket,
+            facts.socket_key,
+            Introduction(process_id, "command", process_id),
+            timeout=config().start_timeout,
+            on_shutdown=lambda attachment: attachment.close(),
+            on_lost=self._soon(on_lost),
+        )
+        pushes = self._attachment.runtime.on_topic
+        pushes["rows"] = self._soon(self._on_rows)
+        pushes["head_lost"] = self._soon(self._tell_error, _NO_HEAD)
+        pushes["head_back"] = self._soon(self._on_head_back)
+        self._attachment.open()
+        self.link = self._attachment.link
+        #: What asks the head, nodes and processes, for threads that may wait.
+        self.source = self._attachment.runtime.head
+        if self._attachment.welcome["head_lost"] is not None:
+            self._tell_error(_NO_HEAD)
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._attachment.runtime.shutdown()
+
+    @staticmethod
+    def _soon(function: Callable[..., object], *given: Any) -> Callable[..., object]:
+        """Return what has the event loop call a function."""
+        return functools.partial(asyncio.get_running_loop().call_soon_threadsafe, function, *given)
 
     def known(self, topic: str) -> bool:
-        return topic in _LISTINGS or source_of(topic) is not None
+        return topic in _PUSHED or source_of(topic) is not None
 
     @contextlib.contextmanager
     def watched(self, topic: str, viewer: asyncio.Event) -> Iterator[Table]:
         """Yield a topic's table; the event is set whenever it changes."""
         table = self._tables.get(topic)
         if table is None:
-            table = self._tables[topic] = Table(error=self.feed.error)
+            table = self._tables[topic] = Table(error=self._error)
             self._begin(topic, table)
         table.viewers.add(viewer)
         try:
@@ -99,15 +141,34 @@ class Topics:
             return
         if topic == "nodes":
             table.facts = functools.partial(_cluster, self._facts, table)
-        for listing, adapt in _LISTINGS[topic].items():
-            self.feed.subscribe(listing, functools.partial(_take, table, adapt))
+        self._watch()
 
-    async def _ask(self, source: Callable[[Feed], Asked], table: Table) -> None:
+    def _watch(self) -> None:
+        """Have the head push the listings of the tables that there are."""
+        listings = [each for each, (topic, _) in _LISTINGS.items() if topic in self._tables]
+        self.link.head_notice("watch", listings)
+
+    def _on_rows(self, listing: str, data: bytes) -> None:
+        """Enter what the head has pushed."""
+        changed, gone = marshal.loads(data)
+        topic, adapt = _LISTINGS[listing]
+        if (table := self._tables.get(topic)) is not None:
+            table.update({key: adapt(row) for key, row in changed.items()}, gone)
+
+    def _on_head_back(self) -> None:
+        """Begin anew: the new head knows neither what was pushed nor who watches."""
+        self._tell_error("")
+        for topic, table in self._tables.items():
+            if topic in _PUSHED:
+                table.forget()
+        self._watch()
+
+    async def _ask(self, source: Callable[[RuntimeHead], Asked], table: Table) -> None:
         """Ask for the rows of a table, as long as somebody looks at it."""
         while True:
             began = time.monotonic()
             try:
-                rows, facts = await asyncio.to_thread(source, self.feed)
+                rows, facts = await asyncio.to_thread(source, self.source)
             except (ValueError, OSError, TimeoutError, MinirayError) as error:
                 table.fail(str(error))
             else:
@@ -118,18 +179,16 @@ class Topics:
             await asyncio.sleep(max(_BETWEEN, _SHARE * (time.monotonic() - began)))
 
     def _end_unless_watched(self, topic: str, table: Table) -> None:
-        if not table.viewers and self._tables.get(topic) is table:
-            del self._tables[topic]
-            self._end(topic)
-
-    def _end(self, topic: str) -> None:
-        asking = self._asking.pop(topic, None)
-        if asking is not None:
-            asking.cancel()
-        for listing in _LISTINGS.get(topic, ()):
-            self.feed.unsubscribe(listing)
+        if table.viewers or self._tables.get(topic) is not table:
+            return
+        del self._tables[topic]
+        if topic in _PUSHED:
+            self._watch()
+        else:
+            self._asking.pop(topic).cancel()
 
     def _tell_error(self, error: str) -> None:
+        self._error = error
         for table in self._tables.values():
             table.fail(error)
 
@@ -153,11 +212,3 @@ def _cluster(facts: WebFacts, table: Table) -> Row:
             "used": used,
         }
     }
-
-
-def _take(table: Table, adapt: Adapt, changed: dict[str, Row] | None, gone: list[str]) -> None:
-    """Enter what the head has pushed."""
-    if changed is None:
-        table.forget()
-    else:
-        table.update({key: adapt(row) for key, row in changed.items()}, gone)
