@@ -122,7 +122,6 @@ class CallReports:
             "type": _kind(call),
             "state": call.status,
             "actor_id": channel.actor_id if isinstance(channel, ActorClient) else b"",
-            "shape": call.options.id if isinstance(call.options, TaskGroup) else 0,
             "node": peer.node_id if peer is not None else b"",
             "process": peer.process_id if peer is not None else b"",
             "needs": self._missing(call),
@@ -160,7 +159,7 @@ def _kind(call: Call) -> str:
 
 
 def _threads() -> Iterator[dict[str, Any]]:
-    """Yield what threads and coroutines of user code do: name, call, what is waited for, stack."""
+    """Yield what threads and coroutines of user code do: call, what is waited for, stack."""
     from miniray.profiling.stacks import chains, frame_of, trimmed
 
     for who, frames, task in itertools.islice(chains(), _MAX_THREADS):
@@ -179,7 +178,6 @@ def _threads() -> Iterator[dict[str, Any]]:
             yield {
                 "thread": who,
                 "task_id": execution.task_id if execution is not None else b"",
-                "task": execution.name if execution is not None else "",
                 "waits_for": waits,
                 #: How many of these it needs.
                 "needed": needed,

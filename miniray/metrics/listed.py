@@ -87,7 +87,7 @@ def _rows(cluster: ClusterSource, answering: set[str]) -> dict[str, list[Row]]:
     """Return the rows of each listing."""
     nodes, pending = cluster.listing("node_states"), cluster.listing("pending")
     models = {node["node_id"]: node["labels"].get(_MODEL, "") for node in nodes}
-    runs = {run.get("name", ""): _run(run) for run in cluster.listing("runs")[-_MOST_RUNS:]}
+    runs = {run["name"]: _run(run) for run in cluster.listing("runs")[-_MOST_RUNS:]}
     return {
         **{name: cluster.listing(name) for name in ("placement_groups", "jobs")},
         "actors": [
@@ -173,16 +173,7 @@ def _class(method: str) -> str:
 
 
 def _run(run: Row) -> Row:
-    """Return the row of a train run with all that is told of one."""
-    state = run.get("state", "")
-    numbers = [
-        (metric, value)
-        for metric, value in (run.get("metrics") or {}).items()
-        if isinstance(value, (int, float))
-    ]
-    counts = {name: run.get(name, 0) for name in ("reports", "attempts", "checkpoints")}
-    workers = run.get("workers", 0) if state == "RUNNING" and run["alive"] else 0
-    return {**run, **counts, "name": run.get("name", ""), "state": state} | {
-        "workers": workers,
-        "numbers": numbers,
-    }
+    """Return the row of a train run with the numbers that it reported last."""
+    lives = run["state"] == "RUNNING" and run["alive"]
+    numbers = [each for each in run["metrics"].items() if isinstance(each[1], (int, float))]
+    return {**run, "workers": run["workers"] if lives else 0, "numbers": numbers}

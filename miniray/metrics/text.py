@@ -95,15 +95,15 @@ def text(cluster: ClusterSource, *, openmetrics: bool = False) -> str:
     told = {node: answer for node, answer in told.items() if node in known}  # of no driver outside
     families = _Families(f"{config().metrics_prefix}_")
     for sample in samples(cluster, told):
-        families.add(*sample)
+        families.add_sample(*sample)
     for head in cluster.listing("head"):
         for row in head["counted"]:
-            families.add_row({}, *row)
+            families.add({}, *row)
     for node, (rows, found) in told.items():
         for name, labels, value in found:
-            families.add(name, {"node": node, **labels}, value)
+            families.add_sample(name, {"node": node, **labels}, value)
         for row in rows:
-            families.add_row({"node": node}, *row)
+            families.add({"node": node}, *row)
     return families.text(openmetrics)
 
 
@@ -115,14 +115,9 @@ class _Families:
         #: By name: type, help, and lines by what is before the value.
         self._known: dict[str, tuple[str, str, dict[str, float]]] = {}
 
-    def add(self, name: str, labels: dict[str, Any], value: float) -> None:
-        """Add a metric of miniray's."""
-        kind = "counter" if name.endswith("_total") else "gauge"
-        self._add(self._prefix + name, kind, _about(name), labels, value)
-
-    def add_row(
+    def add(
         self,
-        labels: dict[str, str],
+        labels: dict[str, Any],
         kind: str,
         name: str,
         about: str,
@@ -130,37 +125,30 @@ class _Families:
         tags: Iterable[tuple[str, str]],
         value: list[float],
     ) -> None:
-        """Add a series as processes tell it (common/series.py)."""
-        about = about or _about(name)
+        """Add a series as processes tell it (common/series.py), with further labels."""
+        about = about or _HELP.get(name) or name.replace("_", " ").capitalize() + "."
         name = self._prefix + name.replace(":", "_")
+        if kind == "counter" and not name.endswith("_total"):
+            name += "_total"
+        known, _, samples = self._known.setdefault(name, (kind, about, {}))
+        if known != kind:
+            return  # another process has a metric of this name and another kind
         labels = {**labels, **{_label(key): value for key, value in tags}}
-        if kind == "counter":
-            name = name if name.endswith("_total") else f"{name}_total"
         if kind != "histogram":
-            self._add(name, kind, about, labels, value[0])
+            samples[_series(name, labels)] = value[0]
             return
         *counts, total = value
         count = 0.0
         for boundary, more in zip((*boundaries, math.inf), counts, strict=True):
             count += more
-            le = labels | {"le": _number(boundary)}
-            self._add(name, kind, about, le, count, "_bucket")
-        self._add(name, kind, about, labels, total, "_sum")
-        self._add(name, kind, about, labels, count, "_count")
+            samples[_series(f"{name}_bucket", {**labels, "le": _number(boundary)})] = count
+        samples[_series(f"{name}_sum", labels)] = total
+        samples[_series(f"{name}_count", labels)] = count
 
-    def _add(
-        self,
-        name: str,
-        kind: str,
-        about: str,
-        labels: dict[str, Any],
-        value: float,
-        suffix: str = "",
-    ) -> None:
-        known, _, samples = self._known.setdefault(name, (kind, about, {}))
-        if known == kind:  # else another process has a metric of this name and another kind
-            inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-            samples[f"{name}{suffix}{{{inner}}}" if inner else name + suffix] = value
+    def add_sample(self, name: str, labels: dict[str, Any], value: float) -> None:
+        """Add a value of a metric of miniray's."""
+        kind = "counter" if name.endswith("_total") else "gauge"
+        self.add(labels, kind, name, "", (), (), [value])
 
     def text(self, openmetrics: bool) -> str:
         """Return the whole text."""
@@ -176,8 +164,9 @@ class _Families:
         return text.encode(errors="replace").decode()  # names of files may be no Unicode
 
 
-def _about(name: str) -> str:
-    return _HELP.get(name) or name.replace("_", " ").capitalize() + "."
+def _series(name: str, labels: dict[str, Any]) -> str:
+    inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{inner}}}" if inner else name
 
 
 def _label(key: str) -> str:

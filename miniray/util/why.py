@@ -80,8 +80,8 @@ def why(source: ClusterSource, of: str = "") -> dict[str, Any]:
     chain: list[Link] = []
     for start in view.starts(of):
         found, cycle = _walk(start)
-        if cycle:
-            return _answer(found, found.index(cycle), view)
+        if cycle >= 0:
+            return _answer(found, cycle, view)
         if len(found) > len(chain):
             chain = found
     if not chain:
@@ -98,36 +98,31 @@ def _answer(chain: list[Link], cycle: int, view: _View) -> dict[str, Any]:
     return {"chain": told, "deadlock": cycle >= 0, "notes": view.notes}
 
 
-def _walk(start: Link) -> tuple[list[Link], Link | None]:
+def _walk(start: Link) -> tuple[list[Link], int]:
     """Follow what each thing waits for.
 
     Returns:
-        The chain that ends in a cycle, with the link where that begins, if there is one; else the
-        first chain.
+        The chain that ends in a cycle, with the place where that begins, if there is one; else the
+        first chain, and -1.
     """
     first: list[Link] = []
-    path: list[Link] = [start]
+    path = {start.key: start}
     nexts = [iter(start.after())]
     done: set[tuple[str, bytes]] = set()
-    on_path = {start.key: start}
     while path and len(done) < _MOST:
         link = next(nexts[-1], None)
         if link is None:
-            if len(path) > len(first) and not first:
-                first = list(path)
-            left = path.pop()
+            first = first or list(path.values())
             nexts.pop()
-            on_path.pop(left.key, None)
-            done.add(left.key)
-        elif link.key in on_path:
-            begin = path.index(on_path[link.key])
-            if not any(each.needs_one for each in path[begin:]):
-                return path, path[begin]
+            done.add(path.popitem()[0])
+        elif link.key in path:
+            chain, begin = list(path.values()), list(path).index(link.key)
+            if not any(each.needs_one for each in chain[begin:]):
+                return chain, begin
         elif link.key not in done:
-            path.append(link)
+            path[link.key] = link
             nexts.append(iter(link.after()))
-            on_path[link.key] = link
-    return first or path, None
+    return first or list(path.values()), -1
 
 
 class _View:
@@ -150,8 +145,6 @@ class _View:
         self._creations: dict[bytes, dict[str, Any]] = {}
         #: By call: the process that has it, and for how many seconds it runs there (None: queued).
         self._works: dict[bytes, tuple[ProcessCalls, float | None]] = {}
-        #: Calls that run, by process.
-        self._running: dict[bytes, list[bytes]] = {}
         #: By call: the threads and coroutines that run it.
         self._threads: dict[bytes, list[dict[str, Any]]] = {}
         for process in self.processes:
@@ -172,7 +165,6 @@ class _View:
                     self._creations[actor] = call
         for id, _, seconds in told["running"]:
             self._works[id] = (process, seconds)
-            self._running.setdefault(process.process, []).append(id)
         for id, _ in told["queued"]:
             self._works[id] = (process, None)
         for thread in told["threads"]:
@@ -312,7 +304,7 @@ class _View:
             yield from self._resources(caller, call)
 
     def _running_in(self, process: ProcessCalls) -> Iterator[Link]:
-        for id in self._running.get(process.process, ()):
+        for id, *_ in process.told["running"] if process.told is not None else ():
             if id in self._calls:
                 yield self._call(id)
 

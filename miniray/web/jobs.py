@@ -7,9 +7,9 @@ the cluster ends, in the session's folder.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +61,9 @@ class JobRoutes:
             Route("/api/version", self._version),
             Route(package, self._has_package, methods=["GET"]),
             Route(package, self._put_package, methods=["PUT"]),
-            Route("/api/jobs/", self._list, methods=["GET"]),
             Route("/api/jobs/", self._submit, methods=["POST"]),
-            self._of(one, "GET", lambda job: dataclasses.asdict(self._client.get_job_info(job))),
+            self._of("/api/jobs/", "GET", lambda: [*map(asdict, self._client.list_jobs())]),
+            self._of(one, "GET", lambda job: asdict(self._client.get_job_info(job))),
             self._of(one, "DELETE", lambda job: {"deleted": self._client.delete_job(job)}),
             self._of(f"{one}/stop", "POST", lambda job: {"stopped": self._client.stop_job(job)}),
             self._of(f"{one}/logs", "GET", lambda job: {"logs": self._client.get_job_logs(job)}),
@@ -92,16 +92,11 @@ class JobRoutes:
             raise HTTPException(400, "entrypoint is missing: the command that the job runs.")
         return await self._answers.of(submit)
 
-    async def _list(self, _request: Request) -> Response:
-        return await self._answers.of(
-            lambda: [dataclasses.asdict(job) for job in self._client.list_jobs()]
-        )
-
-    def _of(self, path: str, method: str, function: Callable[[str], Any]) -> Route:
-        """Return the route of what is asked about one job."""
+    def _of(self, path: str, method: str, function: Callable[..., Any]) -> Route:
+        """Return the route of what is asked about one job, or about all."""
 
         async def answer(request: Request) -> Response:
-            return await self._answers.of(function, request.path_params["job"])
+            return await self._answers.of(function, *request.path_params.values())
 
         return Route(path, answer, methods=[method])
 

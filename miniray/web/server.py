@@ -88,7 +88,7 @@ class WebServer:
                 interface="asgi3",
                 http=functools.partial(_Connection, strangers),  # type: ignore[arg-type]
                 ws=functools.partial(  # type: ignore[arg-type]
-                    LogSocket, topics.link, self._refusal_to_follow, self._follower
+                    LogSocket, topics.link, self._refusal_to_follow, self._viewer
                 ),
                 lifespan="off",
                 log_config=None,
@@ -141,7 +141,7 @@ class WebServer:
         return refusal
 
     @contextlib.contextmanager
-    def _follower(self) -> Iterator[None]:
+    def _viewer(self) -> Iterator[None]:
         self._streams += 1
         try:
             with self._somebody():
@@ -190,27 +190,22 @@ class WebServer:
     async def _changes(self, topics: list[str], window: Window) -> AsyncGenerator[bytes, None]:
         """Yield what changes for a viewer; the window is that of the first topic."""
         changed = asyncio.Event()
-        self._streams += 1
-        try:
-            with contextlib.ExitStack() as stack:
-                views: list[View] = []
-                for topic in topics:
-                    table = stack.enter_context(self._topics.watched(topic, changed))
-                    views.append(View(table, topic, Window(0, _MOST_ROWS) if views else window))
-                while True:
-                    news = [each for each in (view.news() for view in views) if each is not None]
-                    if news:
-                        events = [b"data: %s\n\n" % as_json(event) for event in news]
-                        yield b"".join(events)
-                        await asyncio.sleep(_BETWEEN)
-                    if not changed.is_set():
-                        try:
-                            await asyncio.wait_for(changed.wait(), _ALIVE)
-                        except asyncio.TimeoutError:
-                            yield b": alive\n\n"
-                    changed.clear()
-        finally:
-            self._streams -= 1
+        with self._viewer(), contextlib.ExitStack() as stack:
+            views: list[View] = []
+            for topic in topics:
+                table = stack.enter_context(self._topics.watched(topic, changed))
+                views.append(View(table, topic, Window(0, _MOST_ROWS) if views else window))
+            while True:
+                news = [each for each in (view.news() for view in views) if each is not None]
+                if news:
+                    yield b"".join(b"data: %s\n\n" % as_json(event) for event in news)
+                    await asyncio.sleep(_BETWEEN)
+                if not changed.is_set():
+                    try:
+                        await asyncio.wait_for(changed.wait(), _ALIVE)
+                    except asyncio.TimeoutError:
+                        yield b": alive\n\n"
+                changed.clear()
 
 
 class _Connection(H11Protocol):
