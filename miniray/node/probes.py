@@ -154,11 +154,12 @@ class Probes:
             self._recorded_until = time.monotonic() + length
         try:
             told = await self._ask(clients, length + _GRACE, "timeline", length)
-            await asyncio.sleep(self._recorded_until - time.monotonic())  # there may be none yet
-            late, self._late = self._late, []
-            for client, asking in late:
-                clients.append(client)
-                told += await asking
+            if length > 0:
+                await asyncio.sleep(self._recorded_until - time.monotonic())  # none may be there
+                late, self._late = self._late, []
+                for client, asking in late:
+                    clients.append(client)
+                    told += await asking
         finally:
             own, left_out = SPANS.end() if length > 0 else ([], 0)
         nothing: dict[str, Any] = {"spans": [], "left_out": 0, "ahead": 0.0, "note": ""}

@@ -111,9 +111,14 @@ class Topics:
         self._attachment.runtime.shutdown()
 
     @staticmethod
-    def _soon(function: Callable[..., object], *given: Any) -> Callable[..., object]:
+    def _soon(function: Callable[..., object], *given: Any) -> Callable[..., None]:
         """Return what has the event loop call a function."""
-        return functools.partial(asyncio.get_running_loop().call_soon_threadsafe, function, *given)
+        loop = asyncio.get_running_loop()
+
+        def pass_on(*told: Any) -> None:
+            loop.call_soon_threadsafe(function, *given, *told)
+
+        return pass_on
 
     def known(self, topic: str) -> bool:
         return topic in _PUSHED or source_of(topic) is not None

@@ -111,6 +111,25 @@ def test_of_many_silent_processes_a_few_at_a_time_are_looked_at(
     assert 1 < most <= 8
 
 
+def test_who_asks_for_the_last_calls_takes_nothing_of_a_recording_that_goes_on() -> None:
+    """A worker that begins during a recording is that recording's."""
+    told = {"spans": [], "left_out": 0, "ahead": 0.0, "note": ""}
+    questions = Questions({"timeline": told})
+    clients = SimpleNamespace(clients={})
+    probes = Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
+
+    async def both() -> tuple[list[Any], list[Any]]:
+        recording = asyncio.ensure_future(questions.answers["timeline"](1.0, 0.2))
+        await asyncio.sleep(0)
+        probes.joined(WORKER)  # type: ignore[arg-type]
+        lately = await questions.answers["timeline"](1.0, 0.0)
+        return lately, await recording
+
+    lately, recorded = asyncio.run(both())
+    assert [each["name"] for each in lately] == ["daemon"]
+    assert [each["name"] for each in recorded] == ["daemon", "Works"]
+
+
 BESIDE, FAR, SILENT = b"beside", b"far", b"silent"
 #: Seconds that other clocks are ahead.
 AHEAD = 5.0
