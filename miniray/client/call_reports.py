@@ -94,20 +94,21 @@ class CallReports:
         states: collections.Counter[tuple[str, str, str]] = collections.Counter()
         for call in open_calls:
             states[_kind(call), call.name, call.status] += 1
-        running = [(id, name, since) for id, name, since in works if since is not None]
+        works.sort(key=lambda work: work[2] is None)  # those that run first
         by_name: dict[str, tuple[int, float]] = {}
-        for _, name, seconds in running:
-            count, longest = by_name.get(name, (0, 0.0))
-            by_name[name] = count + 1, max(longest, seconds)
+        for _, name, seconds in works:
+            if seconds is not None:
+                count, longest = by_name.get(name, (0, 0.0))
+                by_name[name] = count + 1, max(longest, seconds)
         return {
             "calls": [self._row(call) for call in open_calls[:limit]],
             "states": [(*key, count) for key, count in states.items()],
             "ended": self.calls.ended.told(),
-            "running": running[:limit],
+            #: Id, name, and for how many seconds it runs; None: it is queued.
+            "works": works[:limit],
             #: By name, how many run, and for how long the longest of them.
             "running_by_name": by_name,
-            "queued": [(id, name) for id, name, since in works if since is None][:limit],
-            "num_queued": len(works) - len(running),
+            "num_queued": sum(seconds is None for *_, seconds in works),
             "threads": threads,
             "datasets": _datasets(),
         }

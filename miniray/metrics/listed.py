@@ -160,7 +160,7 @@ def _calls(cluster: ClusterSource) -> dict[str, list[Row]]:
                 found["queued"].append(row)
     longest: dict[str, float] = {}
     for process in processes:
-        for name, (_, seconds) in (process.told["running_by_name"] if process.told else {}).items():
+        for name, (_, seconds) in process.told["running_by_name"].items():
             if names.get(short_name(name), {}).get("type") == "ACTOR_TASK":
                 of = _class(short_name(name))
                 longest[of] = max(seconds, longest.get(of, 0.0))

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource
 
 
+#: What is known of the calls of a process that did not tell.
+NOTHING: dict[str, Any] = {
+    **dict.fromkeys(("calls", "states", "works", "threads", "datasets"), ()),
+    "ended": {},
+    "running_by_name": {},
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class ProcessCalls:
     """What one process told of its calls (``client/call_reports.py``)."""
@@ -26,8 +34,8 @@ class ProcessCalls:
     pid: int
     role: str
     job: bytes
-    #: None if it did not tell.
-    told: dict[str, Any] | None
+    #: ``NOTHING`` if it did not tell.
+    told: dict[str, Any]
     #: Why it did not.
     missing: str
 
@@ -60,7 +68,8 @@ def ask_processes(
     for node, told, why in source.ask_nodes("processes", question, seconds, nodes):
         if why:
             silent[f"node {node.hex()}"] = why
-        found += [ProcessCalls(node, *each) for each in told or ()]
+        for *about, answer, missing in told or ():
+            found.append(ProcessCalls(node, *about, answer or NOTHING, missing))
     for each in found:
         if each.missing:
             silent[f"{each.role} {each.process.hex()} (pid {each.pid})"] = each.missing
@@ -78,22 +87,18 @@ def dataset_rows(processes: list[ProcessCalls]) -> list[dict[str, Any]]:
             "job_id": each.job.hex(),
         }
         for each in processes
-        for number, row in enumerate(each.told["datasets"] if each.told else ())
+        for number, row in enumerate(each.told["datasets"])
     ]
 
 
 def task_states(processes: list[ProcessCalls]) -> list[TaskState]:
     """Return the calls that have not ended: those that run first, the longest first."""
-    running = {
-        id: seconds
-        for each in processes
-        for id, _, seconds in (each.told["running"] if each.told else ())
-    }
+    running = {id: seconds for each in processes for id, _, seconds in each.told["works"]}
     pids = {each.process: each.pid for each in processes}
     states = [
         _task(each, call, running.get(call["task_id"]), pids)
         for each in processes
-        for call in (each.told["calls"] if each.told else ())
+        for call in each.told["calls"]
     ]
     return sorted(states, key=lambda state: -1.0 if state.seconds is None else -state.seconds - 2)
 
@@ -134,8 +139,6 @@ def summary_of(processes: list[ProcessCalls]) -> dict[str, Any]:
         entry["state_counts"][state] = entry["state_counts"].get(state, 0) + count
 
     for each in processes:
-        if each.told is None:
-            continue
         for kind, name, state, count in each.told["states"]:
             add(name, kind, state, count)
         for kind, (finished, failed) in each.told["ended"].items():
@@ -143,7 +146,7 @@ def summary_of(processes: list[ProcessCalls]) -> dict[str, Any]:
                 for name, count in counts.items():
                     add(name, kind, state, count)
     for each in processes:
-        for name, (count, _) in (each.told["running_by_name"] if each.told else {}).items():
+        for name, (count, _) in each.told["running_by_name"].items():
             _move_to_running(summary.get(short_name(name)), count)
     totals: collections.Counter[str] = collections.Counter()
     for entry in summary.values():

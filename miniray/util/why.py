@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.ids import PROCESS_ID_LENGTH, owner_of, short_id
 from miniray.common.names import short_name
 from miniray.common.state_types import MAX_OBJECTS
-from miniray.util.task_records import ask_processes
+from miniray.util.task_records import NOTHING, ask_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -156,17 +156,13 @@ class _View:
 
     def _enter(self, process: ProcessCalls) -> None:
         told = process.told
-        if told is None:
-            return
         for call in told["calls"]:
             for id in (call["task_id"], *call["makes"]):
                 self._calls[id] = (process, call)
                 if (actor := _actor_of(id)) != id:
                     self._creations[actor] = call
-        for id, _, seconds in told["running"]:
+        for id, _, seconds in told["works"]:
             self._works[id] = (process, seconds)
-        for id, _ in told["queued"]:
-            self._works[id] = (process, None)
         for thread in told["threads"]:
             if thread["task_id"]:
                 self._threads.setdefault(thread["task_id"], []).append(thread)
@@ -176,7 +172,7 @@ class _View:
         """Yield what is meant."""
         if not of:
             for process in self.processes:
-                for thread in process.told["threads"] if process.told else ():
+                for thread in process.told["threads"]:
                     if process.role == "driver" and thread["waits_for"]:
                         yield self._wait(process, thread)
             return
@@ -249,11 +245,11 @@ class _View:
         return link(f"{text} (called by {self._process(caller)})", after)
 
     def _queued(self, link: Callable[..., Link], process: ProcessCalls, id: bytes) -> Link:
-        told = process.told or {}
-        before = [each for each, _ in told.get("queued", ())].index(id)
+        queued = [each for each, _, seconds in process.told["works"] if seconds is None]
+        before = queued.index(id)
         calls = "1 call" if before == 1 else f"{before} calls"
         text = f"waits for its turn in {self._process(process)}, with {calls} before it"
-        several = len(told.get("running", ())) > 1
+        several = len(process.told["works"]) - len(queued) > 1
         return link(text, lambda: self._running_in(process), needs_one=several)
 
     def _name_of(self, call: dict[str, Any]) -> str:
@@ -281,8 +277,9 @@ class _View:
             text = f"waits for resources for {seconds:.1f} s: {actor['why_waits']}"
         else:
             process = self._process_of.get(id)
-            told = (process.told if process is not None else None) or {"running": (), "queued": ()}
-            running, queued = len(told["running"]), len(told["queued"])
+            told = process.told if process is not None else NOTHING
+            running = sum(seconds is not None for *_, seconds in told["works"])
+            queued = len(told["works"]) - running
             text = f"is {actor['state']} (pid {actor['pid']}): {running} calls run, "
             text += f"{queued} wait for their turn"
         return link(text, lambda: self._after_actor(id), stack)
@@ -304,13 +301,13 @@ class _View:
             yield from self._resources(caller, call)
 
     def _running_in(self, process: ProcessCalls) -> Iterator[Link]:
-        for id, *_ in process.told["running"] if process.told is not None else ():
-            if id in self._calls:
+        for id, _, seconds in process.told["works"]:
+            if seconds is not None and id in self._calls:
                 yield self._call(id)
 
     def _before(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
         """Yield the calls of the same caller that this one has to follow, and that still wait."""
-        for other in caller.told["calls"] if caller.told is not None else ():
+        for other in caller.told["calls"]:
             if other["task_id"] == call["task_id"]:
                 return
             if other["actor_id"] == call["actor_id"] and other["needs"]:

@@ -95,14 +95,12 @@ def _process(source: RuntimeHead, node: str, pid: int) -> tuple[dict[str, Row], 
             found |= {"cpu_seconds": seconds, "memory": memory}
     now = time.time()
     for process in told:
-        if process.told is None:
-            continue
-        for id, name, seconds in process.told["running"]:
-            since = round(now - seconds)
-            calls[id.hex()] = {"method": name, "state": "running", "since": since}
-        for id, name in process.told["queued"]:
-            calls[id.hex()] = {"method": name, "state": "queued", "since": None}
-        found["queued"] = process.told["num_queued"]
+        for id, name, seconds in process.told["works"]:
+            since = None if seconds is None else round(now - seconds)
+            state = "queued" if since is None else "running"
+            calls[id.hex()] = {"method": name, "state": state, "since": since}
+        if not process.missing:
+            found["queued"] = process.told["num_queued"]
     return calls, found
 
 

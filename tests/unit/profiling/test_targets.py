@@ -28,11 +28,13 @@ def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:
 
     class Run(Cluster):
         def ask_nodes(self, what: str, arguments: Any, *_how: Any) -> list[tuple[bytes, Any, str]]:
-            [pids, *_] = arguments
-            asked.append((what, pids))
-            each = {"way": "", "stacks": [], "samples": [], "note": "", "name": "loop"}
-            told = [{**each, "pid": pid, "rank": pid - 7} for pid in (7, 8)]
-            return [(b"\xaa", [one for one in told if one["pid"] in pids["aa"]], "")]
+            asked.append((what, arguments[0]))
+            if what == "processes":
+                assert arguments == ("probe", ("rank",), [7, 8])
+                return [(b"\xaa", [(b"", pid, "worker", b"", pid - 7, "") for pid in (7, 8)], "")]
+            each = {"way": "", "samples": [], "note": "", "name": "loop"}
+            told = [{**each, "pid": pid, "rank": pid - 7} for pid in arguments[0]["aa"]]
+            return [(b"\xaa", told, "")]
 
         def listing(self, what: str) -> list[dict[str, Any]]:
             [actor] = super().listing(what)
@@ -40,6 +42,6 @@ def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:
 
     cluster: Any = Run()
     profile(cluster, "cpu", "Counter", 1.0, rank=1)
-    assert asked == [("stack", {"aa": [7, 8]}), ("profile", {"aa": [8]})]
+    assert asked == [("processes", "probe"), ("profile", {"aa": [8]})]
     with pytest.raises(TargetError, match="Counter has no rank 2"):
         profile(cluster, "cpu", "Counter", 1.0, rank=2)
