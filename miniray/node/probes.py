@@ -56,32 +56,27 @@ class Probes:
         """Return the processes that run user code."""
         return [each for each in self._clients.clients.values() if not each.is_command]
 
-    def _chosen(self, pids: dict[str, list[int]]) -> list[Client]:
-        """Return the processes of the pids for this node, and of those for all nodes, ``""``."""
-        own = {*pids.get("", ()), *pids.get(self._node.node_id.hex(), ())}
-        return [each for each in self._all() if each.pid in own]
-
     async def _ask(self, clients: list[Client], seconds: float, *args: Any) -> list[Told]:
         return await self._questions.ask_processes(clients, "probe", args, seconds)
 
-    async def _stacks(self, seconds: float, pids: dict[str, list[int]]) -> list[dict[str, Any]]:
+    async def _stacks(self, seconds: float, ids: list[bytes]) -> list[dict[str, Any]]:
         """Return what these processes do, and how it was seen.
 
         They have a quarter of the seconds: those that are silent are then looked at from outside.
         """
-        return await self._of_each(pids, lambda client: self._stack(client, seconds / 4))
+        return await self._of_each(ids, lambda client: self._stack(client, seconds / 4))
 
     async def _profiles(
-        self, _seconds: float, pids: dict[str, list[int]], kind: str, length: float, leaks: bool
+        self, _seconds: float, ids: list[bytes], kind: str, length: float, leaks: bool
     ) -> list[dict[str, Any]]:
         """Profile these processes for so many seconds: "cpu" or "memory"."""
-        return await self._of_each(pids, lambda each: self._profile(each, kind, length, leaks))
+        return await self._of_each(ids, lambda each: self._profile(each, kind, length, leaks))
 
     async def _of_each(
-        self, pids: dict[str, list[int]], look: Callable[[Client], Awaitable[dict[str, Any]]]
+        self, ids: list[bytes], look: Callable[[Client], Awaitable[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """Return what is found of each of these processes, with its rank and a note, if it has."""
-        clients = self._chosen(pids)
+        clients = [each for each in self._all() if each.process_id in ids]
         ranks = self._ask(clients, _SOON, "rank")
         told, *found = await asyncio.gather(ranks, *map(look, clients))
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.profiling.forms import tree_of
-from miniray.profiling.targets import TargetError, answers, find, nodes_of, of_rank
+from miniray.profiling.targets import TargetError, answers, find, ids_of, of_rank
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
@@ -112,16 +112,16 @@ def _asked(
         What is told of each process, by rank; sentences on nodes that do not answer, and processes.
 
     Raises:
-        TargetError: No node knows a process that is meant.
+        TargetError: Nothing that lives is meant.
     """
-    pids = find(cluster, of)
+    processes = find(cluster, of)
     if rank is not None:
-        pids = of_rank(cluster, of, pids, rank)
-    found, notes = answers(cluster, question, (pids, *args), seconds, nodes_of(pids))
-    told = [process for processes in found.values() for process in processes]
+        processes = of_rank(cluster, of, processes, rank)
+    ids, nodes = ids_of(processes)
+    found, notes = answers(cluster, question, (ids, *args), seconds, nodes)
+    told = [process for each in found.values() for process in each]
     if not told and not notes:
-        named = sorted({str(pid) for each in pids.values() for pid in each})
-        raise TargetError(f"No process of this cluster has the pid {', '.join(named)}.")
+        raise TargetError(f"{of} has ended a moment ago.")
     notes += [f"{_name(each)}: {each['note']}" for each in told if each["note"]]
     return sorted(told, key=lambda each: (each["rank"] is None, each["rank"] or 0)), notes
 

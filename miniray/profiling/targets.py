@@ -14,8 +14,8 @@ _SOON = 1.0
 _RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
 
 
-#: Processes: ids of nodes, and the pids there; no id: on all nodes.
-Pids = dict[str, list[int]]
+#: A process, as the head lists it among workers.
+Process = dict[str, Any]
 
 
 class ClusterSource(Protocol):
@@ -67,7 +67,7 @@ def actors_called(actors: list[dict[str, Any]], of: str) -> list[dict[str, Any]]
     ]
 
 
-def find(cluster: ClusterSource, of: str) -> Pids:
+def find(cluster: ClusterSource, of: str) -> list[Process]:
     """Return the processes that are meant.
 
     Args:
@@ -78,59 +78,55 @@ def find(cluster: ClusterSource, of: str) -> Pids:
     Raises:
         TargetError: Nothing that lives is called so.
     """
+    processes = cluster.listing("workers")
     nodes, pid = process_called(cluster, of)
     if pid:
-        return {each: [pid] for each in nodes or [""]}
+        found = [each for each in processes if each["pid"] == pid]
+        found = [each for each in found if not nodes or each["node_id"] in nodes]
+        if not found:
+            raise TargetError(f"No process of this cluster has the pid {pid}.")
+        return found
     actors = cluster.listing("actors")
     chosen = actors_called(actors, of) or [
         each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
     ]
-    if chosen:
-        return _living(of, chosen)
-    groups = {
-        group["placement_group_id"]
-        for group in cluster.listing("placement_groups")
-        if group["name"].startswith(_RUN_PREFIX)
-        and group["name"][len(_RUN_PREFIX) : -_RUN_SUFFIX] == of
-    }
-    ranks = [each for each in actors if each.get("placement_group_id") in groups]
-    if ranks:
-        return _living(of, ranks)
-    raise TargetError(
-        f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of an "
-        "actor, or the name of a training run. `miniray status` shows what runs."
-    )
+    if not chosen:
+        groups = {
+            group["placement_group_id"]
+            for group in cluster.listing("placement_groups")
+            if group["name"].startswith(_RUN_PREFIX)
+            and group["name"][len(_RUN_PREFIX) : -_RUN_SUFFIX] == of
+        }
+        chosen = [each for each in actors if each.get("placement_group_id") in groups]
+    if not chosen:
+        raise TargetError(
+            f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of "
+            "an actor, or the name of a training run. `miniray status` shows what runs."
+        )
+    ids = {actor["actor_id"] for actor in chosen}
+    if found := [each for each in processes if each["actor_id"] in ids]:
+        return found
+    states = ", ".join(sorted({actor["state"] for actor in chosen}))
+    raise TargetError(f"{of} has no process now: it is {states}.")
 
 
-def nodes_of(pids: Pids) -> list[bytes] | None:
-    """Return the ids of the nodes that have these processes; None: any may."""
-    return None if "" in pids else [bytes.fromhex(node) for node in pids]
-
-
-def of_rank(cluster: ClusterSource, of: str, pids: Pids, rank: int) -> Pids:
+def of_rank(cluster: ClusterSource, of: str, processes: list[Process], rank: int) -> list[Process]:
     """Return the process of a rank among those of the run ``of``.
 
     Raises:
         TargetError: There is none, or it does not answer.
     """
-    question = "probe", ("rank",), [pid for each in pids.values() for pid in each]
-    told, _ = answers(cluster, "processes", question, _SOON, nodes_of(pids))
-    found = {
-        node: [pid for _, pid, _, _, number, _ in processes if number == rank and pid in pids[node]]
-        for node, processes in told.items()
-        if node in pids
-    }
-    if not any(found.values()):
-        raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
-    return {node: each for node, each in found.items() if each}
-
-
-def _living(of: str, actors: list[dict[str, Any]]) -> Pids:
-    found: Pids = {}
-    for actor in actors:
-        if actor["pid"] and actor["state"] != "DEAD":
-            found.setdefault(actor["node_id"], []).append(actor["pid"])
+    ids, nodes = ids_of(processes)
+    told, _ = answers(cluster, "processes", ("probe", ("rank",), ids), _SOON, nodes)
+    ranks = {id.hex(): answer for each in told.values() for id, *_, answer, _ in each}
+    found = [each for each in processes if ranks.get(each["worker_id"]) == rank]
     if not found:
-        states = ", ".join(sorted({actor["state"] for actor in actors}))
-        raise TargetError(f"{of} has no process now: it is {states}.")
+        raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
     return found
+
+
+def ids_of(processes: list[Process]) -> tuple[list[bytes], list[bytes]]:
+    """Return the ids of processes, and of their nodes."""
+    nodes = sorted({each["node_id"] for each in processes})
+    ids = [bytes.fromhex(each["worker_id"]) for each in processes]
+    return ids, [*map(bytes.fromhex, nodes)]

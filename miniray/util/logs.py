@@ -111,8 +111,9 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         return ended or named
     if rank is not None:
         targets = of_rank(source, of, targets, rank)
-    pids = tuple(pid for each in targets.values() for pid in each)
-    return Whose(dataclasses.replace(query, pids=pids), tuple(targets))
+    pids = tuple(each["pid"] for each in targets)
+    nodes = {each["node_id"] for each in targets}
+    return Whose(dataclasses.replace(query, pids=pids), tuple(nodes))
 
 
 def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery) -> Whose | None:

@@ -255,9 +255,9 @@ class WorkerGroup:
 
         infos = {rank: self.infos[rank] for rank in ranks}
         nodes = [bytes.fromhex(id) for id in {info.node_id for info in infos.values()}]
-        pids = {"": [info.pid for info in infos.values()]}
+        ids = [bytes.fromhex(info.worker_id) for info in infos.values()]
         try:
-            told = current_runtime().head.ask_nodes("stack", (pids,), STACKS_TIMEOUT, nodes)
+            told = current_runtime().head.ask_nodes("stack", (ids,), STACKS_TIMEOUT, nodes)
         except (MinirayError, OSError) as error:
             return dict.fromkeys(ranks, f"Its node could not be asked for its stacks: {error}\n")
         found = {each["worker_id"]: each for _, answer, _ in told for each in answer or ()}

@@ -15,8 +15,8 @@ from miniray.profiling import outside
 
 NODE = SimpleNamespace(node_id=b"node", machine="this machine")
 WORKER = SimpleNamespace(process_id=b"worker", pid=7, is_driver=False, is_command=False)
-#: Of other nodes there are processes of other pids, or of the same.
-PIDS = {b"node".hex(): [7], b"another".hex(): [7, 8]}
+#: Processes of other nodes are among those that are meant.
+IDS = [WORKER.process_id, b"another"]
 
 
 class Questions:
@@ -40,7 +40,7 @@ class Questions:
 def profiled(questions: Questions) -> dict[str, Any]:
     clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
     Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
-    [found] = asyncio.run(questions.answers["profile"](1.0, PIDS, "cpu", 1.0, False))
+    [found] = asyncio.run(questions.answers["profile"](1.0, IDS, "cpu", 1.0, False))
     return found  # type: ignore[no-any-return]
 
 
@@ -83,7 +83,7 @@ def test_a_silent_process_leaves_the_time_to_look_at_it_from_outside(
     clients = SimpleNamespace(clients={WORKER.process_id: WORKER})
     Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
     limit = 8.0
-    [found] = asyncio.run(questions.answers["stack"](limit, PIDS))
+    [found] = asyncio.run(questions.answers["stack"](limit, IDS))
     assert found["way"] == "py-spy"
     assert questions.seconds + 2 * outside._PATIENCE <= limit
 
@@ -106,7 +106,7 @@ def test_of_many_silent_processes_a_few_at_a_time_are_looked_at(
     workers = [SimpleNamespace(**{**vars(WORKER), "process_id": bytes([n])}) for n in range(50)]
     clients = SimpleNamespace(clients={each.process_id: each for each in workers})
     Probes(clients, questions, SimpleNamespace(work_of=lambda _: "Works"), NODE)  # type: ignore[arg-type]
-    found = asyncio.run(questions.answers["stack"](8.0, PIDS))
+    found = asyncio.run(questions.answers["stack"](8.0, [each.process_id for each in workers]))
     assert len(found) == 50
     assert 1 < most <= 8
 

@@ -12,15 +12,15 @@ from miniray.profiling.targets import TargetError, find
 
 class Cluster:
     def listing(self, what: str) -> list[dict[str, Any]]:
-        assert what == "actors"
-        actor = {"actor_id": "ab" * 16, "name": "", "state": "ALIVE", "pid": 7, "node_id": "aa"}
-        return [{**actor, "class_name": "main.<locals>.Counter"}]
+        actor = {"actor_id": "ab" * 16, "name": "", "class_name": "main.<locals>.Counter"}
+        process = {"worker_id": "07", "pid": 7, "node_id": "aa", "actor_id": "ab" * 16}
+        return {"actors": [actor], "workers": [process]}[what]
 
 
 def test_a_class_inside_of_a_function_is_named_as_lists_show_it() -> None:
     cluster: Any = Cluster()
     for name in ("Counter", "main.<locals>.Counter", "ab" * 3):
-        assert find(cluster, name) == {"aa": [7]}
+        assert [each["pid"] for each in find(cluster, name)] == [7]
 
 
 def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:
@@ -30,18 +30,19 @@ def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:
         def ask_nodes(self, what: str, arguments: Any, *_how: Any) -> list[tuple[bytes, Any, str]]:
             asked.append((what, arguments[0]))
             if what == "processes":
-                assert arguments == ("probe", ("rank",), [7, 8])
-                return [(b"\xaa", [(b"", pid, "worker", b"", pid - 7, "") for pid in (7, 8)], "")]
+                assert arguments == ("probe", ("rank",), [b"\7", b"\10"])
+                ranks = [(bytes([n]), n, "worker", b"", n - 7, "") for n in (7, 8)]
+                return [(b"\xaa", ranks, "")]
             each = {"way": "", "samples": [], "note": "", "name": "loop"}
-            told = [{**each, "pid": pid, "rank": pid - 7} for pid in arguments[0]["aa"]]
+            told = [{**each, "pid": id[0], "rank": id[0] - 7} for id in arguments[0]]
             return [(b"\xaa", told, "")]
 
         def listing(self, what: str) -> list[dict[str, Any]]:
-            [actor] = super().listing(what)
-            return [actor, {**actor, "pid": 8}]
+            [each] = super().listing(what)
+            return [each, {**each, "pid": 8, "worker_id": "08"}]
 
     cluster: Any = Run()
     profile(cluster, "cpu", "Counter", 1.0, rank=1)
-    assert asked == [("processes", "probe"), ("profile", {"aa": [8]})]
+    assert asked == [("processes", "probe"), ("profile", [b"\10"])]
     with pytest.raises(TargetError, match="Counter has no rank 2"):
         profile(cluster, "cpu", "Counter", 1.0, rank=2)
