@@ -1,4 +1,4 @@
-"""Metrics of what the head lists, and of calls that have not ended: which rows make each."""
+"""Metrics of what the head lists, and of calls that have not ended: what each row adds."""
 
 from __future__ import annotations
 
@@ -19,43 +19,6 @@ Row = dict[str, Any]
 #: Name, labels and value.
 Sample = tuple[str, dict[str, Any], float]
 
-_NODE = {"node": "node_id"}
-_ABOUT = {"host": "hostname", "address": "address", "version": "version", "head": "is_head"}
-_DEVICE = {**_NODE, "resource": "resource", "device": "device"}
-_RUN = {"run": "name"}
-#: Of each metric its rows, the field that each label has, and the field, or the number, that a row
-#: adds to the series of its labels.
-_METRICS: tuple[tuple[str, str, dict[str, str], str | int], ...] = (
-    ("node_info", "nodes", {**_NODE, **_ABOUT}, 1),
-    ("node_up", "nodes", _NODE, "answers"),
-    ("node_state", "nodes", {**_NODE, "state": "state"}, 1),
-    ("node_silent_seconds", "nodes", _NODE, "silent"),
-    ("resource_total", "resources", {**_NODE, "resource": "resource"}, "total"),
-    ("resource_used", "resources", {**_NODE, "resource": "resource"}, "used"),
-    ("resource_waiting", "wanted", {"resource": "resource"}, "amount"),
-    ("device_info", "devices", {**_DEVICE, "model": "model"}, 1),
-    ("device_granted_ratio", "devices", _DEVICE, "granted"),
-    ("device_quarantined", "devices", _DEVICE, "is_out"),
-    ("pending_demands", "pending", {"kind": "kind", "infeasible": "infeasible"}, "count"),
-    ("pending_oldest_seconds", "oldest", {"kind": "kind"}, "seconds"),
-    ("actors", "actors", {"class": "class_name", "state": "state"}, 1),
-    ("actor_queued_calls", "queued", {"class": "class"}, "count"),
-    ("actor_oldest_call_seconds", "running", {"class": "class"}, "seconds"),
-    ("tasks", "tasks", {"function": "name", "state": "state"}, "count"),
-    ("placement_groups", "placement_groups", {"strategy": "strategy", "state": "state"}, 1),
-    ("jobs", "jobs", {"state": "state"}, 1),
-    ("leases", "leases", {**_NODE, "state": "state"}, 1),
-    ("head_info", "head", {"version": "version"}, 1),
-    ("head_start_time_seconds", "head", {}, "started"),
-    ("head_restarts_total", "head", {}, "restarts"),
-    ("head_sessions", "head", {}, "sessions"),
-    ("train_run_info", "runs", {**_RUN, "id": "run_id", "state": "state"}, 1),
-    ("train_workers", "runs", _RUN, "workers"),
-    ("train_reports_total", "runs", _RUN, "reports"),
-    ("train_attempts_total", "runs", _RUN, "attempts"),
-    ("train_checkpoints", "runs", _RUN, "checkpoints"),
-    ("train_metric", "reported", {**_RUN, "metric": "metric"}, "value"),
-)
 _KINDS = ("actor", "job", "placement_group", "task")
 #: Series of one metric that is of no node or run; runs, and metrics of a run, that are shown.
 _MOST_SERIES, _MOST_RUNS, _MOST = 1000, 100, 50
@@ -67,113 +30,108 @@ _MODEL = "miniray.io/accelerator-type"
 
 def samples(cluster: ClusterSource, answering: Iterable[str]) -> Iterator[Sample]:
     """Yield the samples of these metrics; ``answering`` are the hex ids of nodes that do."""
-    rows = _rows(cluster, set(answering))
-    for name, listing, labels, value in _METRICS:
-        if listing == "actors" and config().metrics_per_actor:
-            labels = {**labels, "name": "name"}  # noqa: PLW2901
-        sums: dict[tuple[Any, ...], float] = {}
-        for row in rows[listing]:
-            key = tuple([row[field] for field in labels.values()])
-            sums[key] = sums.get(key, 0) + (row[value] if isinstance(value, str) else value)
-        largest = sorted(sums, key=sums.__getitem__, reverse=True)
-        shown = largest if "node" in labels or "run" in labels else largest[:_MOST_SERIES]
+    sums: dict[str, dict[tuple[Any, ...], float]] = {}
+    for name, labels, value in _values(cluster, set(answering)):
+        series, key = sums.setdefault(name, {}), tuple(labels.items())
+        series[key] = series.get(key, 0) + value
+    for name, series in sums.items():
+        largest = sorted(series, key=series.__getitem__, reverse=True)
+        is_few = {"node", "run"} & dict(largest[0]).keys()
+        shown = largest if is_few else largest[:_MOST_SERIES]
         for key in shown:
-            yield name, dict(zip(labels, key, strict=True)), sums[key]
+            yield name, dict(key), series[key]
         if len(shown) < len(largest):
-            yield name, {"overflow": "true"}, sum(sums[key] for key in largest[len(shown) :])
+            yield name, {"overflow": "true"}, sum(series[key] for key in largest[len(shown) :])
 
 
-def _rows(cluster: ClusterSource, answering: set[str]) -> dict[str, list[Row]]:
-    """Return the rows of each listing."""
-    nodes, pending = cluster.listing("node_states"), cluster.listing("pending")
-    models = {node["node_id"]: node["labels"].get(_MODEL, "") for node in nodes}
-    runs = {run["name"]: _run(run) for run in cluster.listing("runs")[-_MOST_RUNS:]}
-    return {
-        **{name: cluster.listing(name) for name in ("placement_groups", "jobs")},
-        "actors": [
-            {**actor, "class_name": short_name(actor["class_name"])}
-            for actor in cluster.listing("actors")
-        ],
-        **_waiting(pending),
-        **_calls(cluster),
-        "nodes": [
-            {**node, "answers": node["node_id"] in answering, "version": VERSION} for node in nodes
-        ],
-        "resources": [
-            {**node, "resource": name, "total": amount, "used": node["used"].get(name, 0.0)}
-            for node in nodes
-            for name, amount in node["total"].items()
-        ],
-        "devices": [
-            {
-                **device,
-                "model": models.get(device["node_id"], ""),
-                "granted": sum(each["share"] for each in device["held"]),
-                "is_out": bool(device["quarantined"]),
-            }
-            for device in cluster.listing("devices")
-        ],
-        "leases": [
-            {**lease, "state": "revoked" if lease["revoked"] else "granted"}
-            for lease in cluster.listing("leases")
-        ],
-        "head": [{**head, "version": VERSION} for head in cluster.listing("head")],
-        "runs": [*runs.values()],
-        "reported": [
-            {"name": name, "metric": metric, "value": value}
-            for name, run in runs.items()
-            for metric, value in run["numbers"][:_MOST]
-        ],
-    }
+def _values(cluster: ClusterSource, answering: set[str]) -> Iterator[Sample]:
+    """Yield what each row adds to the series of its labels."""
+    models = {}
+    for node in cluster.listing("node_states"):
+        of = {"node": node["node_id"]}
+        models[node["node_id"]] = node["labels"].get(_MODEL, "")
+        about = {"host": node["hostname"], "address": node["address"]}
+        yield "node_info", of | about | {"version": VERSION, "head": node["is_head"]}, 1
+        yield "node_up", of, node["node_id"] in answering
+        yield "node_state", of | {"state": node["state"]}, 1
+        yield "node_silent_seconds", of, node["silent"]
+        for resource, amount in node["total"].items():
+            yield "resource_total", of | {"resource": resource}, amount
+            yield "resource_used", of | {"resource": resource}, node["used"].get(resource, 0.0)
+    for device in cluster.listing("devices"):
+        of = {"node": device["node_id"], "resource": device["resource"], "device": device["device"]}
+        yield "device_info", of | {"model": models.get(device["node_id"], "")}, 1
+        yield "device_granted_ratio", of, sum(each["share"] for each in device["held"])
+        yield "device_quarantined", of, bool(device["quarantined"])
+    for actor in cluster.listing("actors"):
+        of = {"class": short_name(actor["class_name"]), "state": actor["state"]}
+        yield "actors", of | ({"name": actor["name"]} if config().metrics_per_actor else {}), 1
+    for group in cluster.listing("placement_groups"):
+        yield "placement_groups", {"strategy": group["strategy"], "state": group["state"]}, 1
+    for job in cluster.listing("jobs"):
+        yield "jobs", {"state": job["state"]}, 1
+    for lease in cluster.listing("leases"):
+        state = "revoked" if lease["revoked"] else "granted"
+        yield "leases", {"node": lease["node_id"], "state": state}, 1
+    for head in cluster.listing("head"):
+        yield "head_info", {"version": VERSION}, 1
+        yield "head_start_time_seconds", {}, head["started"]
+        yield "head_restarts_total", {}, head["restarts"]
+        yield "head_sessions", {}, head["sessions"]
+    yield from _waiting(cluster.listing("pending"))
+    yield from _calls(cluster)
+    yield from _runs(cluster.listing("runs"))
 
 
-def _waiting(pending: list[Row]) -> dict[str, list[Row]]:
-    """Return rows of what waits, those of kinds of which nothing does among them."""
+def _waiting(pending: list[Row]) -> Iterator[Sample]:
+    """Yield what waits, of kinds of which nothing does too."""
     now = time.time()
-    found: dict[str, list[Row]] = {"pending": [*pending], "oldest": []}
     for kind in _KINDS:
-        found["pending"] += [
-            {"kind": kind, "infeasible": each, "count": 0} for each in (False, True)
-        ]
+        for infeasible in (False, True):
+            yield "pending_demands", {"kind": kind, "infeasible": infeasible}, 0
         oldest = min((each["since"] for each in pending if each["kind"] == kind), default=now)
-        found["oldest"].append({"kind": kind, "seconds": max(0.0, now - oldest)})
-    found["wanted"] = [
-        {"resource": name, "amount": amount * demand["count"]}
-        for demand in pending
-        for shape in demand["shape"]
-        for name, amount in shape.items()
-    ]
-    return found
+        yield "pending_oldest_seconds", {"kind": kind}, max(0.0, now - oldest)
+    for demand in pending:
+        of = {"kind": demand["kind"], "infeasible": demand["infeasible"]}
+        yield "pending_demands", of, demand["count"]
+        for shape in demand["shape"]:
+            for name, amount in shape.items():
+                yield "resource_waiting", {"resource": name}, amount * demand["count"]
 
 
-def _calls(cluster: ClusterSource) -> dict[str, list[Row]]:
-    """Return rows of the tasks and the calls of actors that have not ended."""
+def _calls(cluster: ClusterSource) -> Iterator[Sample]:
+    """Yield the tasks and the calls of actors that have not ended."""
     processes, _ = ask_processes(cluster, _PATIENCE, 0)
     names = summary_of(processes)["summary"]
-    found: dict[str, list[Row]] = {"tasks": [], "queued": []}
     for name, entry in names.items():
         for state, count in entry["state_counts"].items():
-            row = {"name": name, "class": _class(name), "state": state, "count": count}
             if entry["type"] == "NORMAL_TASK" and state not in ("FINISHED", "FAILED"):
-                found["tasks"].append(row)
+                yield "tasks", {"function": name, "state": state}, count
             elif entry["type"] == "ACTOR_TASK" and state not in ("FINISHED", "FAILED", "RUNNING"):
-                found["queued"].append(row)
+                yield "actor_queued_calls", {"class": _class(name)}, count
     longest: dict[str, float] = {}
     for process in processes:
         for name, (_, seconds) in process.told["running_by_name"].items():
             if names.get(short_name(name), {}).get("type") == "ACTOR_TASK":
                 of = _class(short_name(name))
                 longest[of] = max(seconds, longest.get(of, 0.0))
-    found["running"] = [{"class": of, "seconds": seconds} for of, seconds in longest.items()]
-    return found
+    for of, seconds in longest.items():
+        yield "actor_oldest_call_seconds", {"class": of}, seconds
 
 
 def _class(method: str) -> str:
     return method.rpartition(".")[0]
 
 
-def _run(run: Row) -> Row:
-    """Return the row of a train run with the numbers that it reported last."""
-    lives = run["state"] == "RUNNING" and run["alive"]
-    numbers = [each for each in run["metrics"].items() if isinstance(each[1], (int, float))]
-    return {**run, "workers": run["workers"] if lives else 0, "numbers": numbers}
+def _runs(runs: list[Row]) -> Iterator[Sample]:
+    """Yield what is told of train runs; of those of one name, of the latest."""
+    for name, run in {run["name"]: run for run in runs[-_MOST_RUNS:]}.items():
+        of, lives = {"run": name}, run["state"] == "RUNNING" and run["alive"]
+        yield "train_run_info", of | {"id": run["run_id"], "state": run["state"]}, 1
+        yield "train_workers", of, run["workers"] if lives else 0
+        yield "train_reports_total", of, run["reports"]
+        yield "train_attempts_total", of, run["attempts"]
+        yield "train_checkpoints", of, run["checkpoints"]
+        numbers = [each for each in run["metrics"].items() if isinstance(each[1], (int, float))]
+        for metric, value in numbers[:_MOST]:
+            yield "train_metric", of | {"metric": metric}, value

@@ -218,7 +218,7 @@ class NodeDaemon:
             ended, worker.work, gone=worker.quarantine is None, why=worker.why_killed
         )
 
-    def _figures(self) -> Sample:
+    def _figures(self) -> list[Sample]:
         kills = float(self._memory_kills.count())
         return [("node_oom_kills_total", {}, kills), *self._objects.figures()]
 

@@ -19,7 +19,7 @@ from miniray.common.series import COUNTED, Series
 from miniray.system.machine import available_memory, memory_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.accelerators.host import Host
     from miniray.accelerators.node_resources import NodeAccelerators
@@ -57,7 +57,7 @@ _POINTS = 360
 _SOON, _TOOL_TIMEOUT = 0.5, 1.5
 
 #: (name, labels, value).
-Sample = list[tuple[str, dict[str, str], float]]
+Sample = tuple[str, dict[str, str], float]
 
 
 class DeviceUse:
@@ -73,9 +73,8 @@ class DeviceUse:
             if group.family in known
         }
 
-    def sample(self) -> Sample:
-        """Return (name, labels, value) of each device; blocks while tools are asked."""
-        found: Sample = []
+    def sample(self) -> Iterator[Sample]:
+        """Yield (name, labels, value) of each device; blocks while tools are asked."""
         for resource, (family, ids) in [*self._groups.items()]:
             try:
                 use = family.use(self._host, _TOOL_TIMEOUT)
@@ -88,9 +87,7 @@ class DeviceUse:
             for id in ids:
                 labels = {"resource": resource, "device": id}
                 for (name, kind), value in use.get(id, {}).items():
-                    of_kind = {"kind": kind} if kind else {}
-                    found.append((f"device_{name}", labels | of_kind, value))
-        return found
+                    yield f"device_{name}", labels | ({"kind": kind} if kind else {}), value
 
 
 class NodeMetrics:
@@ -101,7 +98,7 @@ class NodeMetrics:
         clients: ClientServer,
         questions: Questions,
         folder: str,
-        figures: Callable[[], Sample],
+        figures: Callable[[], Iterable[Sample]],
         devices: DeviceUse,
     ) -> None:
         """Register what it answers.
@@ -131,14 +128,14 @@ class NodeMetrics:
         questions.answers["history"] = lambda _seconds: list(self._points)
         questions.answers["usage"] = self._usage
 
-    async def _tell(self, _seconds: float) -> tuple[list[Any], Sample]:
+    async def _tell(self, _seconds: float) -> tuple[list[Any], list[Sample]]:
         """Return what processes count, and what the machine does: a disk may take its time."""
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         told = await self._questions.ask_processes(clients, "metrics", (), _SOON)
         for client, (_, rows, missing) in zip(clients, told, strict=True):
             if not missing and client.process_id in self._clients.clients:  # else it has ended
                 self._take(client, rows)
-        found = await asyncio.to_thread(lambda: self._figures() + self._sample())
+        found = await asyncio.to_thread(lambda: [*self._figures(), *self._sample()])
         total = Series()
         for each in (COUNTED, self._ended, *self._told.values()):
             total.add(each.rows())
@@ -168,38 +165,34 @@ class NodeMetrics:
         self._ended.add(row for row in told.rows() if row[0] != "gauge")
 
     # --- the machine -----------------------------------------------------------------
-    def _sample(self) -> Sample:
-        """Return (name, labels, value) of what the node and its machine do now."""
-        found: Sample = []
+    def _sample(self) -> Iterator[Sample]:
+        """Yield (name, labels, value) of what the node and its machine do now."""
         for mode, seconds in _cpu().items():
-            found.append(("node_cpu_seconds_total", {"mode": mode}, seconds))
+            yield "node_cpu_seconds_total", {"mode": mode}, seconds
         used, limit = _memory()
-        found += [
-            ("node_load1", {}, os.getloadavg()[0]),
-            ("node_memory_used_bytes", {}, used),
-            ("node_memory_limit_bytes", {}, limit),
-        ]
+        yield "node_load1", {}, os.getloadavg()[0]
+        yield "node_memory_used_bytes", {}, used
+        yield "node_memory_limit_bytes", {}, limit
         for resource in ("cpu", "memory", "io"):
             for kind, seconds in _pressure(resource).items():
-                labels = {"resource": resource, "kind": kind}
-                found.append(("node_pressure_seconds_total", labels, seconds))
+                yield "node_pressure_seconds_total", {"resource": resource, "kind": kind}, seconds
         with contextlib.suppress(OSError):
             disk = shutil.disk_usage(self._folder)
-            found.append(("node_disk_free_bytes", {"place": "session"}, disk.free))
-            found.append(("node_disk_size_bytes", {"place": "session"}, disk.total))
+            yield "node_disk_free_bytes", {"place": "session"}, disk.free
+            yield "node_disk_size_bytes", {"place": "session"}, disk.total
         received, sent = _network()
-        found.append(("node_network_receive_bytes_total", {}, received))
-        found.append(("node_network_transmit_bytes_total", {}, sent))
+        yield "node_network_receive_bytes_total", {}, received
+        yield "node_network_transmit_bytes_total", {}, sent
         by_role: dict[str, list[tuple[float, int, int]]] = {}
         for role, pid in self._processes():
             by_role.setdefault(role, []).append((*of_process(pid), open_files(pid)))
         for role, uses in by_role.items():
             seconds, memory, files = map(sum, zip(*uses, strict=True))
-            found.append(("processes", {"role": role}, len(uses)))
-            found.append(("process_memory_bytes", {"role": role}, memory))
-            found.append(("process_cpu_seconds", {"role": role}, seconds))
-            found.append(("process_open_fds", {"role": role}, files))
-        return found + self._devices.sample()
+            yield "processes", {"role": role}, len(uses)
+            yield "process_memory_bytes", {"role": role}, memory
+            yield "process_cpu_seconds", {"role": role}, seconds
+            yield "process_open_fds", {"role": role}, files
+        yield from self._devices.sample()
 
     def _processes(self) -> list[tuple[str, int]]:
         """Return role and pid of this daemon and its processes."""

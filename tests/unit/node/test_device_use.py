@@ -41,7 +41,7 @@ def use_on(machine: FakeMachine) -> DeviceUse:
 def test_use_and_memory_are_told_of_each_device_that_the_driver_knows(machine: FakeMachine) -> None:
     machine.tools["nvidia-smi"] = TOLD
     first, second = ({"resource": "GPU", "device": device} for device in "01")
-    assert use_on(machine).sample() == [
+    assert list(use_on(machine).sample()) == [
         ("device_utilization_ratio", first, 0.37),
         ("device_memory_used_bytes", first, 1 << 30),
         ("device_memory_size_bytes", first, 81559 << 20),
@@ -70,17 +70,17 @@ def test_a_driver_that_has_failed_is_not_asked_again(
     machine.tools["nvidia-smi"] = printed
     use = use_on(machine)
     with caplog.at_level(logging.WARNING):
-        assert use.sample() == []
+        assert list(use.sample()) == []
     assert "is not told any more" in caplog.text
     asked = len(machine.calls)
-    assert use.sample() == []
+    assert list(use.sample()) == []
     assert len(machine.calls) == asked
 
 
 def test_a_machine_without_the_tool_tells_nothing_and_logs_nothing(
     machine: FakeMachine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert use_on(machine).sample() == []
+    assert list(use_on(machine).sample()) == []
     assert caplog.text == ""
 
 
