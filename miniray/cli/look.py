@@ -116,52 +116,28 @@ def metrics(cluster: CommandConnection) -> None:
     click.echo(text(cluster), nl=False)
 
 
-@click.group()
-def profile() -> None:
-    """Record for some seconds what processes use: cpu or memory."""
-
-
-def _profiles(function: Any) -> Any:
-    """Give a command what all profiles take."""
-    for option in (
-        asks_cluster,
-        _output(
-            help="The file: .html (a flame graph that needs no network), .collapsed, or "
-            ".speedscope.json.  [default: KIND.html]",
-        ),
-        _seconds(5.0, "How long to record.", least_open=True),
-        _rank,
-        click.argument("of"),
-        profile.command(),
-    ):
-        function = option(function)
-    return function
-
-
-@_profiles
-def cpu(cluster: CommandConnection, **how: Any) -> None:
-    """Record what OF uses the CPU for: a pid, an actor (id, name or class), or a training run.
-
-    By py-spy where it is installed and allowed, else by the process itself. What waits costs
-    nothing: `miniray stack` shows where.
-    """
-    _record(cluster, "cpu", **how)
-
-
-@_profiles
-@click.option("--leaks", is_flag=True, help="Only what is still there at the end.")
-def memory(cluster: CommandConnection, **how: Any) -> None:
-    """Record what OF allocates: a pid, an actor (id, name or class), or a training run.
-
-    By memray, in the process itself; without memray by tracemalloc, which sees only Python's own
-    allocations.
-    """
-    _record(cluster, "memory", **how)
-
-
-def _record(
-    cluster: CommandConnection, kind: str, *, of: str, output: Path | None, **how: Any
+@click.command()
+@click.argument("kind", type=click.Choice(["cpu", "memory"]))
+@click.argument("of")
+@_rank
+@_seconds(5.0, "How long to record.", least_open=True)
+@_output(
+    help="The file: .html (a flame graph that needs no network), .collapsed, or .speedscope.json."
+    "  [default: KIND.html]",
+)
+@click.option("--leaks", is_flag=True, help="Of memory: only what is still there at the end.")
+@asks_cluster
+def profile(
+    cluster: CommandConnection, kind: str, of: str, output: Path | None, **how: Any
 ) -> None:
+    """Record for some seconds what OF uses: a pid, an actor (id, name or class), or a training run.
+
+    cpu: by py-spy where it is installed and allowed, else by the process itself. What waits costs
+    nothing: `miniray stack` shows where.
+
+    memory: what is allocated, by memray, in the process itself; without memray by tracemalloc,
+    which sees only Python's own allocations.
+    """
     from miniray.profiling import forms, looks
 
     path = output or Path(f"{kind}.html")

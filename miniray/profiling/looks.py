@@ -76,6 +76,8 @@ def profile(
     """
     if kind not in ("cpu", "memory"):
         raise ValueError(f"There is no profile of {kind!r}: it is 'cpu' or 'memory'.")
+    if leaks and kind != "memory":
+        raise ValueError("Leaks are of memory: a profile of the CPU has none.")
     if not 0 < seconds <= _LONGEST:
         raise ValueError(f"A profile takes up to {_LONGEST:g} seconds, not {seconds:g}.")
     # Of py-spy, and of the process itself when py-spy has told nothing.
