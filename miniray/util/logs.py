@@ -112,8 +112,8 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
     if rank is not None:
         targets = of_rank(source, of, targets, rank)
     pids = tuple(each["pid"] for each in targets)
-    nodes = {each["node_id"] for each in targets}
-    return Whose(dataclasses.replace(query, pids=pids), tuple(nodes))
+    where = tuple({each["node_id"] for each in targets})
+    return Whose(dataclasses.replace(query, pids=pids), where)
 
 
 def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery) -> Whose | None:

@@ -68,8 +68,8 @@ def ask_processes(
     for node, told, why in source.ask_nodes("processes", question, seconds, nodes):
         if why:
             silent[f"node {node.hex()}"] = why
-        for *about, answer, missing in told or ():
-            found.append(ProcessCalls(node, *about, answer or NOTHING, missing))
+        for process, pid, role, job, answer, missing in told or ():
+            found.append(ProcessCalls(node, process, pid, role, job, answer or NOTHING, missing))
     for each in found:
         if each.missing:
             silent[f"{each.role} {each.process.hex()} (pid {each.pid})"] = each.missing

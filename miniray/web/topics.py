@@ -97,7 +97,7 @@ class Topics:
         )
         pushes = self._attachment.runtime.on_topic
         pushes["rows"] = self._soon(self._on_rows)
-        pushes["head_lost"] = self._soon(self._tell_error, _NO_HEAD)
+        pushes["head_lost"] = self._soon(lambda: self._tell_error(_NO_HEAD))
         pushes["head_back"] = self._soon(self._on_head_back)
         self._attachment.open()
         self.link = self._attachment.link
@@ -111,12 +111,12 @@ class Topics:
         self._attachment.runtime.shutdown()
 
     @staticmethod
-    def _soon(function: Callable[..., object], *given: Any) -> Callable[..., None]:
+    def _soon(function: Callable[..., object]) -> Callable[..., None]:
         """Return what has the event loop call a function."""
         loop = asyncio.get_running_loop()
 
         def pass_on(*told: Any) -> None:
-            loop.call_soon_threadsafe(function, *given, *told)
+            loop.call_soon_threadsafe(function, *told)
 
         return pass_on
 
