@@ -63,7 +63,7 @@ class Works:
             recorded = threads.submit(record)
             while not recorded.done():
                 sum(range(1000))
-        _, samples = recorded.result()
+        samples = recorded.result()
         return [frames for frames, cost in samples if cost > 0.05]
 
 
