@@ -70,7 +70,7 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))
-    columns = {name: column([row.get(name) for row in rows]) for name in names}
+    columns = {str(name): column([row.get(name) for row in rows]) for name in names}
     return pa.table(columns) if columns else no_columns(len(rows))
 
 
@@ -85,7 +85,7 @@ def batch_to_table(batch: Any) -> Any:
         return batch
     if isinstance(batch, pa.RecordBatch):
         return pa.Table.from_batches([batch])
-    if not hasattr(batch, "keys"):
+    if not hasattr(batch, "keys") or getattr(batch, "ndim", 2) < 2:  # a Series has keys, too
         raise TypeError(
             f"a batch is a dictionary of arrays, a pandas.DataFrame or a pyarrow.Table, "
             f"not {type(batch).__name__}"

@@ -210,7 +210,8 @@ class Dataset(Rearranging):
         def added(batch: Any) -> Any:
             values = fn(batch)
             if hasattr(batch, "append_column"):  # a table
-                return batch.append_column(col, column(values))
+                others = [name for name in batch.column_names if name != col]
+                return batch.select(others).append_column(col, column(values))
             batch = dict(batch) if isinstance(batch, dict) else batch.copy()
             batch[col] = values
             return batch

@@ -104,7 +104,7 @@ class FileRows(Content):
     def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
         """Return the lines of a file that begin within these bytes, or all of it."""
         if start == 0 and stop == ENDLESS:
-            return bytes(self.filesystem.read_block(path, 0, None))
+            return bytes(self.filesystem.cat_file(path))
         return bytes(self.filesystem.read_block(path, start, stop - start, b"\n"))
 
     def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:

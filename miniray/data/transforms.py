@@ -180,7 +180,8 @@ class MapRows(UserStep):
         made = [self._call(row, number, where) for number, row in rows]
         if self.kind == "Filter":
             return table.filter(np.asarray(made, dtype=bool))
-        return rows_to_table(list(itertools.chain.from_iterable(made)))
+        with told(self.name, where, _rows_text(at, table.num_rows)):
+            return rows_to_table(list(itertools.chain.from_iterable(made)))
 
     def _call(self, row: Any, number: int, where: Where) -> Any:
         """Return the rows that are made of one; of a filter, whether it is kept."""

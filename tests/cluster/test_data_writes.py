@@ -189,6 +189,8 @@ def test_pandas_and_a_column_made_by_a_function() -> None:
     pytest.importorskip("pandas")
     dataset = data.range(10).add_column("double", lambda frame: frame["id"] * 2)
     assert dataset.to_pandas()["double"].tolist() == list(range(0, 20, 2))
+    same = data.range(3).add_column("id", lambda table: table["id"], batch_format="pyarrow")
+    assert ids(same) == [0, 1, 2]
     frames = data.range(10).map_batches(lambda frame: frame[frame["id"] > 7], batch_format="pandas")
     assert ids(frames) == [8, 9]
     with pytest.raises(ValueError, match="has 10 rows"):

@@ -130,6 +130,13 @@ def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:
         blocks.batch_to_table(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
+def test_a_series_is_no_batch_and_names_of_columns_are_texts() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(TypeError, match=r"a batch is a dictionary of arrays.*not Series"):
+        blocks.batch_to_table(pandas.Series([1, 2]))
+    assert blocks.rows_to_table([{1: 2}]).column_names == ["1"]
+
+
 def test_rows_without_columns_are_counted() -> None:
     rows = [blocks.rows_to_table([{}] * 10), blocks.rows_to_table([{}] * 5)]
     assert tables_.concat(rows).num_rows == 15

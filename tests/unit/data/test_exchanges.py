@@ -490,6 +490,8 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         (lambda: dataset.repartition(), "one of them"),
         (lambda: dataset.repartition(1, 1), "one of them"),
         (lambda: dataset.repartition(0), "1 or more"),
+        (lambda: dataset.groupby("k", 0).count(), "1 or more"),
+        (lambda: dataset.random_shuffle(num_blocks="x"), "1 or more"),
         (lambda: dataset.join(dataset, "outer", on=("k",)), "must be one of inner"),
         (lambda: dataset.join(dataset, "inner", on="k"), "Expected tuple or list"),
         (lambda: dataset.join(dataset, "inner", on=("k",)), r"overlapping columns: \['n'\]"),

@@ -130,6 +130,10 @@ def test_csv_json_text_numpy_and_bytes(tmp_path: Path) -> None:
     assert data.read_json(str(tmp_path / "x.json")).take() == [{"a": 1}, {"a": 2}]
     (tmp_path / "y.json").write_text('{\n"a": 1\n}')
     assert data.read_json(str(tmp_path / "y.json")).take() == [{"a": 1}]
+    (tmp_path / "z.json").write_text("[1, 2]")
+    assert data.read_json(str(tmp_path / "z.json")).take() == [{"item": 1}, {"item": 2}]
+    (tmp_path / "x.tsv").write_text("a\tb\n1\t2\n")
+    assert data.read_csv(str(tmp_path / "x.tsv")).take() == [{"a": 1, "b": 2}]
     (tmp_path / "x.txt").write_text("one\n\ntwo")
     text = data.read_text(str(tmp_path / "x.txt"), include_paths=True)
     assert [(row["text"], row["path"][-5:]) for row in text.take()] == [
@@ -212,6 +216,16 @@ def test_columns_are_added_renamed_and_dropped() -> None:
     assert dataset.select_columns(["b"]).columns() == ["b"]
     with pytest.raises(data.DataError, match="has no column 'z', but a, b"):
         dataset.drop_columns(["z"]).take()
+
+
+def test_a_step_that_cannot_be_done_is_named() -> None:
+    dataset = data.from_arrow(pa.table({"a": [1, 2], "b": [3, 4]}))
+    with pytest.raises(
+        data.DataError, match=r"RenameColumns\(a\): .* two columns of the same name"
+    ):
+        dataset.rename_columns({"a": "b"}).take()
+    with pytest.raises(data.DataError, match=r"Filter\(\(a \+ 1\)\) failed on rows of a table"):
+        dataset.filter(expr="a + 1").take()
 
 
 def test_unions_and_limits_of_limits() -> None:
@@ -311,6 +325,22 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         data.DataContext.get_current().target_max_blocksize = 5
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dataset.nothing  # noqa: B018
+    with pytest.raises(ValueError, match=r"file_format='gif'\) must be one of png"):
+        dataset.write_images("nowhere", "id", file_format="gif")
+    with pytest.raises(ValueError, match=r"write_parquet\(\): there is no column 'key'"):
+        dataset.write_parquet("nowhere", partition_cols=["key"])
+    with pytest.raises(ValueError, match="min_rows_per_file='many'"):
+        dataset.write_parquet("nowhere", min_rows_per_file="many")
+    with pytest.raises(ValueError, match=r"size=5\) must be \(height, width\)"):
+        data.read_images("nowhere", size=5)
+    with pytest.raises(ValueError, match="num_cpus must be a finite number"):
+        dataset.map(lambda row: row, num_cpus=-1)
+    with pytest.raises(ValueError, match="'max_retries' is an option of tasks"):
+        dataset.map_batches(Model, max_retries=2)
+    with pytest.raises(TypeError, match=r"union\(\) takes datasets of miniray.data, not \[1\]"):
+        dataset.union([1])
+    with pytest.raises(ValueError, match=r"random_sample\(seed='x'\)"):
+        dataset.random_sample(0.5, seed="x")
 
 
 def test_features_of_hugging_face_are_looked_through_for_what_must_be_decoded() -> None:
