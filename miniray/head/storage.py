@@ -178,9 +178,6 @@ CREATE TABLE IF NOT EXISTS cluster (
 CREATE TABLE IF NOT EXISTS things (
     kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS key_values (
-    namespace TEXT NOT NULL, key NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, key)
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ended (
     kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (kind, key)
@@ -188,20 +185,13 @@ CREATE TABLE IF NOT EXISTS ended (
 CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
 """
 _ACTOR, _GROUP, _JOB, _SUBMITTED = "actor", "placement_group", "job", "submitted_job"
-_EVENT = "event"
-_THING, _VALUE = "thing", "value"
-_REPLACE = {
-    _THING: "REPLACE INTO things VALUES (?, ?, ?)",
-    _VALUE: "REPLACE INTO key_values VALUES (?, ?, ?)",
-}
-_DELETE = {
-    _THING: "DELETE FROM things WHERE kind = ? AND key = ?",
-    _VALUE: "DELETE FROM key_values WHERE namespace = ? AND key = ?",
-}
+_EVENT, _VALUE = "event", "value"
+_REPLACE = "REPLACE INTO things VALUES (?, ?, ?)"
+_DELETE = "DELETE FROM things WHERE kind = ? AND key = ?"
 #: Seconds until a disk that took nothing is tried again, at first and at most.
 _RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
-#: What has changed: table, kind or namespace, key.
-_What = tuple[str, str, "bytes | str"]
+#: What has changed: kind and key.
+_What = tuple[str, bytes]
 #: Ended things of each kind that the next head is told of.
 _REMEMBERED = 10_000
 
@@ -254,7 +244,6 @@ class SqliteStorage(Storage):
         kept: dict[str, list[bytes]] = collections.defaultdict(list)
         for kind, record in database.execute("SELECT kind, record FROM things"):
             kept[kind].append(record)
-        values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
         return Saved(
             cluster_id=cluster_id,
             epoch=starts + 1,
@@ -264,7 +253,7 @@ class SqliteStorage(Storage):
             jobs=kept[_JOB],
             submitted_jobs=kept[_SUBMITTED],
             events=kept[_EVENT],
-            values=values,
+            values=[marshal.loads(record) for record in kept[_VALUE]],
             dead_actors=[record for _, record in self._read_ended(_ACTOR)],
             removed_groups=[key for key, _ in self._read_ended(_GROUP)],
         )
@@ -312,13 +301,14 @@ class SqliteStorage(Storage):
             self._waiting.append(then)
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
-        self._note((_VALUE, namespace, key), _Change(value))
+        record = None if value is None else marshal.dumps((namespace, key, value))
+        self._change(_VALUE, marshal.dumps((namespace, key), 0), record)
 
     def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
-        self._note((_THING, kind, key), _Change(record))
+        self._note((kind, key), _Change(record))
 
     def _end(self, kind: str, key: bytes, record: bytes) -> None:
-        self._note((_THING, kind, key), _Change(None, record))
+        self._note((kind, key), _Change(None, record))
 
     def _note(self, what: _What, change: _Change) -> None:
         self._changes[what] = change
@@ -336,11 +326,8 @@ class SqliteStorage(Storage):
             changes, self._changes = self._changes, {}
             waiting, self._waiting = self._waiting, []
             trouble = await self._write(changes)
-            if trouble is not None and not isinstance(trouble, sqlite3.OperationalError):
-                trouble = await self._write_each(changes)
-            elif trouble is None:
-                changes = {}
-            self._changes = {**changes, **self._changes}
+            if trouble is not None:
+                self._changes = {**changes, **self._changes}
             self._tell(trouble)
             for then in waiting:
                 _call(then)
@@ -350,21 +337,6 @@ class SqliteStorage(Storage):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), pause)
                 pause = min(2 * pause, _RETRY_AT_MOST_AFTER)
-
-    async def _write_each(self, changes: dict[_What, _Change]) -> Exception | None:
-        """Write one by one, and drop those that can never be written."""
-        for what, change in list(changes.items()):
-            trouble = await self._write({what: change})
-            if isinstance(trouble, sqlite3.OperationalError):
-                return trouble
-            if trouble is not None:
-                logger.error(
-                    "the %s %s %.80r cannot be kept, and a restart of the head will miss it: %s",
-                    *what,
-                    trouble,
-                )
-            del changes[what]
-        return None
 
     async def _write(self, changes: dict[_What, _Change]) -> Exception | None:
         loop = asyncio.get_running_loop()
@@ -391,11 +363,11 @@ class SqliteStorage(Storage):
     def _transact(self, changes: dict[_What, _Change]) -> None:
         now = time.time()
         rows: dict[str, list[tuple[Any, ...]]] = collections.defaultdict(list)
-        for (table, kind, key), (record, ended) in changes.items():
+        for (kind, key), (record, ended) in changes.items():
             if record is None:
-                rows[_DELETE[table]].append((kind, key))
+                rows[_DELETE].append((kind, key))
             else:
-                rows[_REPLACE[table]].append((kind, key, record))
+                rows[_REPLACE].append((kind, key, record))
             if ended is not None:
                 rows["REPLACE INTO ended VALUES (?, ?, ?, ?)"].append((kind, key, ended, now))
                 # Daemons that come back later than this have stopped.
@@ -405,7 +377,7 @@ class SqliteStorage(Storage):
             for statement, values in rows.items():
                 database.executemany(statement, values)
         COUNTED.took("head_storage_write_seconds", time.perf_counter() - began)
-        if _DELETE[_VALUE] in rows:  # it may have been the code of a job, which is large
+        if any(kind == _VALUE for kind, _ in rows[_DELETE]):  # maybe code of a job, which is large
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.common.config import config
 from miniray.exceptions import RuntimeEnvSetupError
@@ -41,7 +41,6 @@ class CodeCache:
         self._code: collections.OrderedDict[bytes, bytes] = collections.OrderedDict()
         #: The names that each job has used or registered here.
         self._names: dict[bytes, set[bytes]] = {}
-        self._awaited: dict[bytes, asyncio.Event] = {}
 
     def put(self, job_id: bytes, name: bytes, content: bytes) -> bool:
         """Keep code of a job; return False if the job has used it here, so that the head has it."""
@@ -49,9 +48,6 @@ class CodeCache:
         is_new = name not in names
         names.add(name)
         self._keep(name, content)
-        awaited = self._awaited.pop(name, None)
-        if awaited is not None:
-            awaited.set()
         return is_new
 
     def known(self, job_id: bytes, name: bytes) -> bytes | None:
@@ -65,16 +61,14 @@ class CodeCache:
         """Return the code, from the head if need be; None if none came within some seconds."""
         pause = _FIRST_PAUSE
         for _ in range(_PAUSES):
-            content: Any = self.known(job_id, name) or await self._ask_head(name)
+            content = await self._ask_head(name)
             if content is not None:
                 self.put(job_id, name, content)
-                return bytes(content)
-            event = self._awaited.setdefault(name, asyncio.Event())
-            try:
-                await asyncio.wait_for(event.wait(), pause)
-            except asyncio.TimeoutError:
-                pause *= 2
-        return self.known(job_id, name)
+            if (content := self.known(job_id, name)) is not None:  # or a process has brought it
+                return content
+            await asyncio.sleep(pause)
+            pause *= 2
+        return None
 
     def jobs(self) -> set[bytes]:
         return set(self._names)
@@ -85,7 +79,6 @@ class CodeCache:
         before = self.used
         for name in names.difference(*self._names.values()):
             self.used -= len(self._code.pop(name, b""))
-            self._awaited.pop(name, None)
         if before - self.used > _MUCH:
             trim()
 

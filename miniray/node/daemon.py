@@ -19,7 +19,6 @@ from miniray.exceptions import describe_exit
 from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
-from miniray.node.log_search import LogSearch
 from miniray.node.membership import Membership
 from miniray.node.metrics import DeviceUse, NodeMetrics
 from miniray.node.output_router import OutputRouter
@@ -99,7 +98,6 @@ class NodeDaemon:
         self._metrics = NodeMetrics(clients, questions, folder, self._figures, devices)
         self.web = WebDoor(node, clients, pool.fork_helper, page_opened)
         WorkerNotices(clients, pool, to_head)
-        LogSearch(node, questions)
         self._outputs = OutputRouter(self.node_id, clients, relay, questions, pool.read_output)
         self.membership = Membership(node, to_head, clients, pool, relay, objects.adopted, self)
         clients.notices["shutdown"] = lambda _client: self.stop("the driver called shutdown()")

@@ -14,7 +14,6 @@ from miniray.node.workers.worker import NodeLease, started_report
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Container
 
     from miniray._proto import common_pb2, head_pb2
     from miniray.node.base.clients import ClientServer
@@ -64,7 +63,7 @@ class Membership:
 
     # --- joining -------------------------------------------------------------------
     async def join(self, timeout: float) -> None:
-        self._welcomed(await self.head.session.open(self, timeout))
+        self._welcomed(await self.head.session.open(self, timeout, lambda waiting: []))
 
     async def rejoin(self, timeout: float) -> None:
         """Open a session with the head again, or with its successor.
@@ -89,10 +88,15 @@ class Membership:
                 self.clients.push(client.process_id, "head_lost", ())
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
+        """Learn of nodes; those that are missing where all are listed have died unheard."""
         for node in welcome.nodes:
-            self._joined(node)
+            address = DaemonAddress.parse(node.address)
+            self.relay.joined(node.node_id, address.target_from(self.config.machine))
         if welcome.nodes_are_all:
-            self._only_these_live({node.node_id for node in welcome.nodes})
+            living = {node.node_id for node in welcome.nodes}
+            for node_id in self.relay.nodes():
+                if node_id not in living:
+                    self.events.node_died(node_id)
 
     def hello(self) -> head_pb2.NodeHello:
         return hello(self.config, self.pool, self.head.recent_reports())
@@ -135,12 +139,10 @@ class Membership:
             self.pool.end(end.lease, kill=end.kill, calls_left=end.calls_left, grace=end.grace)
         elif kind == "job_ended":
             self._job_ended(message.job_ended)
-        elif kind == "node_joined":
-            self._joined(message.node_joined)
+        elif kind == "welcome":
+            self._welcomed(message.welcome)
         elif kind == "node_died":
             self.events.node_died(message.node_died.node_id)
-        elif kind == "living":
-            self._only_these_live({self.config.node_id, *message.living.ids})
         elif kind == "stop":
             self.events.stop(message.stop.reason)
 
@@ -158,13 +160,3 @@ class Membership:
             actor_id, state, *_ = body
             if state == DEAD:
                 self.adopted.actor_died(actor_id)
-
-    def _joined(self, node: head_pb2.NodeJoined) -> None:
-        address = DaemonAddress.parse(node.address)
-        self.relay.joined(node.node_id, address.target_from(self.config.machine))
-
-    def _only_these_live(self, node_ids: Container[bytes]) -> None:
-        """Handle the deaths of nodes that the head does not list, which this node has missed."""
-        for node_id in self.relay.announced():
-            if node_id not in node_ids:
-                self.events.node_died(node_id)

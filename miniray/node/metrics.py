@@ -300,7 +300,7 @@ def _memory() -> tuple[float, float]:
 def _pressure(resource: str) -> dict[str, float]:
     """Return for how long some, or all, tasks have waited for a resource, in seconds."""
     lines = (line.split() for line in _read(f"/proc/pressure/{resource}").splitlines())
-    return {kind: int(total.partition("=")[2]) / 1e6 for kind, *_, total in lines}
+    return {kind: int(total.removeprefix("total=")) / 1e6 for kind, *_, total in lines}
 
 
 def _network() -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What the processes of this node do: stacks and profiles, from inside and, else, from outside."""
+"""What the processes of this node do: stacks and profiles, from inside or outside; their logs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.spans import SPANS
+from miniray.logs.log_files import LogQuery, read_on
+from miniray.logs.log_search import find
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,6 +53,7 @@ class Probes:
         questions.answers["timeline"] = self._timeline
         questions.answers["clock"] = lambda _seconds: (node.machine, time.time())
         questions.answers["clocks"] = self._clocks
+        questions.answers["logs"] = self._logs
 
     def _all(self) -> list[Client]:
         """Return the processes that run user code."""
@@ -189,6 +192,17 @@ class Probes:
             if half < quickest:
                 found, quickest = (now - began - half, half), half
         return found
+
+    async def _logs(self, seconds: float, query: dict[str, Any], ends: Any) -> dict[str, Any]:
+        """Read log files, for the fields of a ``LogQuery``.
+
+        ``ends``: by node, what was read already; None: nothing.
+        """
+        folder, wanted = self._node.logs, LogQuery(**query)
+        if ends is None:
+            return await find(folder, wanted, seconds)
+        own = ends.get(self._node.node_id.hex(), {})
+        return await asyncio.to_thread(read_on, folder, wanted, own)
 
     def _about(self, client: Client) -> dict[str, Any]:
         name = "driver" if client.is_driver else self._names.work_of(client.process_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import platform
 import socket
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
         host=node.host,
         address=node.address,
         hostname=socket.gethostname(),
-        pid=os.getpid(),
         resources=plain.dumps(
             {
                 "scalars": dict(node.scalars),
@@ -74,7 +72,7 @@ def attached(client: Client, machine: str) -> head_pb2.FromNode:
 
 def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
     """Report whether a lease's work waits for others, and whether it needs nothing any more."""
-    blocked, leaving = lease.blocked, worker.let_go.is_set()
+    blocked, leaving = lease.blocked, worker.has_let_go
     return head_pb2.FromNode(
         blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=blocked, leaving=leaving)
     )
@@ -133,7 +131,8 @@ class WorkerNotices:
 
     def _let_go(self, worker: Worker) -> None:
         """Have others get what a worker keeps that only waits for them before it exits."""
-        worker.let_go.set()
+        worker.has_let_go = True
+        worker.vacated.set()
         if worker.lease is not None:
             worker.lease.allocation = worker.lease.allocation.emptied()
             self._blocked(worker, True)

@@ -185,6 +185,7 @@ class WebDoor:
 def web_config(options: BootOptions, key: bytes, session: Session) -> WebConfig:
     """Return the facts for the page of a node that is started with these options."""
     host = shown = options.dashboard_host
+    _, _, cluster = session.id.rpartition("_")
     with contextlib.suppress(OSError):  # it is not known how others reach this machine
         shown = address_to_show(host)
     return WebConfig(
@@ -192,7 +193,7 @@ def web_config(options: BootOptions, key: bytes, session: Session) -> WebConfig:
         port=options.dashboard_port,
         shown_host=shown,
         key=key,
-        cluster=session.id.rpartition("_")[2],
+        cluster=cluster,
         certificate="" if is_loopback(host) else str(session.folder),
     )
 

@@ -55,13 +55,11 @@ class ClientDirectory:
     def __init__(self, nodes: NodeDirectory) -> None:
         self._nodes = nodes
         self._clients: dict[bytes, AttachedProcess] = {}
-        self._on_node: dict[bytes, dict[bytes, AttachedProcess]] = {}
         #: Called with each process that ended, in this order.
         self.on_ended: list[Callable[[bytes, ProcessExit], None]] = []
 
     def attach(self, client: AttachedProcess) -> None:
         self._clients[client.id] = client
-        self._on_node.setdefault(client.node.id, {})[client.id] = client
 
     def get(self, process_id: bytes) -> AttachedProcess | None:
         return self._clients.get(process_id)
@@ -76,19 +74,14 @@ class ClientDirectory:
 
     def ended(self, process_id: bytes, how: ProcessExit) -> None:
         """Remove a process, which may never have attached, and tell the observers."""
-        client = self._clients.pop(process_id, None)
-        if client is not None:
-            self._on_node[client.node.id].pop(process_id, None)
+        self._clients.pop(process_id, None)
         for hook in self.on_ended:
             hook(process_id, how)
 
     def node_lost(self, node: ClusterNode) -> None:
         why = f"Node {node.name} is gone: {node.reason}."
-        for client in self._on_node.pop(node.id, {}).values():
-            if self._clients.get(client.id) is client:
-                del self._clients[client.id]
-                for hook in self.on_ended:
-                    hook(client.id, ProcessExit(pid=client.pid, with_node=True, detail=why))
+        for client in [each for each in self._clients.values() if each.node is node]:
+            self.ended(client.id, ProcessExit(pid=client.pid, with_node=True, detail=why))
         for hook in self.on_ended:  # its daemon
             hook(node.id, ProcessExit(with_node=True, detail=why))
 

@@ -144,7 +144,7 @@ class NodeDirectory:
     def add(self, node: ClusterNode) -> None:
         self._lost.pop(node.id, None)
         for other in self._living.values():
-            other.send(node_joined=self.introduction(node))
+            other.send(welcome=head_pb2.Welcome(nodes=[self.introduction(node)]))
         self._living[node.id] = node
         self._count_cpus()
 
@@ -167,9 +167,9 @@ class NodeDirectory:
 
     def tell_all(self) -> None:
         """Tell all nodes who lives: an earlier head may not have told them of a loss."""
-        living = head_pb2.LivingNodes(ids=list(self._living))
-        for node in self._living.values():
-            node.send(living=living)
+        told = head_pb2.Welcome(nodes=map(self.introduction, self), nodes_are_all=True)
+        for node in self:
+            node.send(welcome=told)
 
     def silent(self, now: float, timeout: float, every: float) -> list[ClusterNode]:
         """Return the nodes that were silent for ``timeout`` seconds while others were heard.

@@ -140,8 +140,6 @@ class GroupTable:
         #: The same by what they lack: where the oldest has no room, the others have none.
         self._alike: dict[Hashable, dict[bytes, Group]] = {}
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
-        #: After a restart of the head: the groups with bundles that a node is to report.
-        self._awaiting: dict[str, dict[bytes, None]] = collections.defaultdict(dict)
         #: Bundles of removed groups that still hold leases.
         self._closing: dict[BundleKey, Allocation] = {}
 
@@ -151,8 +149,6 @@ class GroupTable:
             raise ValueError(f"placement group {state.group_id.hex()} exists already")
         group = Group(state, number, since, Domain(self._threshold))
         self.groups[state.group_id] = group
-        for held in state.awaited.values():
-            self._awaiting[held.node_id][state.group_id] = None
         self._enqueue(group)
         return group
 
@@ -245,12 +241,11 @@ class GroupTable:
         return list(lost.values())
 
     def awaited_on(self, node_id: str) -> dict[BundleKey, Allocation]:
-        ids = self._awaiting.get(node_id, ())
+        """Return the bundles that a node is to report after a restart of the head."""
         return {
             (id, index): held
-            for id in ids
-            if id in self.groups
-            for index, held in self.groups[id].state.awaited.items()
+            for id, group in self.groups.items()
+            for index, held in group.state.awaited.items()
             if held.node_id == node_id
         }
 
@@ -262,7 +257,6 @@ class GroupTable:
             self._dequeue(group)
             group.state.lose(index)
             incomplete[group] = None
-        self._awaiting.pop(node_id, None)
         self._reschedule(incomplete, next_number, now)
 
     def _reschedule(

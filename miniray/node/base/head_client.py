@@ -147,7 +147,7 @@ class HeadClient:
         self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
     ) -> head_pb2.Welcome:
         """Open the session again; the head gets ``news`` and what may have been lost."""
-        return await self.session.reopen(
+        return await self.session.open(
             member, timeout, lambda waiting: [*news(), *self._unconfirmed.to_repeat(waiting)]
         )
 

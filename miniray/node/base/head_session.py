@@ -30,15 +30,8 @@ _BATCH_BYTES = 1 << 20
 _RETRY = 0.2
 #: Seconds that the head may take to read that this node ends.
 _FAREWELL = 1.0
-#: Retries when gRPC does not know why a call has ended: if the head refuses a call while a message
-#: is being written to it, gRPC may forget the refusal.
-_AGAIN = 3
 #: The result of reading an ended stream; the type stubs of gRPC lack it.
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-
-
-class _UnknownEndError(ConnectionError):
-    """A call has ended, and gRPC gives an error of its own in place of the head's answer."""
 
 
 class SessionEvents(Protocol):
@@ -77,27 +70,20 @@ class HeadSession:
     def send(self, message: head_pb2.FromNode) -> None:
         self._queue.put_nowait(message)
 
-    async def open(self, member: SessionEvents, timeout: float) -> head_pb2.Welcome:
-        """Introduce this node.
-
-        Raises:
-            MinirayError: The head refuses; the class is the one that the head named.
-            ConnectionError: There is no head, or it does not answer in time.
-        """
-        call, welcome = await self._introduce(member, timeout)
-        self._begin(call, member)
-        return welcome
-
-    async def reopen(
+    async def open(
         self,
         member: SessionEvents,
         timeout: float,
         first: Callable[[list[head_pb2.FromNode]], list[head_pb2.FromNode]],
     ) -> head_pb2.Welcome:
-        """Introduce this node again, with retries for ``timeout`` seconds; raise as ``open`` does.
+        """Introduce this node, again if there was a session; with retries for ``timeout`` seconds.
 
         ``first`` gets the messages that wait when the head has accepted, and returns what is to be
         sent before them.
+
+        Raises:
+            MinirayError: The head refuses; the class is the one that the head named.
+            ConnectionError: There is no head, or it does not answer in time.
         """
         await self._end_tasks()
         loop = asyncio.get_running_loop()
@@ -115,7 +101,7 @@ class HeadSession:
                 if loop.time() + _RETRY > deadline:
                     raise
                 if not told:
-                    logger.info("the head has not come back yet: %s", error)
+                    logger.info("the head does not take the session yet: %s", error)
                 told = True
                 await asyncio.sleep(_RETRY)
         self._lost_at = None
@@ -126,16 +112,6 @@ class HeadSession:
         return welcome
 
     async def _introduce(
-        self, member: SessionEvents, timeout: float
-    ) -> tuple[_Call, head_pb2.Welcome]:
-        for _ in range(_AGAIN):
-            try:
-                return await self._introduce_once(member, timeout)
-            except _UnknownEndError:  # noqa: PERF203 - a few times at most
-                logger.debug("the head ended a call before it was told why; asking again")
-        return await self._introduce_once(member, timeout)
-
-    async def _introduce_once(
         self, member: SessionEvents, timeout: float
     ) -> tuple[_Call, head_pb2.Welcome]:
         self.ended.clear()
@@ -153,10 +129,8 @@ class HeadSession:
                 raise exceptions.AuthenticationError(
                     error.details() or "The head refused the secret."
                 ) from None
-            cannot = f"The head cannot be reached: {error.details()}"
-            if error.code() == grpc.StatusCode.INTERNAL:
-                raise _UnknownEndError(cannot) from None
-            raise ConnectionError(cannot) from None
+            # If the head refuses while a message is being written to it, gRPC may forget why.
+            raise ConnectionError(f"The head cannot be reached: {error.details()}") from None
         if first is _EOF:
             raise ConnectionError("The head closed the session at once.")
         welcome: head_pb2.Welcome = first.welcome

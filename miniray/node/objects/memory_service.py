@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.workers.process_names import ProcessNames
 
-    SourceOf = Callable[[int], tuple[bytes, int] | None]
     Adopted = tuple[bytes, Value, list[bytes], int]
 
 #: Processes whose rows of one object are reported; the owner's row names the others.
@@ -81,20 +80,18 @@ def store_totals(store: SegmentStore, segments: Iterable[Segment]) -> StoreTotal
     }
 
 
-def segment_rows(
-    node_id: bytes, segments: Iterable[Segment], limit: int, source_of: SourceOf
-) -> list[SegmentRow]:
+def segment_rows(node_id: bytes, segments: Iterable[Segment], limit: int) -> list[SegmentRow]:
     """Describe the largest segments of a node's store."""
 
     def place(segment: Segment) -> tuple[int, int, bytes]:
-        node, number = source_of(segment.number) or (node_id, segment.number)
+        node, number, _ = segment.copy_of or (node_id, segment.number, b"")
         return order(segment.size, number, node)
 
-    return [_row(each, source_of) for each in heapq.nsmallest(limit, segments, key=place)]
+    return [_row(each) for each in heapq.nsmallest(limit, segments, key=place)]
 
 
-def _row(segment: Segment, source_of: SourceOf) -> SegmentRow:
-    source_node, source = source_of(segment.number) or (b"", 0)
+def _row(segment: Segment) -> SegmentRow:
+    source_node, source, _ = segment.copy_of or (b"", 0, b"")
     return {
         "number": segment.number,
         "size": segment.size,
@@ -204,12 +201,12 @@ def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str
 
 
 def _sums(sizes: Mapping[bytes, int], name_of: Callable[[bytes], str]) -> str:
-    largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
-    texts = [f"{format_bytes(size)} by {name_of(who)}" for who, size in largest[:_NAMED]]
+    largest = sorted(sizes, key=lambda who: (-sizes[who], who))
+    texts = [f"{format_bytes(sizes[who])} by {name_of(who)}" for who in largest[:_NAMED]]
     rest = largest[_NAMED:]
     if rest:
         others = f"{len(rest)} other{'s' if len(rest) > 1 else ''}"
-        texts.append(f"{format_bytes(sum(size for _, size in rest))} by {others}")
+        texts.append(f"{format_bytes(sum(sizes[who] for who in rest))} by {others}")
     return ", ".join(texts)
 
 
@@ -236,12 +233,11 @@ class MemoryService:
         clients = [each for each in self.clients.clients.values() if not each.is_command]
         told = await self.questions.ask_processes(clients, "objects", (limit, detail), seconds)
         held = {process: answer for process, answer, why in told if not why}
-        store, source_of = self.objects.store, self.objects.copies.source_of
+        store = self.objects.store
         segments = list(store)
 
         def look() -> tuple[StoreTotals, list[SegmentRow]]:
-            rows = segment_rows(self._node_id, segments, limit, source_of)
-            return store_totals(store, segments), rows
+            return store_totals(store, segments), segment_rows(self._node_id, segments, limit)
 
         totals, rows = await asyncio.to_thread(look)
         own = self._own_objects(limit, detail=detail)
@@ -257,12 +253,9 @@ class MemoryService:
 
     def own(self) -> OwnMemory:
         """What this daemon keeps, without what processes know of it."""
-        objects = self.objects
         return {
             "pid": os.getpid(),
-            "segments": segment_rows(
-                self._node_id, objects.store, MAX_OBJECTS, objects.copies.source_of
-            ),
+            "segments": segment_rows(self._node_id, self.objects.store, MAX_OBJECTS),
             "adopted": self._own_objects(MAX_OBJECTS, detail=True)["objects"],
             "tables": self.table_sizes(),
         }

@@ -69,8 +69,6 @@ class RelayHub:
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         #: Nodes with streams to this one; each stream ends when its event is set.
         self._incoming: dict[bytes, set[asyncio.Event]] = {}
-        #: Nodes that opened a stream before the head announced them, or after it gave them up.
-        self._unannounced: set[bytes] = set()
         #: Nodes that were given up, with what had come from them. They may live and not know it.
         self._given_up: collections.OrderedDict[bytes, Inbox] = collections.OrderedDict()
 
@@ -80,9 +78,6 @@ class RelayHub:
     def nodes(self) -> list[bytes]:
         return list(self._addresses)
 
-    def announced(self) -> list[bytes]:
-        return [node_id for node_id in self._addresses if node_id not in self._unannounced]
-
     def knows(self, node_id: bytes) -> bool:
         """Return whether another node lives, as far as the head has said."""
         return node_id in self._addresses
@@ -91,7 +86,6 @@ class RelayHub:
         if node_id == self.node_id:
             return
         self._addresses[node_id] = address
-        self._unannounced.discard(node_id)
         inbox = self._given_up.pop(node_id, None)
         if inbox is not None:
             self._inboxes.setdefault(node_id, inbox)
@@ -100,7 +94,6 @@ class RelayHub:
 
     def died(self, node_id: bytes) -> None:
         self._addresses.pop(node_id, None)
-        self._unannounced.discard(node_id)
         outbox = self._outboxes.pop(node_id, None)
         inbox = self._inboxes.pop(node_id, None)
         if inbox is not None or outbox is not None:
@@ -270,14 +263,14 @@ class RelayHub:
         incoming: AsyncIterator[node_pb2.RelayBatch],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Serve another node's stream to this one (the Relay RPC)."""
+        """Serve another node's stream to this one (the Relay RPC).
+
+        One of a node that the head has not announced ends at once: it is opened again.
+        """
         first = await anext(incoming, None)
-        if first is None or not first.node_id:
+        if first is None or first.node_id not in self._addresses:
             return
         node_id = first.node_id
-        if node_id not in self._addresses:
-            self._addresses[node_id] = ""
-            self._unannounced.add(node_id)
         end = asyncio.Event()
         self._incoming.setdefault(node_id, set()).add(end)
         write = _one_at_a_time(context.write)
@@ -286,23 +279,16 @@ class RelayHub:
             await write(inbox.acknowledge())
             self._handle(node_id, first)
             parts = [self._read(node_id, incoming), self._acknowledge(node_id, write), end.wait()]
-            if not self._addresses.get(node_id):
+            if not self._addresses[node_id]:
                 outbox = self._outboxes.setdefault(node_id, Outbox())
                 parts.append(outbox.drain_to(write, inbox))
             await first_of(*parts)
         except BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), one_line(error))
         finally:
-            self._left(node_id, end)
-
-    def _left(self, node_id: bytes, stream: asyncio.Event) -> None:
-        """Note the end of a stream; that of a node that the head never announced is its death."""
-        self._incoming[node_id].discard(stream)
-        if not self._incoming[node_id]:
-            del self._incoming[node_id]
-            if node_id in self._unannounced:
-                self.died(node_id)
-                self.events.messages_lost(node_id)
+            self._incoming[node_id].discard(end)
+            if not self._incoming[node_id]:
+                del self._incoming[node_id]
 
     async def close(self) -> None:
         self._addresses.clear()  # from here on, nothing is sent

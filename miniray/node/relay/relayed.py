@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import node_pb2
-from miniray.common.series import COUNTED
+from miniray.common.series import COUNTED, add
 from miniray.messages import plain
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Outbox:
 
     def rewind(self) -> None:
         """Queue the messages again that a broken stream may have lost."""
-        self._resent[0] += len(self._sent)
+        add(self._resent, len(self._sent))
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._count()
@@ -197,8 +197,8 @@ class Outbox:
             batch.append(message)
             self._sent.append(sent)
         packed = pack(batch)
-        self._messages[0] += len(batch)
-        self._bytes[0] += len(packed)
+        add(self._messages, len(batch))
+        add(self._bytes, len(packed))
         return node_pb2.RelayBatch(messages=packed, first=first, outbox=self.id)
 
     async def drain_to(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,20 +54,12 @@ class NodeRequest(NamedTuple):
 Answered = tuple[Any, bytes]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Request:
-    """A request that was sent and has no answer yet."""
-
-    came: asyncio.Future[Answered]
-    size: int
-    timer: asyncio.TimerHandle | None = None
-
-
 class _Peer:
     """Requests to one node."""
 
     def __init__(self) -> None:
-        self.open: dict[int, _Request] = {}
+        #: Those that were sent and have no answer yet, with the bytes that may come.
+        self.open: dict[int, tuple[asyncio.Future[Answered], int]] = {}
         self._in_flight = 0
         #: Requests that wait until fewer bytes are on their way, first in, first out.
         self._turns: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
@@ -78,13 +69,11 @@ class _Peer:
 
     def close(self, number: int) -> asyncio.Future[Answered] | None:
         """Count a request off; return its future, unless it was counted off before."""
-        request = self.open.pop(number, None)
-        if request is None:
+        if number not in self.open:
             return None
-        if request.timer is not None:
-            request.timer.cancel()
-        self.end(request.size)
-        return request.came
+        came, size = self.open.pop(number)
+        self.end(size)
+        return came
 
     async def begin(self, size: int) -> None:
         """Wait until as many bytes more may be on their way; they count until ``end``.
@@ -158,28 +147,25 @@ class NodeRequests:
         number = self._numbers()
         try:
             await peer.begin(size)
-            came = self._begin(peer, number, node_id, size, limit)
+            came: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+            peer.open[number] = came, size
             asked = Relayed(notice=r.REQUEST, items=(number, what, *arguments))
             if not self._relay.send(node_id, asked):
                 peer.close(number)
                 raise RequestRefusedError(self._why_not_sent(node_id))
+            late = False
             try:
+                if limit is not None:
+                    done, _ = await asyncio.wait({came}, timeout=limit)
+                    late = not done
+                if late:
+                    raise NoAnswerError("it did not answer in time")
                 return await came
             finally:
-                if not size:  # else they may be on their way, though nobody waits for them
+                if late or not size:  # else they may be on their way, though nobody waits for them
                     peer.close(number)
         finally:
             self._forget_idle(node_id, peer)
-
-    def _begin(
-        self, peer: _Peer, number: int, node_id: bytes, size: int, limit: float | None
-    ) -> asyncio.Future[Answered]:
-        loop = asyncio.get_running_loop()
-        request = peer.open[number] = _Request(loop.create_future(), size)
-        if limit is not None:
-            late = NoAnswerError("it did not answer in time")
-            request.timer = loop.call_later(limit, self._fail, node_id, peer, number, late)
-        return request.came
 
     def _why_not_sent(self, node_id: bytes) -> str:
         if self._relay.knows(node_id):
@@ -208,10 +194,7 @@ class NodeRequests:
         peer = self._peers.get(node_id)
         if peer is not None:
             for number in list(peer.open):
-                self._fail(node_id, peer, number, NoAnswerError("it could not be reached"))
-
-    def _fail(self, node_id: bytes, peer: _Peer, number: int, error: NoAnswerError) -> None:
-        came = peer.close(number)
-        if came is not None and not came.done():
-            came.set_exception(error)
-        self._forget_idle(node_id, peer)
+                came = peer.close(number)
+                if came is not None and not came.done():
+                    came.set_exception(NoAnswerError("it could not be reached"))
+            self._forget_idle(node_id, peer)

@@ -37,21 +37,14 @@ class Evictions(Protocol):
     def leaving(self) -> int:
         """Bytes that are on their way out of memory."""
 
-    @property
-    def failures(self) -> int:
-        """How often a value could not be written to disk."""
+    def make_room(self, target: int) -> int:
+        """Begin to move values out until ``target`` bytes are in use; return the bytes missing."""
 
-    def make_room(self, target: int, *, writes: bool) -> int:
-        """Begin to move values out until ``target`` bytes are in use; return what it falls short.
-
-        ``writes``: values may be written to disk.
-        """
-
-    def move_out(self, count: int, *, writes: bool) -> bool:
+    def move_out(self, count: int) -> bool:
         """Begin to move some values out, whatever their size; return whether there are any."""
 
     def trouble(self) -> str:
-        """Say why the last value could not be written to disk."""
+        """Say why the last value could not be written to disk; empty if it could."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -69,17 +62,10 @@ class Claim:
     askers: collections.Counter[bytes] = dataclasses.field(default_factory=collections.Counter)
     #: The memory, once it is granted.
     turn: asyncio.Future[Memory] = dataclasses.field(init=False)
-    #: How often the disk had failed before it was first queued.
-    failures: int | None = None
 
     def __post_init__(self) -> None:
         if self.writer:
             self.join(self.writer)
-
-    def begin(self, failures: int) -> None:
-        """Note how often the disk has failed up to now, when it is queued for the first time."""
-        if self.failures is None:
-            self.failures = failures
 
     def join(self, process: bytes) -> None:
         self.askers[process] += 1
@@ -121,7 +107,6 @@ class AdmissionQueue:
             OSError: There is no descriptor, and none will come free.
             ConnectionError: All processes that asked have ended.
         """
-        claim.begin(self.evictions.failures)
         if claim.size > self.store.capacity:
             raise self._full(claim)
         loop = asyncio.get_running_loop()
@@ -184,9 +169,7 @@ class AdmissionQueue:
             first = next(iter(self._queue))
             if self._grant(first):
                 continue
-            writes = self.evictions.failures == first.failures
-            target = self.store.capacity - self._wanted
-            if self.evictions.make_room(target, writes=writes) > 0:
+            if self.evictions.make_room(self.store.capacity - self._wanted) > 0:
                 self.store.tell_short()
             if self._grant(first):  # copies, and what is on disk already, are gone at once
                 continue
@@ -202,7 +185,7 @@ class AdmissionQueue:
         except ObjectStoreFullError:
             return False
         except OSError as error:
-            if error.errno in OUT_OF_DESCRIPTORS and self._frees_descriptors(claim):
+            if error.errno in OUT_OF_DESCRIPTORS and self._frees_descriptors():
                 return False
             self._refuse(claim, error)
             return True
@@ -213,12 +196,9 @@ class AdmissionQueue:
             claim.turn.set_result(memory)
         return True
 
-    def _frees_descriptors(self, claim: Claim) -> bool:
+    def _frees_descriptors(self) -> bool:
         """Move values to disk, where they take none; return False if no descriptor comes free."""
-        if self.evictions.leaving:
-            return True
-        writes = self.evictions.failures == claim.failures
-        if self.evictions.move_out(_AT_ONCE, writes=writes):
+        if self.evictions.leaving or self.evictions.move_out(_AT_ONCE):
             return True
         self.store.tell_short()
         return False
@@ -230,29 +210,28 @@ class AdmissionQueue:
 
     def _settle(self, first: Claim) -> None:
         """Serve the queue when only memory that processes hold can come free."""
+        holders = self.store.holders()
         for claim in list(self._queue):
-            overtakes = claim is not first and any(map(self.store.holds, claim.askers))
+            overtakes = claim is not first and not holders.isdisjoint(claim.askers)
             if overtakes and self._grant(claim):
                 continue
-            served_next = overtakes or claim is first
-            if not claim.waits or (served_next and not self.store.others_hold(claim.askers)):
+            others = holders.difference(claim.askers) or self.store.has_memory_without_segment()
+            if not claim.waits or ((overtakes or claim is first) and not others):
                 self._refuse(claim, self._full(claim))
 
     def _full(self, claim: Claim) -> ObjectStoreFullError:
         store = self.store
-        notes = []
+        notes = [self.evictions.trouble()]
         if claim.waits:  # else no process sees this error
             COUNTED.count("object_store_full_errors_total")
         if claim.waits and claim.size <= store.capacity:
             held = self.describe_holders()
             if held:
-                notes.append(f"It holds {held}.")
-        if self.evictions.failures != claim.failures:
-            notes.append(self.evictions.trouble())
+                notes.insert(0, f"It holds {held}.")
         return ObjectStoreFullError(
             needed=claim.size,
             used=store.used,
             capacity=store.capacity,
-            details=" ".join(notes),
+            details=" ".join(filter(None, notes)),
             node_id=self.node_id.hex(),
         )

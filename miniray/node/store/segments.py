@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.store.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.node.store.memories import Push
     from miniray.node.store.spill_files import DiskPlace, SpillFiles
-
-_Key = TypeVar("_Key")
-_Item = TypeVar("_Item")
 
 _PAGE = 4096
 
@@ -69,6 +66,8 @@ class Segment:
     place: DiskPlace | None = None
     #: The node of its owner, if that is another one and it is no copy.
     home: bytes = b""
+    #: Of what it is a whole copy, if that was written on another node.
+    copy_of: Key | None = None
     #: It is being written to disk, or read from there.
     moves: bool = False
     #: Whether its writer is done.
@@ -127,14 +126,8 @@ class SegmentStore:
         self._segments: dict[int, Segment] = {}
         #: Sealed, wanted and not mapped; the least recently used first.
         self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
-        self._by_owner: dict[bytes, set[int]] = {}
-        self._by_mapper: dict[bytes, set[int]] = {}
         #: The mappers that have mapped a segment since they were told that memory is short.
         self._may_keep: set[bytes] = set()
-        #: What processes have not finished writing.
-        self._unsealed: dict[bytes, set[int]] = {}
-        #: What processes wrote for others.
-        self._by_writer: dict[bytes, set[int]] = {}
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -160,12 +153,7 @@ class SegmentStore:
         memory, place = (room, None) if isinstance(room, Memory) else (None, room)
         number = self._next
         self._next += 1
-        segment = Segment(number, memory, size, form, owner, writer, place)
-        if owner != writer:
-            self._by_writer.setdefault(writer, set()).add(number)
-        self._segments[number] = segment
-        self._by_owner.setdefault(owner, set()).add(number)
-        self._unsealed.setdefault(writer, set()).add(number)
+        segment = self._segments[number] = Segment(number, memory, size, form, owner, writer, place)
         return segment
 
     def take(self, size: int, process: bytes) -> Memory:
@@ -188,7 +176,6 @@ class SegmentStore:
         segment = self._segments.get(number)
         if segment is not None and not segment.sealed:
             segment.made = made
-            self._drop(self._unsealed, segment.writer, number)
             segment.sealed = True
             self._look_at(segment)  # its owner may have ended meanwhile
 
@@ -200,9 +187,7 @@ class SegmentStore:
         """Have another process, or a daemon, own a segment from now on."""
         segment = self._segments.get(number)
         if segment is not None:
-            self._drop(self._by_owner, segment.owner, number)
             segment.owner = owner
-            self._by_owner.setdefault(owner, set()).add(number)
 
     # --- reading -----------------------------------------------------------------
     def get(self, number: int) -> Segment:
@@ -223,7 +208,6 @@ class SegmentStore:
         segment = self.get(number)
         self._idle.pop(number, None)
         segment.mappers[mapper] = segment.mappers.get(mapper, 0) + 1
-        self._by_mapper.setdefault(mapper, set()).add(number)
         self._may_keep.add(mapper)
         return segment
 
@@ -240,17 +224,14 @@ class SegmentStore:
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]
-                self._drop(self._by_mapper, mapper, number)
-                if mapper not in self._by_mapper:
-                    self._may_keep.discard(mapper)
                 self._look_at(segment)
                 if segment.mappers:
                     self.changed.set()  # a claim may wait for nobody but its own processes now
 
     def leave_open(self, mapper: bytes) -> None:
         """Never reuse the memory that a process has mapped now: its child reports nothing."""
-        for number in self._by_mapper.get(mapper, ()):
-            self._segments[number].left_open = True
+        for segment in self:
+            segment.left_open |= mapper in segment.mappers
 
     # --- freeing -----------------------------------------------------------------
     @property
@@ -278,33 +259,27 @@ class SegmentStore:
         ``may_look``: it may live on and look at that.
         """
         self.memories.process_died(process_id)
-        for number in self._unsealed.pop(process_id, set()):
-            segment = self._segments.get(number)
-            if segment is not None:  # half written: no other process knows of it
+        self._may_keep.discard(process_id)
+        owned = []
+        for segment in self:
+            if not segment.sealed and segment.writer == process_id:
+                # Half written: no other process knows of it.
                 segment.sealed = segment.freed = segment.left_open = True
                 self._look_at(segment)
-        self._may_keep.discard(process_id)
-        for number in self._by_mapper.pop(process_id, set()):
-            segment = self._segments.get(number)
-            if segment is not None:
-                segment.mappers.pop(process_id, None)
+            if segment.mappers.pop(process_id, 0):
                 segment.left_open |= may_look
                 self._look_at(segment)
-        owned = self.owned_by(process_id)
-        for number in owned:
-            self.free(number)
+            if segment.owner == process_id:
+                owned.append(segment.number)
+                self.free(segment.number)
         return owned
-
-    def owned_by(self, process_id: bytes) -> list[int]:
-        return list(self._by_owner.get(process_id, ()))
 
     def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
         """Return what a process that ended wrote for others and they have not freed, by owner."""
         found: dict[bytes, list[int]] = {}
-        for number in self._by_writer.pop(process_id, ()):
-            segment = self._segments[number]
-            if not segment.freed:
-                found.setdefault(segment.owner, []).append(number)
+        for segment in self:
+            if segment.writer == process_id != segment.owner and not segment.freed:
+                found.setdefault(segment.owner, []).append(segment.number)
         return found
 
     # --- memory and disk -------------------------------------------------------------
@@ -325,26 +300,18 @@ class SegmentStore:
     def is_idle(self, segment: Segment) -> bool:
         return segment.number in self._idle
 
-    def holds(self, process: bytes) -> bool:
-        """Return whether a process writes a segment, or maps one that is in memory."""
-        if process in self._unsealed:
-            return True
-        mapped = self._by_mapper.get(process, ())
-        return any(self._segments[number].in_memory for number in mapped)
+    def holders(self) -> set[bytes]:
+        """Return the processes that write a segment, or map one that is in memory.
 
-    def others_hold(self, processes: Container[bytes]) -> bool:
-        """Return whether processes other than these hold memory.
-
-        Daemons that read or send segments count too, and so does memory without a segment yet.
+        Daemons that read or send segments count too.
         """
-        if self.used > sum(segment.capacity for segment in self._segments.values()):
-            return True  # it was granted just now, or a value is being read back into it
-        return any(
-            self.holds(other)
-            for index in (self._unsealed, self._by_mapper)
-            for other in index
-            if other not in processes
-        )
+        segments = self._segments.values()
+        writers = {segment.writer for segment in segments if not segment.sealed}
+        return writers.union(*(segment.mappers for segment in segments if segment.in_memory))
+
+    def has_memory_without_segment(self) -> bool:
+        """Return whether some was granted just now, or a value is being read back into it."""
+        return self.used > sum(segment.capacity for segment in self._segments.values())
 
     def begin_move(self, segment: Segment) -> None:
         """Keep a segment where it is while it is written to disk, or read from there."""
@@ -371,8 +338,6 @@ class SegmentStore:
             return
         del self._segments[segment.number]
         self._idle.pop(segment.number, None)
-        self._drop(self._by_owner, segment.owner, segment.number)
-        self._drop(self._by_writer, segment.writer, segment.number)
         if segment.place is not None:
             self.files.release(segment.place)
         self._give_back(segment)
@@ -383,14 +348,6 @@ class SegmentStore:
             segment.memory = None
             segment.left_open = False  # that was about the memory
         self.changed.set()
-
-    @staticmethod
-    def _drop(index: dict[_Key, set[_Item]], key: _Key, item: _Item) -> None:
-        items = index.get(key)
-        if items is not None:
-            items.discard(item)
-            if not items:
-                del index[key]
 
     def close(self) -> None:
         self._segments.clear()
@@ -405,16 +362,15 @@ class Copies:
         self.store = store
         self._lives = lives
         self._by_key: dict[Key, int] = {}
-        self._by_number: dict[int, Key] = {}
 
     def __len__(self) -> int:
-        return len(self._by_number)
+        return len(self._by_key)
 
     def add(self, key: Key, number: int) -> None:
         """Add a copy of a value that has none here."""
         assert key not in self._by_key
         self._by_key[key] = number
-        self._by_number[number] = key
+        self.store.get(number).copy_of = key
 
     def find(self, key: Key) -> int | None:
         """Return the number here of the copy of a value."""
@@ -424,15 +380,9 @@ class Copies:
         """Return the values of owners on a node of which there are copies here."""
         return [key for key in self._by_key if home_of(key) == node_id]
 
-    def may_be_evicted(self, number: int) -> bool:
+    def may_be_evicted(self, segment: Segment) -> bool:
         """Return whether a segment is a copy, and the node on which the value was written lives."""
-        key = self._by_number.get(number)
-        return key is not None and self._lives(writer_of(key))
-
-    def source_of(self, number: int) -> tuple[bytes, int] | None:
-        """Return of which node and segment there a segment here is a copy; None if it is none."""
-        key = self._by_number.get(number)
-        return None if key is None else key[:2]
+        return segment.copy_of is not None and self._lives(writer_of(segment.copy_of))
 
     def drop(self, number: int) -> None:
         """Free a segment of this node, whether it is a copy or not."""
@@ -441,6 +391,7 @@ class Copies:
 
     def remove(self, number: int) -> None:
         """Forget a segment of this node that is freed, whether it is a copy or not."""
-        key = self._by_number.pop(number, None)
-        if key is not None:
-            del self._by_key[key]
+        segment = self.store.get(number) if self.store.has_number(number) else None
+        if segment is not None and segment.copy_of is not None:
+            del self._by_key[segment.copy_of]
+            segment.copy_of = None

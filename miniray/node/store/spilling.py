@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after a failed write in which nothing is written ahead of need.
+#: Seconds after a failed write in which no other is tried.
 _AFTER_FAILURE = 10.0
 
 
@@ -65,12 +65,9 @@ class Spilling:
         self._leaving = 0
         #: Bytes that were written to disk, and read back, in all.
         self.written = self.restored = 0
-        #: How often a value could not be written.
-        self.failures = 0
-        self._failure = ""
-        #: How full the disk was then, in a sentence.
-        self._taken = ""
-        self._failed_at = -_AFTER_FAILURE
+        #: Why the last value could not be written, empty if it could; and how full the disk was.
+        self._failure = self._taken = ""
+        self._failed_at = 0.0
 
     @property
     def spilled(self) -> int:
@@ -82,25 +79,30 @@ class Spilling:
         """Bytes that are being written to disk, or go back to the kernel."""
         return self._leaving + self._store.memories.closing
 
+    @property
+    def _writes(self) -> bool:
+        """Whether values may be written to disk: it has not failed a moment ago."""
+        return not self._failure or time.monotonic() - self._failed_at >= _AFTER_FAILURE
+
     def trouble(self) -> str:
-        """Say why the last value could not be written to disk."""
+        """Say why the last value could not be written to disk; empty if it could."""
+        if not self._failure:
+            return ""
         failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
         return f"{failed} {self._taken}" if self._taken else failed
 
     def spill_ahead(self) -> None:
         """Move out what exceeds ``spill_threshold``, so that the next writer need not wait."""
         target = int(self._store.capacity * config().spill_threshold)
-        if self._store.used - self._leaving > target:
-            if time.monotonic() - self._failed_at < _AFTER_FAILURE:
-                return
-            if self.make_room(target, writes=True) > 0:
-                self._store.tell_short()
+        exceeds = self._store.used - self._leaving > target
+        if exceeds and self._writes and self.make_room(target) > 0:
+            self._store.tell_short()
 
-    def make_room(self, target: int, *, writes: bool) -> int:
+    def make_room(self, target: int) -> int:
         """Begin to move values out until ``target`` bytes are in use; return the bytes missing."""
         excess = self._store.used - self._leaving - target
         victims = []
-        for segment in self._removable(writes=writes):
+        for segment in self._removable():
             if excess <= 0:
                 break
             excess -= segment.capacity
@@ -108,20 +110,21 @@ class Spilling:
         self._remove(victims)
         return excess
 
-    def move_out(self, count: int, *, writes: bool) -> bool:
-        victims = list(itertools.islice(self._removable(writes=writes), count))
+    def move_out(self, count: int) -> bool:
+        victims = list(itertools.islice(self._removable(), count))
         self._remove(victims)
         return bool(victims)
 
-    def _removable(self, *, writes: bool) -> Iterator[Segment]:
+    def _removable(self) -> Iterator[Segment]:
         """Iterate over what may leave memory, the least recently used first."""
+        writes = self._writes
         for segment in self._store.idle():
-            if writes or segment.place is not None or self._copies.may_be_evicted(segment.number):
+            if writes or segment.place is not None or self._copies.may_be_evicted(segment):
                 yield segment
 
     def _remove(self, victims: Iterable[Segment]) -> None:
         for segment in victims:
-            if self._copies.may_be_evicted(segment.number):
+            if self._copies.may_be_evicted(segment):
                 self._copies.drop(segment.number)
             elif segment.place is not None:
                 self._store.drop_memory(segment)
@@ -159,6 +162,7 @@ class Spilling:
             place = reserve()
             try:
                 await use(place)
+                self._failure = ""
                 return place
             except BaseException as error:
                 self._files.release(place)
@@ -173,7 +177,7 @@ class Spilling:
         for segment in self._store.resting():
             if needed <= 0:
                 break
-            if self._copies.may_be_evicted(segment.number):
+            if self._copies.may_be_evicted(segment):
                 needed -= segment.size
                 self._copies.drop(segment.number)
         if needed == place.size:
@@ -232,11 +236,10 @@ class Spilling:
         if error.errno in DISK_IS_FULL:
             await self._files.all_closed()  # what was not written in whole is no value there
             taken = await self._files.describe_disk()
-        self.failures += 1
-        self._failure, self._taken = error.strerror or str(error), taken
-        if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
-            logger.warning("could not write to %s: %s", self._files.folder, self._failure)
-        self._failed_at = time.monotonic()
+        failure = error.strerror or str(error)
+        if self._writes:
+            logger.warning("could not write to %s: %s", self._files.folder, failure)
+        self._failure, self._taken, self._failed_at = failure, taken, time.monotonic()
 
     # --- back --------------------------------------------------------------------------------
     async def restore(self, segment: Segment, asker: bytes) -> None:

@@ -155,8 +155,6 @@ class Directory:
 
     def __post_init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
-        #: The values of each owner that were written on other nodes.
-        self._elsewhere: dict[bytes, set[Key]] = {}
         self.relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
         self.relay.notices[r.COPIED] = lambda node, message: self.copied(node, message.items)
 
@@ -169,7 +167,6 @@ class Directory:
         key = (node_id, number, self.node_id)
         if self.runs(owner) and self.relay.knows(node_id):
             self._entries[key] = _Entry(owner, SpreadTree(node_id))
-            self._elsewhere.setdefault(owner, set()).add(key)
         else:
             self.relay.send(node_id, Relayed(notice=r.FREED, items=key))
 
@@ -226,17 +223,16 @@ class Directory:
         """Return the segments of a node that have values of an owner which no node has any more."""
         return [
             segment_of(key)
-            for key in self._elsewhere.get(owner, ())
-            if writer_of(key) == node_id and self._entries[key].tree.is_lost
+            for key, entry in self._entries.items()
+            if entry.owner == owner and writer_of(key) == node_id and entry.tree.is_lost
         ]
 
     def written_on(self, node_id: bytes) -> dict[bytes, list[int]]:
         """Return the segments of a node with values of processes of this one, by owner."""
         found: dict[bytes, list[int]] = {}
-        for owner, keys in self._elsewhere.items():
-            numbers = [number for node, number, _ in keys if node == node_id]
-            if numbers:
-                found[owner] = numbers
+        for key, entry in self._entries.items():
+            if writer_of(key) == node_id:
+                found.setdefault(entry.owner, []).append(segment_of(key))
         return found
 
     # --- who owns a value --------------------------------------------------------------
@@ -245,11 +241,8 @@ class Directory:
         node_id, number, _home = key
         if node_id == self.node_id:
             self.store.change_owner(number, node_id)
-        elif key in self._entries:
-            entry = self._entries[key]
-            self._forget_owner(key, entry)
-            self._entries[key] = dataclasses.replace(entry, owner=self.node_id)
-            self._elsewhere.setdefault(self.node_id, set()).add(key)
+        if key in self._entries:
+            self._entries[key].owner = self.node_id
 
     def free(self, key: Key) -> None:
         """Free a value of this node's, wherever it is."""
@@ -257,16 +250,8 @@ class Directory:
         if entry is None:
             self.free_here(key)
             return
-        self._forget_owner(key, entry)
         for node_id in entry.tree.nodes:
             self._tell_freed(node_id, key)
-
-    def _forget_owner(self, key: Key, entry: _Entry) -> None:
-        keys = self._elsewhere.get(entry.owner)
-        if keys is not None:
-            keys.discard(key)
-            if not keys:
-                del self._elsewhere[entry.owner]
 
     def _tell_freed(self, node_id: bytes, key: Key) -> None:
         if node_id == self.node_id:
@@ -275,8 +260,8 @@ class Directory:
             self.relay.send(node_id, Relayed(notice=r.FREED, items=key))
 
     def process_died(self, process_id: bytes) -> None:
-        """Free what a process owned that is written on other nodes."""
-        for key in list(self._elsewhere.get(process_id, ())):
+        """Free what a process owned that other nodes have."""
+        for key in [key for key, each in self._entries.items() if each.owner == process_id]:
             self.free(key)
 
     # --- other nodes -------------------------------------------------------------------

@@ -106,7 +106,6 @@ class Pulls:
         self._pulls: dict[Key, _Pull] = {}
         #: By process and number of its request.
         self._waiters: dict[_Name, Waiter] = {}
-        self._by_process: dict[bytes, set[Waiter]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._arguments = _Lane(for_calls=True)
         self._awaited = _Lane(for_calls=False)
@@ -156,7 +155,6 @@ class Pulls:
         came: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
         came.add_done_callback(_retrieve)
         waiter = self._waiters[name] = Waiter(name, key, size, came, maps)
-        self._by_process.setdefault(name[0], set()).add(waiter)
         return waiter
 
     def _queue(self, waiter: Waiter, lane: _Lane) -> None:
@@ -198,7 +196,7 @@ class Pulls:
 
     def process_died(self, process_id: bytes) -> None:
         """Forget the requests of a process that is gone."""
-        for waiter in list(self._by_process.get(process_id, ())):
+        for waiter in [each for each in self._waiters.values() if each.name[0] == process_id]:
             self._lose(waiter, "the process that asked for it has ended")
 
     def lose(self, key: Key, reason: str) -> None:
@@ -232,10 +230,6 @@ class Pulls:
     def _forget(self, waiter: Waiter) -> None:
         self._leave(waiter)
         del self._waiters[waiter.name]
-        mine = self._by_process[waiter.name[0]]
-        mine.discard(waiter)
-        if not mine:
-            del self._by_process[waiter.name[0]]
         if waiter.lane is not None:
             waiter.lane.remove(waiter)
 

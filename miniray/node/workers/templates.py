@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from miniray.node.workers.worker import Worker
 
-#: Jobs that have ended and are remembered.
-_REMEMBERED = 1000
-
 
 def surplus(workers: Iterable[Worker], soft_limit: int) -> int:
     """Return how many workers a node has above its soft limit, without those asked to end."""
@@ -42,8 +39,6 @@ class IdleWorkers:
         self._end = end
         self._by_key: dict[tuple[Any, ...], list[Worker]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        #: The jobs that ended last, the latest last.
-        self._ended_jobs: dict[bytes, None] = {}
 
     def take(self, key: tuple[Any, ...]) -> Worker | None:
         """Take the worker of a kind that became idle last; None if there is none."""
@@ -70,13 +65,7 @@ class IdleWorkers:
         return [worker for workers in self._by_key.values() for worker in workers]
 
     def end_job(self, job_id: bytes) -> list[Worker]:
-        """Remove and return the workers of a job whose driver is gone.
-
-        Later workers of the job, for its detached actors, stay idle for ``worker_idle`` only.
-        """
-        self._ended_jobs[job_id] = None
-        if len(self._ended_jobs) > _REMEMBERED:
-            del self._ended_jobs[next(iter(self._ended_jobs))]
+        """Remove and return the workers of a job whose driver is gone."""
         found = [worker for worker in self.all() if worker.job_id == job_id]
         for worker in found:
             self.remove(worker)
@@ -90,14 +79,11 @@ class IdleWorkers:
         self._timer = None
         now = time.monotonic()
         idle = sorted(self.all(), key=lambda worker: worker.idle_since)
-        surplus = self._surplus()
-        for place, worker in enumerate(idle):
-            too_many = place < surplus or worker.job_id in self._ended_jobs
-            if too_many and now - worker.idle_since >= config().worker_idle:
+        for worker in idle[: max(0, self._surplus())]:
+            if now - worker.idle_since >= config().worker_idle:
                 self.remove(worker)
                 self._end(worker)
-        left = self.all()
-        if left and (self._surplus() > 0 or any(w.job_id in self._ended_jobs for w in left)):
+        if self._by_key and self._surplus() > 0:
             self._set_timer()
 
 

@@ -301,12 +301,10 @@ class Worker:
     left: tuple[int, ...] = ()
     #: It, or one of these, could not be killed: its lease is over, its devices stay taken.
     quarantine: head_pb2.Quarantine | None = None
-    #: Set when it needs nothing of its lease any more, as it only waits for others before it exits.
-    let_go: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    #: Set when the process and its children are gone.
-    gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    #: Set when it was put into quarantine.
-    given_up: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    #: It needs nothing of its lease any more, as it only waits for others before it exits.
+    has_let_go: bool = False
+    #: Set then, and when the process and its children are gone, or it was put into quarantine.
+    vacated: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     def attached(self, pid: int) -> None:
         """Take its pid from itself: the template's answer may be read later."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.common.process_state import is_dying
-from miniray.node.base.tasks import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,8 +78,8 @@ class WorkerEnds:
 
         Raises DeviceKeptError if it could not be killed.
         """
-        await first_of(worker.gone.wait(), worker.let_go.wait(), worker.given_up.wait())
-        if worker.given_up.is_set() and not worker.gone.is_set():
+        await worker.vacated.wait()
+        if worker.quarantine is not None:
             raise DeviceKeptError(
                 f"the process {worker.pid}, which had worked on a device of this lease, could "
                 f"not be killed"

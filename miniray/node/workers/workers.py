@@ -326,7 +326,7 @@ class WorkerPool:
         if worker is None:
             return  # its template has died before, or its start has failed
         self.ends.gone(worker)
-        worker.gone.set()
+        worker.vacated.set()
         code = os.waitstatus_to_exitcode(status)
         if worker.quarantine is None:
             self._end_of(worker, code)
@@ -348,7 +348,7 @@ class WorkerPool:
     def _give_up(self, worker: Worker) -> None:
         """End a worker that was killed and is not gone: only its devices stay taken."""
         self._put_into_quarantine(worker, quarantine_of(worker))
-        worker.given_up.set()
+        worker.vacated.set()
         self._end_of(worker, None)
 
     def _put_into_quarantine(self, worker: Worker, quarantine: head_pb2.Quarantine) -> None:

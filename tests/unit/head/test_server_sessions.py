@@ -24,7 +24,8 @@ def test_a_node_is_welcomed_with_the_others(cluster: FakeCluster) -> None:
     welcome = second.one("welcome")
     assert welcome.error_kind == ""
     assert [node.node_id for node in welcome.nodes] == [first.node_id]
-    joined = first.one("node_joined")
+    _, told = first.take("welcome")
+    (joined,) = told.nodes
     assert (joined.node_id, joined.address) == (second.node_id, "machine|/other|")
 
 
@@ -73,12 +74,13 @@ def test_a_silent_node_is_lost(cluster: FakeCluster) -> None:
 
 def test_a_node_that_comes_back_replaces_its_old_session(cluster: FakeCluster) -> None:
     other, old = cluster.node(), cluster.node()
+    other.take("welcome")
     driver = old.driver()
     new = cluster.node(node_id=old.node_id)
     assert old.closed
     assert new.one("welcome").error_kind == ""
     assert other.one("node_died").node_id == old.node_id
-    assert [n.node_id for n in other.take("node_joined")] == [old.node_id, new.node_id]
+    assert [[n.node_id for n in told.nodes] for told in other.take("welcome")] == [[new.node_id]]
     assert cluster.head.cluster.clients.get(driver) is None
     assert old.node is not None
     cluster.head.lose(old.node, "its stream ended")
