@@ -41,18 +41,6 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> int:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def set_within(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait until an event is set, or the time is over.
-
-    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the event is set.
-    """
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({waiting}, timeout=seconds)
-    finally:
-        waiting.cancel()
-
-
 async def ended(work: asyncio.Future[Any]) -> None:
     """Wait until a task has ended, however it ends; raise a cancellation of the wait after that."""
     cancelled = False

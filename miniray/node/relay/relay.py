@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import node_pb2
 from miniray.common.config import config
-from miniray.node.base.tasks import BROKEN, first_of, set_within
+from miniray.node.base.tasks import BROKEN, first_of
 from miniray.node.relay.relayed import Inbox, Outbox, Relayed, refusal
 from miniray.security.channels import one_line
 
@@ -172,11 +172,8 @@ class RelayHub:
         async with self.dial(address) as channel:
             stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Relay()
-            write = _one_at_a_time(call.write)
             await first_of(
-                self._write(node_id, outbox, write),
-                self._read(node_id, call, heard),
-                self._acknowledge(node_id, write),
+                self._write(node_id, outbox, call.write), self._read(node_id, call, heard)
             )
 
     async def _write(
@@ -208,6 +205,9 @@ class RelayHub:
                 outbox.acknowledged(batch)
         if batch.messages:
             inbox = self._inbox(node_id)
+            if not inbox.will_remind:
+                inbox.will_remind = True
+                asyncio.get_running_loop().call_later(_ACKNOWLEDGE_AFTER, inbox.remind)
             gaps = inbox.gaps
             messages = inbox.accept(batch)
             if inbox.gaps != gaps:
@@ -234,23 +234,6 @@ class RelayHub:
             inbox = self._inboxes[node_id] = self._given_up.get(node_id) or Inbox()
         return inbox
 
-    async def _acknowledge(
-        self, node_id: bytes, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
-    ) -> None:
-        """Acknowledge now and then what has come from a node.
-
-        Over every stream: one of them may be broken and not noticed yet.
-        """
-        inbox = self._inbox(node_id)
-        told: node_pb2.RelayBatch | None = None
-        while True:
-            await inbox.arrived.wait()
-            await set_within(inbox.much, _ACKNOWLEDGE_AFTER)
-            batch = inbox.acknowledge()
-            if batch != told:
-                await write(batch)
-                told = batch
-
     # --- streams that others open --------------------------------------------------------
     def add_to(self, server: grpc.aio.Server) -> None:
         from miniray._proto import node_pb2_grpc
@@ -273,19 +256,21 @@ class RelayHub:
         node_id = first.node_id
         end = asyncio.Event()
         self._incoming.setdefault(node_id, set()).add(end)
-        write = _one_at_a_time(context.write)
+        inbox = self._inbox(node_id)
+        outbox = Outbox()  # of acknowledgements alone, if that node can be dialled
+        if not self._addresses[node_id]:
+            outbox = self._outboxes.setdefault(node_id, outbox)
         try:
-            inbox = self._inbox(node_id)
-            await write(inbox.acknowledge())
+            await context.write(inbox.acknowledge())
             self._handle(node_id, first)
-            parts = [self._read(node_id, incoming), self._acknowledge(node_id, write), end.wait()]
-            if not self._addresses[node_id]:
-                outbox = self._outboxes.setdefault(node_id, Outbox())
-                parts.append(outbox.drain_to(write, inbox))
-            await first_of(*parts)
+            await first_of(
+                self._read(node_id, incoming), outbox.drain_to(context.write, inbox), end.wait()
+            )
         except BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), one_line(error))
         finally:
+            if outbox is not self._outboxes.get(node_id):
+                inbox.writers.discard(outbox.filled)
             self._incoming[node_id].discard(end)
             if not self._incoming[node_id]:
                 del self._incoming[node_id]
@@ -298,16 +283,3 @@ class RelayHub:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _one_at_a_time(
-    write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
-) -> Callable[[node_pb2.RelayBatch], Awaitable[None]]:
-    """Return a stream's ``write`` that several tasks may use."""
-    turn = asyncio.Lock()
-
-    async def in_turn(batch: node_pb2.RelayBatch) -> None:
-        async with turn:
-            await write(batch)
-
-    return in_turn

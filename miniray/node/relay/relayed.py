@@ -132,7 +132,8 @@ class Outbox:
         self.waiting = 0
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1
-        self._filled = asyncio.Event()
+        #: Wakes the stream, as there is something to write.
+        self.filled = asyncio.Event()
         #: How many streams it was written to.
         self._stream = 0
         self._messages, self._bytes, self._resent = (
@@ -147,7 +148,7 @@ class Outbox:
         else:
             self._waiting.append((size, message))
             self.waiting += size
-        self._filled.set()
+        self.filled.set()
 
     def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
         if batch.received_of != self.id:
@@ -204,19 +205,21 @@ class Outbox:
     async def drain_to(
         self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox
     ) -> None:
-        """Write batches, which acknowledge the inbox, until another stream takes over."""
+        """Write batches, and acknowledge the inbox, until another stream takes over."""
         self._stream += 1
         own = self._stream
         self.rewind()
-        self._filled.set()  # a task that wrote to the last stream ends
+        self.filled.set()  # a task that wrote to the last stream ends
+        inbox.writers.add(self.filled)
         while True:
-            while not (self._waiting or self._values) and self._stream == own:
-                self._filled.clear()
-                await self._filled.wait()
+            while not (self._waiting or self._values or inbox.is_due) and self._stream == own:
+                self.filled.clear()
+                await self.filled.wait()
             if self._stream != own:
                 return
-            batch = self.take()
-            if inbox.arrived.is_set():
+            has_any = self._waiting or self._values
+            batch = self.take() if has_any else node_pb2.RelayBatch()
+            if inbox.arrived:
                 inbox.acknowledge(batch)
             await write(batch)
 
@@ -227,10 +230,13 @@ class Inbox:
     def __init__(self) -> None:
         #: The highest number that was received; lower ones are repetitions.
         self.received = 0
-        #: Set when messages are not acknowledged.
-        self.arrived = asyncio.Event()
-        #: Set when these are so large that they are to be acknowledged at once.
-        self.much = asyncio.Event()
+        #: Whether messages are not acknowledged, and whether they have to be now: a while after the
+        #: first of them, or as they are large.
+        self.arrived = self.is_due = False
+        #: Whether a timer will remind of them.
+        self.will_remind = False
+        #: What wakes the streams to that node, of which any may acknowledge.
+        self.writers: set[asyncio.Event] = set()
         self._size = 0
         #: How often messages were missing, because their sender gave them up.
         self.gaps = 0
@@ -242,9 +248,14 @@ class Inbox:
             batch = node_pb2.RelayBatch()
         batch.received, batch.received_of = self.received, self._outbox
         self._size = 0
-        self.arrived.clear()
-        self.much.clear()
+        self.arrived = self.is_due = False
         return batch
+
+    def remind(self) -> None:
+        """Have a stream acknowledge now what is not acknowledged yet."""
+        self.is_due, self.will_remind = self.arrived, False
+        for writer in self.writers if self.is_due else ():
+            writer.set()
 
     def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
         """Return the messages of a batch that were not received before, in order."""
@@ -254,10 +265,10 @@ class Inbox:
         messages = unpack(batch.messages)
         known = max(0, self.received + 1 - batch.first)
         self.received = max(self.received, batch.first + len(messages) - 1)
-        self.arrived.set()
+        self.arrived = True
         self._size += len(batch.messages)
         if self._size >= _MUCH:
-            self.much.set()
+            self.remind()
         return list(self._with_gaps(itertools.islice(messages, known, None)))
 
     def _with_gaps(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:

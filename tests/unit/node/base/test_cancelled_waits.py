@@ -6,21 +6,7 @@ import asyncio
 
 import pytest
 
-from miniray.node.base.tasks import ended, first_of, set_within
-
-
-@pytest.mark.parametrize("turns", range(4))
-async def test_a_cancellation_that_comes_just_when_the_wait_is_over_is_heeded(turns: int) -> None:
-    event = asyncio.Event()
-    waiting = asyncio.ensure_future(set_within(event, 10))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    event.set()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    if waiting.cancel():
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+from miniray.node.base.tasks import ended, first_of
 
 
 async def test_who_waits_for_the_end_of_work_is_cancelled_when_that_has_come() -> None:

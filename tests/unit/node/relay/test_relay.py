@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from typing import TYPE_CHECKING
 
@@ -152,59 +151,12 @@ def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox.put(message(1))
     inbox.accept(outbox.take())
-    assert not inbox.much.is_set()
+    assert not inbox.is_due
     outbox.put(Relayed(b"to", b"from", [bytes(1000)]))
     inbox.accept(outbox.take())
-    assert inbox.much.is_set()
+    assert inbox.is_due
     inbox.acknowledge()
-    assert not inbox.much.is_set()
-
-
-@pytest.mark.parametrize("later", range(4))
-async def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(
-    later: int,
-) -> None:
-    """It is opened again only when all its parts have ended."""
-
-    async def write(_batch: node_pb2.RelayBatch) -> None:
-        """It is lost."""
-
-    hub = RelayHub(b"here", dial, Heard())
-    telling = asyncio.ensure_future(hub._acknowledge(b"there", write))
-    inbox = hub._inbox(b"there")
-    inbox.arrived.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    inbox.much.set()
-    for _ in range(later):
-        await asyncio.sleep(0)
-    telling.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait_for(telling, 5)
-    assert telling.cancelled()
-
-
-async def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them may be broken, and what is told over it lost."""
-    monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", 0.01)
-    hub, outbox = RelayHub(b"here", dial, Heard()), Outbox()
-    told: list[list[int]] = [[], []]
-
-    def stream(number: int) -> asyncio.Task[None]:
-        async def write(batch: node_pb2.RelayBatch) -> None:
-            await asyncio.sleep(0)
-            told[number].append(batch.received)
-
-        return asyncio.ensure_future(hub._acknowledge(b"there", write))
-
-    streams = [stream(0), stream(1)]
-    for number in (1, 2):
-        outbox.put(message(number))
-        hub._inbox(b"there").accept(outbox.take())
-        await until(lambda number=number: all(number in each for each in told))
-    for each in streams:
-        each.cancel()
-    assert told == [[1, 2], [1, 2]]
+    assert not inbox.is_due
 
 
 # --- over real streams -------------------------------------------------------------------
@@ -234,6 +186,7 @@ async def test_a_large_message_arrives_and_so_do_those_behind_it(tmp_path: Path)
         await server.start()
         servers.append(server)
     hubs[b"a"].joined(b"b", f"unix:{tmp_path}/b")
+    hubs[b"b"].joined(b"a", "")
     try:
         hubs[b"a"].send(b"b", message(0))
         hubs[b"a"].send(b"b", Relayed(b"to", b"from", [bytes(size), b"end"]))
