@@ -302,7 +302,8 @@ class SqliteStorage(Storage):
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         record = None if value is None else marshal.dumps((namespace, key, value))
-        self._change(_VALUE, marshal.dumps((namespace, key), 0), record)
+        place = marshal.dumps((namespace, key), 0)  # a version in which what is equal looks so
+        self._change(_VALUE, place, record)
 
     def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
         self._note((kind, key), _Change(record))

@@ -67,7 +67,7 @@ class Spilling:
         self.written = self.restored = 0
         #: Why the last value could not be written, empty if it could; and how full the disk was.
         self._failure = self._taken = ""
-        self._failed_at = 0.0
+        self._failed_at = -_AFTER_FAILURE
 
     @property
     def spilled(self) -> int:
@@ -224,7 +224,7 @@ class Spilling:
             await self._files.all_closed()  # what was not written in whole is no value there
             taken = await self._files.describe_disk()
         failure = error.strerror or str(error)
-        if self._writes:
+        if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
             logger.warning("could not write to %s: %s", self._files.folder, failure)
         self._failure, self._taken, self._failed_at = failure, taken, time.monotonic()
 
