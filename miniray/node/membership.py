@@ -63,7 +63,7 @@ class Membership:
 
     # --- joining -------------------------------------------------------------------
     async def join(self, timeout: float) -> None:
-        self._welcomed(await self.head.session.open(self, timeout, lambda waiting: []))
+        self._welcomed(await self.head.join(self, timeout, list))
 
     async def rejoin(self, timeout: float) -> None:
         """Open a session with the head again, or with its successor.
@@ -72,7 +72,7 @@ class Membership:
             MinirayError: The head refuses this node.
             ConnectionError: There is no head within ``timeout`` seconds.
         """
-        self._welcomed(await self.head.rejoin(self, timeout, self._news))
+        self._welcomed(await self.head.join(self, timeout, self._news))
         for process_id in self.clients.clients:
             self.clients.push(process_id, "head_back", ())
         for actor_id in list(self.adopted.actors):

@@ -143,10 +143,10 @@ class HeadClient:
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = 0
 
-    async def rejoin(
+    async def join(
         self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
     ) -> head_pb2.Welcome:
-        """Open the session again; the head gets ``news`` and what may have been lost."""
+        """Open the session, or open it again; the head gets ``news`` and what may have been lost."""
         return await self.session.open(
             member, timeout, lambda waiting: [*news(), *self._unconfirmed.to_repeat(waiting)]
         )

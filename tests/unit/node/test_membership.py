@@ -18,7 +18,7 @@ class NextHead:
     def __init__(self) -> None:
         self.news: list[head_pb2.FromNode] = []
 
-    async def rejoin(self, _member: Any, _timeout: float, news: Any) -> head_pb2.Welcome:
+    async def join(self, _member: Any, _timeout: float, news: Any) -> head_pb2.Welcome:
         self.news = news()
         return head_pb2.Welcome()
 
