@@ -146,7 +146,7 @@ class HeadClient:
     async def join(
         self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]
     ) -> head_pb2.Welcome:
-        """Open the session, or open it again; the head gets ``news`` and what may have been lost."""
+        """Open the session, anew too; the head gets ``news`` and what may have been lost."""
         return await self.session.open(
             member, timeout, lambda waiting: [*news(), *self._unconfirmed.to_repeat(waiting)]
         )
