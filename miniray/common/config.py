@@ -92,8 +92,6 @@ class Config:
     pending_warning: float = 5.0
     #: Idle workers above the CPU count end after this time.
     worker_idle: float = 10.0
-    #: Nodes up to this utilisation are filled before work spreads (Ray's hybrid policy).
-    hybrid_threshold: float = 0.5
 
     # --- liveness ----------------------------------------------------------------
     #: Interval of a daemon's heartbeats to the head.

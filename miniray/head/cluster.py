@@ -61,7 +61,7 @@ class ClusterDirectories:
         self._storage = storage
         tunables = config()
         patience = tunables.reserve_after
-        self.scheduler = ClusterScheduler(patience, tunables.hybrid_threshold)
+        self.scheduler = ClusterScheduler(patience)
         self.events = events = EventLog(storage.event)
         self.nodes = NodeDirectory()
         self.clients = clients = ClientDirectory(self.nodes)

@@ -130,8 +130,7 @@ class Group:
 class GroupTable:
     """All groups, and which bundles each node holds."""
 
-    def __init__(self, threshold: float, on_wait: Callable[[float], None]) -> None:
-        self._threshold = threshold
+    def __init__(self, on_wait: Callable[[float], None]) -> None:
         #: Called with the time since when a group waits, when it begins to.
         self._on_wait = on_wait
         self.groups: dict[bytes, Group] = {}
@@ -147,7 +146,7 @@ class GroupTable:
         """Enter a group; ValueError if its id is taken."""
         if state.group_id in self.groups:
             raise ValueError(f"placement group {state.group_id.hex()} exists already")
-        group = Group(state, number, since, Domain(self._threshold))
+        group = Group(state, number, since, Domain())
         self.groups[state.group_id] = group
         self._enqueue(group)
         return group
@@ -160,7 +159,7 @@ class GroupTable:
         usable = [node for node in nodes.values() if not node.closed]
         if not may_have_room(group.kinds, usable, group):
             return None
-        made = plan(group.state, nodes.values(), group, self._threshold)
+        made = plan(group.state, nodes.values(), group)
         if made is None:
             group.searched = {id: node.outline(group.most, group) for id, node in nodes.items()}
             return None

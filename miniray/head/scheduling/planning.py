@@ -32,23 +32,18 @@ _STEPS = 20_000
 _FEWEST_STEPS = 500
 
 
-def plan(
-    group: GroupPlacement,
-    pools: Iterable[ResourcePool],
-    owner: object,
-    threshold: float = 0.5,
-) -> Placed | None:
+def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) -> Placed | None:
     """Place every missing bundle of a group, or none; those that have a node keep it.
 
-    Reservations of ``owner`` may be used. Nodes are filled in their stable order up to a use of
-    ``threshold``. None, with nothing allocated, if there is no place for all.
+    Reservations of ``owner`` may be used. None, with nothing allocated, if there is no place for
+    all.
     """
     every = list(pools)
     nodes = [pool for pool in every if not pool.closed]
     label = shared_label([spec.selector for spec in group.bundles])
     if label is None:
         specs = group.missing
-        planner = _Planner(specs, nodes, group.nodes, owner, threshold, _STEPS)
+        planner = _Planner(specs, nodes, group.nodes, owner, _STEPS)
         return planner.place(group.strategy)
     values = {pool.node_id: pool.labels.get(label, "") for pool in every}
     by_value = collections.defaultdict(list)
@@ -63,7 +58,7 @@ def plan(
         specs = group.missing_sets[name]
         if not may_have_room(collections.Counter(specs.values()), there, owner):
             return None
-        planner = _Planner(specs, there, taken, owner, threshold, steps)
+        planner = _Planner(specs, there, taken, owner, steps)
         return planner.place(group.strategy)
 
     def has_room(name: str, value: str) -> bool:
@@ -90,7 +85,6 @@ class _Planner:
     #: Nodes that hold other bundles of the group already.
     taken: set[str]
     owner: object
-    threshold: float
     steps: int
 
     def __post_init__(self) -> None:
@@ -144,7 +138,7 @@ class _Planner:
         """Place all on one node: the one that holds the group's other bundles, if there are any."""
         allowed = [node for node in self.nodes if not self.taken or node.node_id in self.taken]
         totals = total_needs(self.specs.values())
-        rank = pack_then_spread(self._names, self.threshold)
+        rank = pack_then_spread(self._names)
         patience = Patience(self.steps)
         needs = [spec.needs for spec in self.specs.values()]
         roomy = [

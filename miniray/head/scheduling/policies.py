@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Ranker = Callable[[ResourcePool], float]
 
+#: Use from which on a node is no longer filled before the next.
+_HALF = 0.5
 _MARKER = ":"  # node:<ip> and accelerator_type:<type> mark nodes; their use is not load
 
 
@@ -44,15 +46,15 @@ def leave_to_others(names: Collection[str]) -> tuple[Ranker, Ranker]:
     return devices, others
 
 
-def pack_then_spread(names: Collection[str], threshold: float) -> Ranker:
-    """Rank pools below the threshold equally (so the first is filled), others by use.
+def pack_then_spread(names: Collection[str]) -> Ranker:
+    """Rank pools that are used by less than half equally (so the first is filled), others by use.
 
     This is Ray's hybrid policy.
     """
 
     def rank(pool: ResourcePool) -> float:
         used = pool.utilisation(names)
-        return 0.0 if used < threshold else used
+        return 0.0 if used < _HALF else used
 
     return rank
 
@@ -99,18 +101,14 @@ def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, i
     return None
 
 
-def rankers_for(
-    demand: Demand, device_names: Collection[str], threshold: float
-) -> tuple[Ranker, ...]:
+def rankers_for(demand: Demand, device_names: Collection[str]) -> tuple[Ranker, ...]:
     wishes: tuple[Ranker, ...] = ()
     if demand.fallbacks:
         wishes = (preferred_labels((demand.selector, *demand.fallbacks)),)
-    return (*wishes, *_rankers_by_use(demand, device_names, threshold))
+    return (*wishes, *_rankers_by_use(demand, device_names))
 
 
-def _rankers_by_use(
-    demand: Demand, device_names: Collection[str], threshold: float
-) -> tuple[Ranker, ...]:
+def _rankers_by_use(demand: Demand, device_names: Collection[str]) -> tuple[Ranker, ...]:
     shared = shared_device(demand, device_names)
     best_fit = () if shared is None else (fullest_device(*shared),)
     if isinstance(demand.placement, BundleAffinity):
@@ -126,4 +124,4 @@ def _rankers_by_use(
         return (least_used(names), least_recent)
     if not demand.placing:
         return (*avoid, fewest_leases)
-    return (*avoid, *best_fit, pack_then_spread(names, threshold))
+    return (*avoid, *best_fit, pack_then_spread(names))

@@ -92,12 +92,11 @@ class PoolSet:
 class CandidateIndex:
     """The pools of a set that fit one demand now, best first."""
 
-    def __init__(self, pools: PoolSet, demand: Demand, owner: object, threshold: float) -> None:
+    def __init__(self, pools: PoolSet, demand: Demand, owner: object) -> None:
         self._set = pools
         self._seen = 0
         self._demand = demand
         self._owner = owner
-        self._threshold = threshold
         self._rebuild()
 
     def best(self) -> ResourcePool | None:
@@ -167,7 +166,7 @@ class CandidateIndex:
     def _rebuild(self) -> None:
         pools, demand = self._set, self._demand
         self._known_devices = len(pools.device_names)
-        self._rankers = rankers_for(demand, pools.device_names, self._threshold)
+        self._rankers = rankers_for(demand, pools.device_names)
         shared = shared_device(demand, pools.device_names)
         self._shared = None if shared is None else shared[0]
         self._seen = pools.changes.end
@@ -273,9 +272,7 @@ class ShapeQueue:
         if target is not None or self.bound is not None:
             return target if target is not None and self.admits(target) else None
         if self._index is None:
-            self._index = CandidateIndex(
-                self.domain.pools, self.demand, self, self.domain.threshold
-            )
+            self._index = CandidateIndex(self.domain.pools, self.demand, self)
         if near is not None and self.demand.placement is None:
             pool = pools.get(near)
             if pool is not None and self._index.is_as_good(pool, however_used=fill):
@@ -313,9 +310,8 @@ class ShapeQueue:
 class Domain:
     """A set of pools, and the demands that choose among them."""
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self) -> None:
         self.pools = PoolSet()
-        self.threshold = threshold
         self._queues: dict[Demand, ShapeQueue] = {}
         #: Queues that are not empty.
         self.waiting: dict[ShapeQueue, None] = {}

@@ -56,9 +56,7 @@ def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None
     return False
 
 
-def reserve_for_group(
-    group: Group, nodes: Collection[ResourcePool], threshold: float, later: Later
-) -> bool:
+def reserve_for_group(group: Group, nodes: Collection[ResourcePool], later: Later) -> bool:
     """Set aside nodes that will hold a group, the least used first; False if there are none."""
     names = {name for spec in group.state.missing.values() for name, _ in spec.needs}
     use = least_used(names)
@@ -70,7 +68,7 @@ def reserve_for_group(
         twin.order = order
         emptied.append(twin)
         originals[node.node_id] = node
-    planned = plan(group.state, emptied, group, threshold)
+    planned = plan(group.state, emptied, group)
     if planned is None:
         return False
     for node_id in dict.fromkeys(pool.node_id for pool, _ in planned.values()):

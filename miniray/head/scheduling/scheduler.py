@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 
 
 class ClusterScheduler:
-    def __init__(self, reserve_after: float = 10.0, hybrid_threshold: float = 0.5) -> None:
+    def __init__(self, reserve_after: float = 10.0) -> None:
         """Start with no nodes.
 
         Args:
             reserve_after: seconds of waiting after which room is set aside.
-            hybrid_threshold: use up to which nodes are filled in order, 0 to 1.
         """
-        self._table = ResourceTable(reserve_after, hybrid_threshold)
+        self._table = ResourceTable(reserve_after)
         #: The nodes of before a restart have not all reported.
         self._awaits_nodes = False
 

@@ -44,15 +44,14 @@ class ResourceLease:
 class ResourceTable:
     """State of the scheduler. What makes room calls ``grow``, and ``settle`` in the end."""
 
-    def __init__(self, reserve_after: float, threshold: float) -> None:
-        self.domain = Domain(threshold)
-        self.groups = GroupTable(threshold, self._note_wait)
+    def __init__(self, reserve_after: float) -> None:
+        self.domain = Domain()
+        self.groups = GroupTable(self._note_wait)
         self.leases: dict[int, ResourceLease] = {}
         #: Queue of each waiting request.
         self.queue_of: dict[int, ShapeQueue] = {}
         self.time = float("-inf")
         self._reserve_after = reserve_after
-        self._threshold = threshold
         self._arrivals = 0
         self._placements = 0
         #: Domains that may have waiting requests.
@@ -315,7 +314,7 @@ class ResourceTable:
             if isinstance(owner, ShapeQueue):
                 made = reserve_for_queue(owner, later)
             else:
-                made = reserve_for_group(owner, self.nodes.values(), self._threshold, later)
+                made = reserve_for_group(owner, self.nodes.values(), later)
             again = again or not made
         self._look_at = self._next_look()
         if again:  # actors may end meanwhile, of which nothing can be expected now
