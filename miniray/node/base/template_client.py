@@ -42,7 +42,7 @@ class TemplateClient:
         on_exited: Gets pid and wait status of a worker that is gone with all its children.
         on_gone: Called when the template is gone.
         on_lingers: Gets the pid of a worker that has ended and those of its children that were
-            killed and are not gone; again whenever these change.
+            killed and are not gone; now and then again.
     """
 
     control: socket.socket

@@ -70,16 +70,6 @@ def set_subreaper() -> None:
         raise OSError(code, os.strerror(code))
 
 
-@dataclasses.dataclass(slots=True)
-class _Ended:
-    """A worker that has ended, whose strays are not all gone yet."""
-
-    status: int
-    id: str
-    #: The strays that the daemon knows of.
-    told: list[int] = dataclasses.field(default_factory=list)
-
-
 @dataclasses.dataclass(eq=False)
 class Template:
     """Serves one daemon until it is gone.
@@ -103,7 +93,8 @@ class Template:
         #: Templates with more modules, and other processes of the node's own, forked from this one:
         #: pid → the daemon's number for it.
         self._helpers: dict[int, int] = {}
-        self._ended: dict[int, _Ended] = {}
+        #: Workers that have ended, whose strays are not all gone yet: pid → wait status, and id.
+        self._ended: dict[int, tuple[int, str]] = {}
         #: Strays: pid → the ended workers whose end is reported after theirs. One that a device
         #: driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
@@ -276,7 +267,7 @@ class Template:
             self._unknown.discard(pid)
             worker = self._workers.pop(pid, None)
             if worker is not None:
-                self._ended[pid] = _Ended(status, worker)
+                self._ended[pid] = status, worker
         if left:
             self._kill_strays()
         self._look_for_strays()
@@ -293,13 +284,12 @@ class Template:
         for stray, workers in self._strays.items():
             for worker in workers:
                 left.setdefault(worker, []).append(stray)
-        for pid, ended in list(self._ended.items()):
+        for pid, (status, _) in list(self._ended.items()):
             if pid not in left:
                 del self._ended[pid]
                 self._asked.discard(pid)
-                self._send(("exited", pid, ended.status))
-            elif left[pid] != ended.told and pid not in self._asked:
-                ended.told = left[pid]
+                self._send(("exited", pid, status))
+            elif pid not in self._asked:
                 self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
 
     def _kill_strays(self) -> None:
@@ -337,7 +327,7 @@ class Template:
         if session in self._ended:
             return {session}
         if worker:
-            return {pid for pid, ended in self._ended.items() if ended.id == worker}
+            return {pid for pid, (_, id) in self._ended.items() if id == worker}
         return set(self._ended)
 
     def _end_everything(self) -> NoReturn:
