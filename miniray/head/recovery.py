@@ -55,8 +55,6 @@ class HeadRecovery:
     _handle: Callable[[ClusterNode, head_pb2.FromNode], None]
 
     def __post_init__(self) -> None:
-        #: Names of nodes that have something of what was kept, and have not reported.
-        self._expected: set[str] = set()
         #: Names of nodes that have reported to this head.
         self._reported: set[str] = set()
         #: Nodes of before that have not come back, as (address, host name) by name.
@@ -83,9 +81,6 @@ class HeadRecovery:
             cluster.actors.restore_dead(*read_dead_actor(record))
         for id in saved.removed_groups:
             cluster.placement_groups.forbid(id)
-        actors = [read_actor(record) for record in saved.actors]
-        self._expected = {node_id.hex() for _, node_id in actors if node_id}
-        self._expected |= cluster.submissions.nodes()
         if saved.epoch > 1:
             self.over = False
             cluster.scheduler.await_nodes()
@@ -94,12 +89,9 @@ class HeadRecovery:
                 address, hostname = json.loads(cluster.kv.get(_NODES, name) or b"")
                 self.awaited[str(name)] = (address, hostname)
         for record in saved.groups:
-            group = read_group(record)
-            cluster.placement_groups.restore(group)
-            if group.state is not None:
-                self._expected |= group.state.nodes
-        for actor, node_id in actors:
-            cluster.actors.restore(actor, node_id)
+            cluster.placement_groups.restore(read_group(record))
+        for record in saved.actors:
+            cluster.actors.restore(*read_actor(record))
 
     def _restore_job(self, job: Job) -> None:
         """Enter a job, which is not over while processes of it may come back with their nodes."""
@@ -121,7 +113,6 @@ class HeadRecovery:
         """
         cluster = self._cluster
         running = {report.lease: (report, _held(node, report)) for report in reports}
-        self._expected.discard(node.name)
         self.awaited.pop(node.name, None)
         cluster.kv.put(_NODES, node.name, json.dumps((node.host, node.hostname)).encode())
         awaited = cluster.scheduler.awaited_on(node.name)
@@ -181,13 +172,11 @@ class HeadRecovery:
         cluster.actors.end_orphans()
         cluster.placement_groups.end_orphans()
         cluster.leases.end_orphans()
-        for name in sorted(self._expected):
+        for name in sorted(self.awaited):
             logger.warning("node %s did not come back after the head's restart", name)
             cluster.actors.node_never_came(bytes.fromhex(name))
             cluster.submissions.node_never_came(name)
             cluster.grants.decide(cluster.scheduler.remove_node, name)
-        self._expected.clear()
-        for name in self.awaited:
             cluster.kv.delete(_NODES, name)
         self.awaited.clear()
         cluster.grants.decide(cluster.scheduler.await_no_more)

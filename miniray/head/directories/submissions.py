@@ -335,10 +335,6 @@ class SubmittedJobs:
         else:
             self._submit(job, job.demand())
 
-    def nodes(self) -> set[str]:
-        """Return the nodes that have to report commands."""
-        return {job.node for job in self._awaited.values()}
-
     def node_reports(self, node: ClusterNode, running: Container[int]) -> None:
         """Take over the commands that a node reports; start those that never reached it."""
         for number, job in self._take_awaited(node.name):

@@ -66,7 +66,9 @@ class Disk:
         self._change({("job", job_id): None})
 
     def key_value(self, namespace: str, key: Any, value: bytes | None) -> None:
-        """Only the names of nodes, for the status."""
+        place = marshal.dumps((namespace, key), 0)
+        record = None if value is None else marshal.dumps((namespace, key, value))
+        self._change({("value", place): record})
 
     def event(self, number: int, record: bytes | None) -> None:
         """Events are for people."""
@@ -100,7 +102,7 @@ class Disk:
             kept["actor"],
             kept["group"],
             kept["job"],
-            [],
+            [marshal.loads(record) for record in kept["value"]],
             kept["dead"],
             kept["removed"],
         )
