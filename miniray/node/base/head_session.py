@@ -97,6 +97,8 @@ class HeadSession:
                 break
             except asyncio.TimeoutError:
                 raise ConnectionError(f"there was none for {timeout:g} s") from None
+            except exceptions.MinirayError:
+                raise
             except ConnectionError as error:
                 if loop.time() + _RETRY > deadline:
                     raise

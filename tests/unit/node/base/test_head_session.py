@@ -95,24 +95,24 @@ async def ready() -> None:
     """Be connected at once."""
 
 
-def open_session(head: Refusing, monkeypatch: pytest.MonkeyPatch) -> None:
+def open_session(head: Refusing, monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
     channel: Any = types.SimpleNamespace(channel_ready=ready)
     member: Any = types.SimpleNamespace(hello=head_pb2.NodeHello)
     monkeypatch.setattr(head_session.head_pb2_grpc, "HeadStub", lambda channel: head)
-    asyncio.run(HeadSession(channel).open(member, 0.5, lambda waiting: []))
+    asyncio.run(HeadSession(channel).open(member, timeout, lambda waiting: []))
 
 
 def test_a_refusal_that_grpc_forgets_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Refusing(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAUTHENTICATED)
     with pytest.raises(AuthenticationError, match="it said UNAUTHENTICATED"):
-        open_session(head, monkeypatch)
+        open_session(head, monkeypatch, 20)
     assert head.calls == 2
 
 
 def test_a_head_that_answers_nothing_else_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Refusing(grpc.StatusCode.INTERNAL)
     with pytest.raises(ConnectionError, match="cannot be reached: it said INTERNAL"):
-        open_session(head, monkeypatch)
+        open_session(head, monkeypatch, 1)
     assert head.calls > 1
 
 

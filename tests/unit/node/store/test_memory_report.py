@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.common.state_types import ObjectRow, SegmentRow
+    from miniray.common.state_types import ObjectRow
     from miniray.node.store.segments import Segment, SegmentStore
 
 PAGE = 4096
@@ -38,11 +38,6 @@ def written(store: SegmentStore, size: int, owner: bytes = OWNER) -> Segment:
     segment = store.create(size, 0, owner, WRITER)
     store.seal(segment.number, f"made {size}")
     return segment
-
-
-def rows_of(store: SegmentStore, limit: int = 10, **copies: tuple[bytes, int]) -> list[SegmentRow]:
-    sources = {int(key[1:]): source for key, source in copies.items()}
-    return segment_rows(NODE, store, limit, sources.get)
 
 
 def row(size: int, *, owner: bytes = OWNER, process: bytes = OWNER, segment: int = 1) -> ObjectRow:
@@ -84,7 +79,7 @@ def test_every_byte_of_a_store_is_counted_once(store: SegmentStore) -> None:
 def test_segments_are_told_with_what_they_are_for(store: SegmentStore) -> None:
     held = written(store, PAGE - 1)
     store.map(held.number, READER)
-    [told] = rows_of(store)
+    [told] = segment_rows(NODE, store, 10)
     assert told == {
         "number": held.number,
         "size": PAGE - 1,
@@ -103,13 +98,13 @@ def test_segments_are_told_with_what_they_are_for(store: SegmentStore) -> None:
 def test_the_largest_segments_are_told_and_of_equal_ones_the_oldest(store: SegmentStore) -> None:
     for size in (1, 3, 2, 3, 3):
         written(store, size * PAGE)
-    assert [told["number"] for told in rows_of(store, 3)] == [2, 4, 5]
+    assert [told["number"] for told in segment_rows(NODE, store, 3)] == [2, 4, 5]
 
 
 def test_a_copy_has_the_place_of_what_it_is_a_copy_of(store: SegmentStore) -> None:
-    for _ in range(3):
-        written(store, PAGE, NODE)
-    rows = rows_of(store, 2, n3=(OTHER, 1), n1=(OTHER, 9))
+    ninth, _, first = (written(store, PAGE, NODE) for _ in range(3))
+    ninth.copy_of, first.copy_of = (OTHER, 9, OTHER), (OTHER, 1, OTHER)
+    rows = segment_rows(NODE, store, 2)
     assert [(told["number"], told["source_node"], told["source"]) for told in rows] == [
         (3, OTHER, 1),
         (2, b"", 0),

@@ -17,7 +17,7 @@ from stores import Pushes, new_store
 from miniray.common.config import config
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store import memories as memories_module
-from miniray.node.store import spill_files
+from miniray.node.store import spill_files, spilling
 from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import Copies
 from miniray.node.store.spill_files import Disk, DiskPlace
@@ -360,9 +360,10 @@ def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
         waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
         await until(begun.is_set)
         waiting.cancel()
-        await asyncio.wait([waiting])
+        await asyncio.wait([waiting], timeout=0.05)
         assert node.spilling.spilled == PAGE  # a thread is at it
         go_on.set()
+        await asyncio.wait([waiting])
         await until(lambda: node.spilling.spilled == 0)
 
     run(steps)
@@ -569,6 +570,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(run: Run, monkeypatch: pytest.M
         assert all(value.in_memory for value in values)
         await until(lambda: node.spilling.spilled == 0)
         monkeypatch.setattr(spill_files, "write", real)
+        monkeypatch.setattr(spilling, "_AFTER_FAILURE", 0)
         await node.create()  # it is tried again
         assert await node.read(values[0]) == content(values[0])
 
