@@ -137,10 +137,11 @@ def test_what_was_written_or_is_read_here_of_an_owner_goes_with_its_node() -> No
 def test_a_copy_is_evicted_only_while_the_node_lives_on_which_the_value_was_written() -> None:
     async def test(node: Node) -> None:
         number = node.has_copy()
-        assert node.copies.may_be_evicted(number)
+        copy = node.store.get(number)
+        assert node.copies.may_be_evicted(copy)
         node.dies(ORIGIN)
         assert node.store.has_number(number)
-        assert not node.copies.may_be_evicted(number)
+        assert not node.copies.may_be_evicted(copy)
         node.relay.notices[r.FREED](FAR, Relayed(notice=r.FREED, items=KEY))
         assert not len(node.store)
 

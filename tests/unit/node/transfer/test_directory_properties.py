@@ -124,7 +124,7 @@ class Node:
 
     def evict(self, key: Key) -> None:
         number = self.copies.find(key)
-        if number is not None and self.copies.may_be_evicted(number):
+        if number is not None and self.copies.may_be_evicted(self.store.get(number)):
             self.copies.drop(number)
 
     # --- reading -----------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_a_mover_that_does_not_have_a_value_in_memory_any_more_is_asked_for_the_
     async def test(a: End, b: End) -> None:
         def to_disk() -> None:
             if len(asked) == 1:
-                assert a.spilling.move_out(1, writes=True)
+                assert a.spilling.move_out(1)
 
         asked = count_fetches(b, before=to_disk)
         for _ in range(2):

@@ -29,10 +29,10 @@ A, B = b"process a", b"process b"
 class NoDisk:
     """Nothing can leave memory."""
 
-    leaving = failures = 0
+    leaving = 0
     arriving = False
 
-    def make_room(self, _target: int, *, writes: bool) -> int:
+    def make_room(self, _target: int) -> int:
         return 0
 
     def trouble(self) -> str:
