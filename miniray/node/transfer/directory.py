@@ -242,7 +242,7 @@ class Directory:
         if node_id == self.node_id:
             self.store.change_owner(number, node_id)
         if key in self._entries:
-            self._entries[key].owner = self.node_id
+            self._entries[key] = dataclasses.replace(self._entries[key], owner=self.node_id)
 
     def free(self, key: Key) -> None:
         """Free a value of this node's, wherever it is."""
