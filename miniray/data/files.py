@@ -292,15 +292,15 @@ def find_files(
 
 
 def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[str, int]]:
-    if any(sign in path for sign in "*?[") or not fs.isdir(path):  # a pattern or a file
-        details = fs.glob(path, detail=True)
-    else:
+    if fs.isdir(path):
         details = {
             name: info
             for name, info in fs.find(path, detail=True).items()
             if not any(part.startswith((".", "_")) for part in name.removeprefix(path).split("/"))
             and (extensions is None or name.lower().endswith(tuple(extensions)))
         }
+    else:  # a file, or a pattern
+        details = {path: fs.info(path)} if fs.isfile(path) else fs.glob(path, detail=True)
     return sorted(
         (name, int(info["size"] or 0)) for name, info in details.items() if info["type"] == "file"
     )

@@ -186,6 +186,14 @@ def test_rows_without_columns_are_mapped_one_by_one(tmp_path: Path) -> None:
     assert [row for table in tables for row in table.to_pylist()] == [{"n": 0}] * 100
 
 
+def test_names_of_files_and_folders_may_have_the_signs_of_patterns(tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]"
+    folder.mkdir()
+    (folder / "b[2].txt").write_text("one")
+    for path in (folder, folder / "b[2].txt", tmp_path / "a?1]" / "*.txt"):
+        assert values(data.read_text(str(path)), "text") == ["one"]
+
+
 def test_small_files_are_read_together(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number:03d}.txt").write_text(f"{number}\n" * 10)
