@@ -12,12 +12,14 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
 
 from miniray.security.token import web_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from miniray.web.facts import WebFacts
 
@@ -58,9 +60,6 @@ class Access:
         """Serve one request."""
         if scope["type"] != "http":
             return
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
         method, path = scope["method"], scope["path"]
 
         async def send_with_headers(message: Any) -> None:
@@ -68,7 +67,7 @@ class Access:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        refusal = self.refusal(method, path, headers)
+        refusal = self.refusal(method, path, Headers(scope=scope))
         if refusal is not None:
             status, text = refusal
             answer = JSONResponse({"error": text}, status)
@@ -78,7 +77,7 @@ class Access:
             self._let_in(scope["client"])
         await self._app(scope, receive, send_with_headers)
 
-    def refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return the status and the reason of a refusal; None if the request may pass."""
         host = headers.get("host", "")
         if not self._is_own(host):
@@ -128,13 +127,9 @@ class Access:
         return hmac.digest(self._key, f"cookie {value}".encode(), "sha256").hex()
 
     def _is_cookie(self, header: str) -> bool:
-        for part in header.split(";"):
-            name, _, text = part.strip().partition("=")
-            value, _, signature = text.rpartition(".")
-            until = value.partition(".")[0]
-            if name == self._name and _same(signature, self._signed(value)):
-                return until.isdigit() and int(until) > time.time()
-        return False
+        value, _, signature = cookie_parser(header).get(self._name, "").rpartition(".")
+        until = value.partition(".")[0]
+        return _same(signature, self._signed(value)) and int(until) > time.time()
 
 
 def _is_open(method: str, path: str) -> bool:

@@ -135,13 +135,12 @@ class JobRoutes:
 
     def _with_packages(self, environment: dict[str, Any]) -> dict[str, Any]:
         """Return an environment with the files of packages in place of their names."""
-        found = dict(environment)
+        own = ("_ray_release", "_ray_commit")
+        found = {name: value for name, value in environment.items() if name not in own}
         if "working_dir" in found:
             found["working_dir"] = self._file_of(found["working_dir"])
         if "py_modules" in found:
             found["py_modules"] = [self._file_of(each) for each in found["py_modules"]]
-        for name in ("_ray_release", "_ray_commit"):
-            found.pop(name, None)
         return found
 
     def _file_of(self, uri: Any) -> Any:
