@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import sqlite3
 import subprocess
 import sys
@@ -58,10 +59,10 @@ def kept(session_root: Path) -> Any:
 
     def read() -> int:
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
-            query = "SELECT total(length(value)) FROM key_values WHERE namespace LIKE 'code%'"
-            (total,) = database.execute(query).fetchone()
+            found = database.execute("SELECT record FROM things WHERE kind = 'value'").fetchall()
         database.close()
-        return int(total)
+        values = [marshal.loads(record) for (record,) in found]
+        return sum(len(value) for namespace, _, value in values if namespace.startswith("code"))
 
     return read
 
