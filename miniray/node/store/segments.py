@@ -124,6 +124,8 @@ class SegmentStore:
         self.memories = Memories(capacity, push, self.changed)
         self._next = 1
         self._segments: dict[int, Segment] = {}
+        #: What each process owns, has written or maps, so that its end costs no walk over all.
+        self._of_process: dict[bytes, set[int]] = {}
         #: Sealed, wanted and not mapped; the least recently used first.
         self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
         #: The mappers that have mapped a segment since they were told that memory is short.
@@ -154,6 +156,8 @@ class SegmentStore:
         number = self._next
         self._next += 1
         segment = self._segments[number] = Segment(number, memory, size, form, owner, writer, place)
+        for process in (owner, writer):
+            self._of_process.setdefault(process, set()).add(number)
         return segment
 
     def take(self, size: int, process: bytes) -> Memory:
@@ -187,7 +191,9 @@ class SegmentStore:
         """Have another process, or a daemon, own a segment from now on."""
         segment = self._segments.get(number)
         if segment is not None:
-            segment.owner = owner
+            old, segment.owner = segment.owner, owner
+            self._of_process.setdefault(owner, set()).add(number)
+            self._let_go(segment, old)
 
     # --- reading -----------------------------------------------------------------
     def get(self, number: int) -> Segment:
@@ -208,6 +214,7 @@ class SegmentStore:
         segment = self.get(number)
         self._idle.pop(number, None)
         segment.mappers[mapper] = segment.mappers.get(mapper, 0) + 1
+        self._of_process.setdefault(mapper, set()).add(number)
         self._may_keep.add(mapper)
         return segment
 
@@ -224,13 +231,14 @@ class SegmentStore:
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]
+                self._let_go(segment, mapper)
                 self._look_at(segment)
                 if segment.mappers:
                     self.changed.set()  # a claim may wait for nobody but its own processes now
 
     def leave_open(self, mapper: bytes) -> None:
         """Never reuse the memory that a process has mapped now: its child reports nothing."""
-        for segment in self:
+        for segment in self._of(mapper):
             segment.left_open |= mapper in segment.mappers
 
     # --- freeing -----------------------------------------------------------------
@@ -261,13 +269,14 @@ class SegmentStore:
         self.memories.process_died(process_id)
         self._may_keep.discard(process_id)
         owned = []
-        for segment in self:
+        for segment in self._of(process_id):
             if not segment.sealed and segment.writer == process_id:
                 # Half written: no other process knows of it.
                 segment.sealed = segment.freed = segment.left_open = True
                 self._look_at(segment)
             if segment.mappers.pop(process_id, 0):
                 segment.left_open |= may_look
+                self._let_go(segment, process_id)
                 self._look_at(segment)
             if segment.owner == process_id:
                 owned.append(segment.number)
@@ -277,10 +286,23 @@ class SegmentStore:
     def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
         """Return what a process that ended wrote for others and they have not freed, by owner."""
         found: dict[bytes, list[int]] = {}
-        for segment in self:
+        for segment in self._of(process_id):
             if segment.writer == process_id != segment.owner and not segment.freed:
                 found.setdefault(segment.owner, []).append(segment.number)
         return found
+
+    def _of(self, process: bytes) -> list[Segment]:
+        """Return what a process owns, has written or maps."""
+        return [self._segments[number] for number in self._of_process.get(process, ())]
+
+    def _let_go(self, segment: Segment, process: bytes) -> None:
+        """Forget that a segment is of a process, unless it still is in another way."""
+        kept = process in (segment.owner, segment.writer) or process in segment.mappers
+        if not kept or segment.number not in self._segments:
+            numbers = self._of_process.get(process, set())
+            numbers.discard(segment.number)
+            if not numbers:
+                self._of_process.pop(process, None)
 
     # --- memory and disk -------------------------------------------------------------
     def idle(self) -> Iterable[Segment]:
@@ -337,6 +359,8 @@ class SegmentStore:
                 self.changed.set()
             return
         del self._segments[segment.number]
+        self._let_go(segment, segment.owner)
+        self._let_go(segment, segment.writer)
         self._idle.pop(segment.number, None)
         if segment.place is not None:
             self.files.release(segment.place)
@@ -351,6 +375,7 @@ class SegmentStore:
 
     def close(self) -> None:
         self._segments.clear()
+        self._of_process.clear()
         self._idle.clear()
         self.memories.close()
 

@@ -155,6 +155,8 @@ class Directory:
 
     def __post_init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
+        #: Those of each owner, so that its end costs no walk over all.
+        self._by_owner: dict[bytes, set[Key]] = {}
         self.relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
         self.relay.notices[r.COPIED] = lambda node, message: self.copied(node, message.items)
 
@@ -166,7 +168,7 @@ class Directory:
         """Enter a value that was written on another node for a process of this one."""
         key = (node_id, number, self.node_id)
         if self.runs(owner) and self.relay.knows(node_id):
-            self._entries[key] = _Entry(owner, SpreadTree(node_id))
+            self._add(key, owner)
         else:
             self.relay.send(node_id, Relayed(notice=r.FREED, items=key))
 
@@ -213,7 +215,11 @@ class Directory:
         segment = self.store.get(number)
         if segment.freed or segment.home:
             return None
-        entry = self._entries[key] = _Entry(segment.owner, SpreadTree(node_id))
+        return self._add(key, segment.owner)
+
+    def _add(self, key: Key, owner: bytes) -> _Entry:
+        entry = self._entries[key] = _Entry(owner, SpreadTree(writer_of(key)))
+        self._by_owner.setdefault(owner, set()).add(key)
         return entry
 
     def _can_serve(self, node_id: bytes) -> bool:
@@ -223,8 +229,8 @@ class Directory:
         """Return the segments of a node that have values of an owner which no node has any more."""
         return [
             segment_of(key)
-            for key, entry in self._entries.items()
-            if entry.owner == owner and writer_of(key) == node_id and entry.tree.is_lost
+            for key in self._by_owner.get(owner, ())
+            if writer_of(key) == node_id and self._entries[key].tree.is_lost
         ]
 
     def written_on(self, node_id: bytes) -> dict[bytes, list[int]]:
@@ -242,7 +248,9 @@ class Directory:
         if node_id == self.node_id:
             self.store.change_owner(number, node_id)
         if key in self._entries:
-            self._entries[key] = dataclasses.replace(self._entries[key], owner=self.node_id)
+            self._forget_owner(key, self._entries[key])
+            self._entries[key].owner = self.node_id
+            self._by_owner.setdefault(self.node_id, set()).add(key)
 
     def free(self, key: Key) -> None:
         """Free a value of this node's, wherever it is."""
@@ -250,8 +258,15 @@ class Directory:
         if entry is None:
             self.free_here(key)
             return
+        self._forget_owner(key, entry)
         for node_id in entry.tree.nodes:
             self._tell_freed(node_id, key)
+
+    def _forget_owner(self, key: Key, entry: _Entry) -> None:
+        keys = self._by_owner[entry.owner]
+        keys.discard(key)
+        if not keys:
+            del self._by_owner[entry.owner]
 
     def _tell_freed(self, node_id: bytes, key: Key) -> None:
         if node_id == self.node_id:
@@ -261,7 +276,7 @@ class Directory:
 
     def process_died(self, process_id: bytes) -> None:
         """Free what a process owned that other nodes have."""
-        for key in [key for key, each in self._entries.items() if each.owner == process_id]:
+        for key in list(self._by_owner.get(process_id, ())):
             self.free(key)
 
     # --- other nodes -------------------------------------------------------------------
