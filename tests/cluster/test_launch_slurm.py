@@ -150,8 +150,10 @@ def test_a_host_that_never_comes_is_named(steps: Steps) -> None:
     steps.leave_nothing("end", "n1")
 
 
+#: With no byte left: a node that can write its first file joins before it fails at the next one.
 FULL_DISK = """set -- unshare --mount sh -c '
-    mount -t tmpfs -o size=4k none full && MINIRAY_TMPDIR="$PWD/full" exec "$@"' sh "$@\""""
+    mount -t tmpfs -o size=4k none full && head -c 4096 /dev/zero > full/rest &&
+    MINIRAY_TMPDIR="$PWD/full" exec "$@"' sh "$@\""""
 #: What prepares a host so that it cannot join, and what it says then.
 CANNOT_JOIN = {
     "no folder": ('export MINIRAY_TMPDIR="$PWD/folder/job"', "Not a directory"),
