@@ -189,6 +189,7 @@ def run_head(options: HeadOptions) -> None:
     # and finds nothing: what is taken out of the tables goes by itself.
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
+    gc.enable()  # the daemon that this is forked from imports without
     try:
         asyncio.run(_run(options))
     except OSError as error:

@@ -119,7 +119,6 @@ class Template:
             _import_beside(self.preload)
         else:
             _import(self.preload)
-        gc.collect()
         gc.freeze()
         poller = select.poll()
         poller.register(self.control, select.POLLIN)
