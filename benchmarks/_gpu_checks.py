@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import miniray
-from miniray.accelerators import NodeAccelerators
+from miniray.accelerators.node_resources import NodeAccelerators
 
 Check = Callable[[NodeAccelerators], str]
 

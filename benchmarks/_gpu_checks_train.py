@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from _gpu_checks import Check
 
-    from miniray.accelerators import NodeAccelerators
+    from miniray.accelerators.node_resources import NodeAccelerators
 
 
 def _need_training(gpus: int, found: NodeAccelerators) -> None:

@@ -27,12 +27,13 @@ from _gpu_checks import CHECKS, SkippedError, ask_torch
 from _gpu_checks_train import TRAIN_CHECKS
 
 import miniray
-from miniray.accelerators import resolve_node_accelerators, this_host
+from miniray.accelerators.host import this_host
+from miniray.accelerators.node_resources import resolve_node_accelerators
 
 if TYPE_CHECKING:
     from _gpu_checks import Check
 
-    from miniray.accelerators import NodeAccelerators
+    from miniray.accelerators.node_resources import NodeAccelerators
 
 #: Seconds that a check may take altogether: the first import of PyTorch from a cold disk is slow,
 #: and memory is freed slowly where the driver is busy.

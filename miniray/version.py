@@ -1,3 +1,7 @@
-"""The version of the package; nodes of one cluster must agree on it."""
+"""The versions of the package and of Python; nodes of one cluster must agree on them."""
+
+import sys
 
 VERSION = "0.1.0"
+#: As ``platform`` tells it, which takes milliseconds to import.
+PYTHON_VERSION = sys.version.split()[0]

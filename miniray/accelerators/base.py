@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +28,7 @@ class AcceleratorRequestError(ValueError):
     """Accelerators were asked for in a way that a node or a family can't honour."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Detected:
+class Detected(NamedTuple):
     """Devices found on a machine."""
 
     #: Ids as the family's variable would name them, in the order to hand out.
@@ -43,7 +42,7 @@ class Detected:
         return cls(tuple(map(str, range(count))), type)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Description:
     """What a node says of a family beside its devices."""
 

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.accelerators.base import AcceleratorRequestError, Detected
 from miniray.accelerators.host import DetectionError
@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 _LABEL_DOMAINS = ("miniray.io", "ray.io")
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceGroup:
+class DeviceGroup(NamedTuple):
     """The devices of one resource on a node."""
 
     #: Lowest first: the order in which they are handed out.
@@ -49,7 +48,7 @@ class DeviceGroup:
     detected: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class NodeAccelerators:
     """What a node says of its accelerators."""
 

@@ -6,11 +6,10 @@ server knows it, and is asked only where there are chips.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.accelerators.base import (
     AcceleratorRequestError,
@@ -198,8 +197,7 @@ TOPOLOGIES: dict[str, frozenset[str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class SliceShape:
+class SliceShape(NamedTuple):
     """How a TPU slice is made up."""
 
     chips: int

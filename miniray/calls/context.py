@@ -108,7 +108,7 @@ class ProcessFacts:
         return self.placement_group_id if self.capture_child_tasks else None
 
     def runtime_context(self) -> RuntimeContextData:
-        from miniray.accelerators import DEVICE_RESOURCES
+        from miniray.accelerators.registry import DEVICE_RESOURCES
 
         running = execution.get()
         return RuntimeContextData(

@@ -11,7 +11,6 @@ import itertools
 import logging
 import operator
 import os
-import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from miniray.exceptions import NodeDiedError
 from miniray.logs.log_printer import LogBatch
 from miniray.logs.log_thread import LogThread, left_out_note
 from miniray.security.token import TOKEN_VARIABLE, take_token
+from miniray.version import PYTHON_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -238,7 +238,7 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         "address": node.address,
         "session_dir": node.session_dir,
         "namespace": namespace,
-        "python_version": platform.python_version(),
+        "python_version": PYTHON_VERSION,
         "job_id": job_id.hex(),
         "webui_url": node.dashboard_url or None,
     }

@@ -8,11 +8,9 @@ What they attach to is a node of this machine; where the cluster has none, one i
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-import platform
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.common.config import config
@@ -146,8 +144,7 @@ def program_of(record: ClusterRecord) -> str:
     return f"pid {record.driver.pid}{f', {printable(command)}' if command else ''}"
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalNode:
+class LocalNode(NamedTuple):
     """A node of this machine to attach to: one that runs, or one started for this process."""
 
     node_socket: str
@@ -186,13 +183,12 @@ def node_of_cluster(record: ClusterRecord) -> LocalNode:
     """
     from miniray.exceptions import VersionMismatchError
     from miniray.security.token import read_token_file
-    from miniray.version import VERSION
+    from miniray.version import PYTHON_VERSION, VERSION
 
     if record.miniray != VERSION:
         raise VersionMismatchError("miniray", VERSION, record.miniray)
-    ours = platform.python_version()
-    if record.python.split(".")[:2] != ours.split(".")[:2]:
-        raise VersionMismatchError("Python", ours, record.python)
+    if record.python.split(".")[:2] != PYTHON_VERSION.split(".")[:2]:
+        raise VersionMismatchError("Python", PYTHON_VERSION, record.python)
     token = read_token_file(record.session.token_file)
     return LocalNode(
         record.socket_path,

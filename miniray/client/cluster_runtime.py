@@ -7,14 +7,13 @@ pushes, lost processes, objects that go) to the part that it is for.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import pickle
 import sys
 import threading
 import time
 from concurrent.futures.thread import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.calls import context
 from miniray.calls.calls import CallTable
@@ -119,8 +118,7 @@ def _no_actor() -> None:
     raise RuntimeError("There is no actor in this process.")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProcessHooks:
+class ProcessHooks(NamedTuple):
     """What a runtime asks of the process that it is in; as it stands, a driver."""
 
     #: Runs a wait of the running task, given with its timeout; gives the CPU back meanwhile.

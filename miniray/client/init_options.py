@@ -83,7 +83,7 @@ _OF_NODE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class InitOptions:
     """Checked arguments of ``init()``. None means: as the cluster or the machine has it."""
 

@@ -7,16 +7,15 @@ variables of the process that started them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
+from typing import NamedTuple
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """Tunables with their defaults. Times are seconds, sizes are bytes."""
 
     # --- starting and stopping -------------------------------------------------
@@ -162,10 +161,12 @@ def parse(name: str, kind: type, text: str) -> object:
 def config() -> Config:
     values = {}
     # Each worker looks, and a variable that is missing costs a look-up two exceptions.
-    for variable in _FIELDS.keys() & set(os.environ):
-        field = _FIELDS[variable]
-        values[field.name] = parse(field.name, type(field.default), os.environ[variable])
+    for variable in _NAMES.keys() & set(os.environ):
+        name = _NAMES[variable]
+        kind = type(Config._field_defaults[name])
+        values[name] = parse(name, kind, os.environ[variable])
     return Config(**values)  # type: ignore[arg-type]
 
 
-_FIELDS = {f"MINIRAY_{field.name.upper()}": field for field in dataclasses.fields(Config)}
+#: Tunables by the variables that override them.
+_NAMES = {f"MINIRAY_{name.upper()}": name for name in Config._fields}

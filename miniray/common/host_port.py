@@ -5,9 +5,9 @@ Only names that have to be compared are looked up; nothing is sent to an address
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import socket
+from typing import NamedTuple
 
 #: The port of a head started by the command line, as Ray's, and of an address that gives none.
 DEFAULT_PORT = 6379
@@ -83,8 +83,7 @@ def _looked_up(host: str) -> frozenset[str]:
     return frozenset(str(address[0]) for _family, _type, _protocol, _name, address in found)
 
 
-@dataclasses.dataclass(frozen=True)
-class DaemonAddress:
+class DaemonAddress(NamedTuple):
     """Where a daemon can be dialled: by Unix socket on its own machine, by TLS from others.
 
     As text, ``machine|socket path|host:port``; the last part is empty in a cluster without a

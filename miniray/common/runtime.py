@@ -13,7 +13,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from miniray.common import first_use
 from miniray.common.names import user_stacklevel
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ActorClassInfo:
     """What a handle knows of its actor's class, pickled with the handle."""
 
@@ -39,15 +39,14 @@ class ActorClassInfo:
     max_pending_calls: int = -1
 
 
-@dataclasses.dataclass(frozen=True)
-class ActorLocation:
+class ActorLocation(NamedTuple):
     """A named actor as the head knows it: how to make a handle of it."""
 
     ref: ObjectRef[Any]
     info: ActorClassInfo
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RuntimeContextData:
     """Who and where the calling code is; ids are hex strings."""
 

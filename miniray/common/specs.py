@@ -82,7 +82,7 @@ class Spec:
 
 
 # --- tasks and actors ------------------------------------------------------------------
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class _Demand(Spec):
     """What tasks and actors ask for alike, in their options and in their specs."""
 
@@ -119,7 +119,7 @@ class _Demand(Spec):
         return self.placement if isinstance(self.placement, BundleAffinity) else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class TaskOptions(_Demand):
     """Checked options of a task."""
 
@@ -136,7 +136,7 @@ class TaskOptions(_Demand):
     preload: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class LeaseSpec(_Demand):
     """What the head must know to lease workers to the tasks of one shape."""
 
@@ -150,7 +150,7 @@ class LeaseSpec(_Demand):
     runtime_env: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class _Actor(_Demand):
     """The options of an actor that its spec has as they are."""
 
@@ -166,7 +166,7 @@ class _Actor(_Demand):
     preload_later: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class ActorOptions(_Actor):
     """Checked options of an actor."""
 
@@ -178,7 +178,7 @@ class ActorOptions(_Actor):
     runtime_env: Mapping[str, Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class ActorSpec(_Actor):
     """What the head, its daemon and its worker must know of an actor."""
 
@@ -195,7 +195,7 @@ class ActorSpec(_Actor):
     runtime_env: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class CommandSpec(_Demand):
     """What the head, and the daemon that runs it, must know of a submitted job's command."""
 
@@ -214,7 +214,7 @@ class CommandSpec(_Demand):
     secrets: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class MethodOptions:
     """Options of one method of an actor, from ``@method`` and ``.options``."""
 
@@ -262,7 +262,7 @@ class Allocation(NamedTuple):
         return held
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class JobSpec(Spec):
     """What the workers of a job must know of it."""
 

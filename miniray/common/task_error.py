@@ -6,7 +6,6 @@ mixing of a user's exception class with our own in one place.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import linecache
@@ -14,7 +13,7 @@ import logging
 import pickle
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from miniray.common import exception_transport as transport
 
@@ -33,8 +32,7 @@ class MinirayError(Exception):
         return transport.rebuild, (type(self), self.args, dict(self.__dict__))
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskFailure:
+class TaskFailure(NamedTuple):
     """What a TaskError knows, which the error's properties describe."""
 
     function_name: str
@@ -170,7 +168,7 @@ class TaskError(MinirayError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         blob, why_not = transport.pack(self.cause)
-        facts = dataclasses.replace(self._facts, cause=MinirayError(transport.name_of(self.cause)))
+        facts = self._facts._replace(cause=MinirayError(transport.name_of(self.cause)))
         mixed = type(self) is not TaskError
         return _rebuild_task_error, (facts, blob, mixed, why_not)
 
@@ -289,5 +287,5 @@ def _rebuild_task_error(
         except (Exception, *transport.ENDS) as problem:  # noqa: BLE001 -- user code runs here
             cause = MinirayError(f"An exception of class {facts.cause} (can't load it: {problem}).")
     error = TaskError.__new__(TaskError, facts.function_name, facts.traceback_str)
-    error.__dict__["_facts"] = dataclasses.replace(facts, cause=cause)
+    error.__dict__["_facts"] = facts._replace(cause=cause)
     return error.as_instanceof_cause() if mixed else error

@@ -39,7 +39,7 @@ def latest_return() -> float:
     return config().node_timeout + config().head_grace
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class HeadIdentity:
     cluster_id: str
     #: Counts the starts of the cluster's head.

@@ -7,7 +7,6 @@ runs in one event loop's thread.
 from __future__ import annotations
 
 import logging
-import platform
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
@@ -24,7 +23,7 @@ from miniray.head.watches import Watches
 from miniray.messages import plain
 from miniray.messages.plain import Arguments
 from miniray.messages.value import rebuild_error
-from miniray.version import VERSION
+from miniray.version import PYTHON_VERSION, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -385,7 +384,7 @@ class Head:
 
 def _version_error(hello: head_pb2.NodeHello) -> tuple[str, str] | None:
     """Return (name of an exception, its text) for a node of another version."""
-    ours = platform.python_version()
+    ours = PYTHON_VERSION
     if hello.version != VERSION:
         what, theirs, wanted = "miniray", hello.version, VERSION
     elif _minor(hello.python) != _minor(ours):

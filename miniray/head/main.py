@@ -147,7 +147,7 @@ async def watch_liveness(head: Head) -> None:
         head.check_liveness()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class HeadOptions:
     #: Socket for the daemons of this machine; its folder is 0700.
     unix_path: str

@@ -66,7 +66,7 @@ class Storage:
         then()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Saved:
     """What was kept by the heads of this cluster before."""
 

@@ -11,11 +11,10 @@ import contextlib
 import dataclasses
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.system.log_file import work_in_name
+from miniray.system.log_file import stamp, work_in_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,18 +33,6 @@ _RANK = re.compile(r"rank_(?P<rank>\d+)\.(?P<stream>out|err)$")
 _OWN = re.compile(r"(?P<work>head|node)\.log(?P<older>\.\d+)?$")
 #: Time and name at the beginning of a line of a worker, and time of one of a daemon.
 _STAMPED = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:\[(?P<name>.*?)\] )?")
-
-
-def stamp(now: float) -> str:
-    """Return a time as lines of logs begin with: ``2026-11-24 22:17:33.123``."""
-    seconds, milliseconds = divmod(int(now * 1000), 1000)
-    local = time.localtime(seconds)
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}.{milliseconds:03d}"
-
-
-def stamped(now: float, name: str, text: str) -> str:
-    """Return a line of a worker as its log file has it."""
-    return f"{stamp(now)} [{name}] {text}\n"
 
 
 class LogLineRead(NamedTuple):

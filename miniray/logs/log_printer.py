@@ -125,8 +125,7 @@ class LogDeduplicator:
         return held
 
 
-@dataclasses.dataclass(frozen=True)
-class LogBatch:
+class LogBatch(NamedTuple):
     """Lines that one worker wrote to one of its streams, as ``LineSplitter`` gives them."""
 
     name: str  # of the task or actor; "" if unknown

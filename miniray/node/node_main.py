@@ -8,7 +8,6 @@ import dataclasses
 import json
 import logging
 import os
-import platform
 import signal
 import socket
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
+from miniray.accelerators.host import this_host
+from miniray.accelerators.node_resources import NodeAccelerators, resolve_node_accelerators
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress, join_host_port, parse_address
 from miniray.common.ids import new_id
@@ -58,7 +58,7 @@ from miniray.system.session import (
     remove_session,
     write_record,
 )
-from miniray.version import VERSION
+from miniray.version import PYTHON_VERSION, VERSION
 from miniray.wire.poller import Pace
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class NodeStart:
                 is_head=self.options.head,
                 embedded=self.options.embedded,
                 processes=processes,
-                python=platform.python_version(),
+                python=PYTHON_VERSION,
                 miniray=VERSION,
                 driver=_process(self.options.parent_pid) if self.options.embedded else None,
                 dashboard_url=self._dashboard_url,

@@ -10,8 +10,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.spans import SPANS
-from miniray.logs.log_files import LogQuery, read_on
-from miniray.logs.log_search import find
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -198,6 +196,9 @@ class Probes:
 
         ``ends``: by node, what was read already; None: nothing.
         """
+        from miniray.logs.log_files import LogQuery, read_on
+        from miniray.logs.log_search import find
+
         folder, wanted = self._node.logs, LogQuery(**query)
         if ends is None:
             return await find(folder, wanted, seconds)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import platform
 import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.messages import plain
-from miniray.version import VERSION
+from miniray.version import PYTHON_VERSION, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
     return head_pb2.NodeHello(
         node_id=node.node_id,
         version=VERSION,
-        python=platform.python_version(),
+        python=PYTHON_VERSION,
         host=node.host,
         address=node.address,
         hostname=socket.gethostname(),

@@ -19,9 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env import packages
 from miniray.runtime_env.cache import FolderCache, JobFolders, uninterrupted
-from miniray.runtime_env.pip import build_venv, venv_key, venv_python
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
 from miniray.security.token import write_private
 
@@ -58,7 +56,7 @@ _READ_AT_START = frozenset({"LANG", "TZ"})
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class WorkerEnvironment:
     """How a worker with a runtime environment is started."""
 
@@ -167,7 +165,7 @@ class _Preparation:
         fresh = needs_fresh_interpreter(env_vars)
         if "pip" in spec:
             venv = await self._venv(spec["pip"], env_vars)
-            python, fresh = venv_python(venv), True
+            python, fresh = str(venv / "bin" / "python"), True
             path = env_vars.get("PATH", os.environ.get("PATH", os.defpath))
             env_vars |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv / 'bin'}{os.pathsep}{path}"}
         folders = tuple(self.folders)
@@ -181,6 +179,8 @@ class _Preparation:
                 f"runtime_env[{key!r}] names {uri!r}, which was not uploaded: expected an address "
                 "mrpkg://<sha256>.zip or .whl."
             )
+        from miniray.runtime_env import packages
+
         digest, suffix = address.groups()
         unpack = packages.unpack_wheel if suffix == ".whl" else packages.unpack
 
@@ -215,6 +215,8 @@ class _Preparation:
             self.cache.release(key)
 
     async def _venv(self, pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> Path:
+        from miniray.runtime_env.pip import build_venv, venv_key
+
         async def build(folder: Path, lock: int) -> None:
             await build_venv(folder, pip, env_vars, lock)
 

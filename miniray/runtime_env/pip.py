@@ -38,11 +38,6 @@ _LOCAL = re.compile(
 )
 
 
-def venv_python(folder: Path) -> str:
-    """Return the interpreter of a virtual environment."""
-    return str(folder / "bin" / "python")
-
-
 def venv_key(pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> str:
     """Return a file name that two virtual environments share when they are the same.
 
@@ -91,7 +86,7 @@ async def build_venv(
     async def run(*command: str) -> None:
         await _run(command, asked, folder, environ, lock)
 
-    python = venv_python(folder)
+    python = str(folder / "bin" / "python")
     await run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder))
     await uninterrupted(_inherit, folder)
     if importlib.util.find_spec("pip") is None:

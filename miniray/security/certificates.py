@@ -19,7 +19,7 @@ import os
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.exceptions import AuthenticationError
 from miniray.security.token import (
@@ -53,7 +53,7 @@ _KEY_FILE = "head.key"
 _TOKEN_FILE = "token"  # noqa: S105 - a name, not a token
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Identity:
     """What one end of a connection shows to the other: a certificate and the key to it, PEM."""
 
@@ -67,8 +67,7 @@ class Identity:
         return hashlib.sha256(der).digest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Credentials:
+class Credentials(NamedTuple):
     """What a member of the cluster shows to others, and by what it knows them."""
 
     #: Signed by the members' authority; good for a server and for a client.

@@ -36,7 +36,7 @@ class TokenError(ValueError):
     """A text is no join token. The message says what is wrong with it and never shows it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class JoinToken:
     """What a machine needs to join a cluster, and to know that it joins the right one."""
 

@@ -47,7 +47,7 @@ class BootError(RuntimeError):
     """A node could not be started. The text is one sentence for the user."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class BootOptions:
     """How to start a node. Sizes are bytes; None means: detect it on this machine.
 
@@ -154,7 +154,7 @@ class BootOptions:
             return
         if self.address is None:
             raise ValueError("To join a cluster, give the address of its head as HOST:PORT.")
-        object.__setattr__(self, "address", full_address(self.address))
+        self.address = full_address(self.address)
         if not self.token:
             raise ValueError(
                 "To join a cluster, give its token; `miniray start --head` printed it."
@@ -162,7 +162,7 @@ class BootOptions:
         parse_token(self.token)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class BootResult:
     """A node that is up."""
 

@@ -50,6 +50,18 @@ def work_in_name(work: str) -> str:
     return _UNSAFE.sub("_", work)[:_MAX_NAME]
 
 
+def stamp(now: float) -> str:
+    """Return a time as lines of logs begin with: ``2026-11-24 22:17:33.123``."""
+    seconds, milliseconds = divmod(int(now * 1000), 1000)
+    local = time.localtime(seconds)
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}.{milliseconds:03d}"
+
+
+def stamped(now: float, name: str, text: str) -> str:
+    """Return a line of a worker as its log file has it."""
+    return f"{stamp(now)} [{name}] {text}\n"
+
+
 class LogFile:
     """One file and the older ones that it was rotated to, which end in ``.1``, ``.2`` ...
 

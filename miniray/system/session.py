@@ -13,7 +13,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -84,7 +83,7 @@ class ProcessId:
         return state not in "ZX" and start == self.start
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Session:
     """The places of one session."""
 
@@ -109,7 +108,7 @@ class Session:
         return self.folder / "token"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ClusterRecord:
     """What programs need to know of a running node to attach to it or to end it."""
 
@@ -450,6 +449,8 @@ def _creator(folder: Path) -> int:
 
 
 def _remove_tree(path: Path) -> None:
+    import shutil
+
     while os.path.lexists(path):
         try:
             if path.is_dir() and not path.is_symlink():

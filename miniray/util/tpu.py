@@ -11,9 +11,15 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from miniray.accelerators import slice_shape, this_host
+from miniray.accelerators.host import this_host
 from miniray.accelerators.node_resources import detect
-from miniray.accelerators.tpu import GoogleTPU, chips_of_pod_type, generation, slice_facts
+from miniray.accelerators.tpu import (
+    GoogleTPU,
+    chips_of_pod_type,
+    generation,
+    slice_facts,
+    slice_shape,
+)
 from miniray.common.runtime import runtime_or_none
 from miniray.runtime_context import own_node
 from miniray.util.tpu_reservation import (

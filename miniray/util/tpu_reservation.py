@@ -9,8 +9,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.accelerators import SliceShape, slice_shape
-from miniray.accelerators.tpu import CHIP_COUNTS
+from miniray.accelerators.tpu import CHIP_COUNTS, SliceShape, slice_shape
 from miniray.common.runtime import current_runtime
 from miniray.engines import refuse_on_ray
 from miniray.exceptions import GetTimeoutError

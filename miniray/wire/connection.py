@@ -50,7 +50,7 @@ _SEND_ROOM = 1 << 20
 _now = time.perf_counter
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Endpoint:
     """What the connections of one part of a process have in common."""
 

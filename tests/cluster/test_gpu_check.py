@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from miniray.accelerators import DeviceGroup, NodeAccelerators
+from miniray.accelerators.node_resources import DeviceGroup, NodeAccelerators
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PROGRAM = BENCHMARKS / "gpu_check.py"
@@ -45,7 +45,7 @@ def program(*lines: str, words: tuple[str, ...] = ()) -> subprocess.CompletedPro
         "import os, signal, sys, time",
         f"sys.path.insert(0, {str(BENCHMARKS)!r})",
         "import gpu_check as program",
-        "from miniray.accelerators import NodeAccelerators",
+        "from miniray.accelerators.node_resources import NodeAccelerators",
         "program.miniray.init = program.miniray.shutdown = lambda **options: None",
         "found = NodeAccelerators({'GPU': None})",
         "program.resolve_node_accelerators = lambda *given: found",

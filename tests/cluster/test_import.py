@@ -177,7 +177,7 @@ def test_the_accelerators_load_nothing_heavy() -> None:
     heavy = {"subprocess", "urllib.request", "http.client", "asyncio", "grpc", "psutil"}
     code = (
         "import sys; before = set(sys.modules); import miniray; base = set(sys.modules);"
-        "import miniray.accelerators; print(*(set(sys.modules) - base))"
+        "import miniray.accelerators.node_resources; print(*(set(sys.modules) - base))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
@@ -190,7 +190,7 @@ def test_detection_tries_to_import_no_framework(tmp_path: Path) -> None:
         "import sys, pathlib",
         f"sys.path.insert(0, {str(Path(accelerator_helpers.__file__).parent)!r})",
         "import accelerator_helpers as helpers",
-        "from miniray.accelerators import resolve_node_accelerators",
+        "from miniray.accelerators.node_resources import resolve_node_accelerators",
         f"machine = helpers.FakeMachine(pathlib.Path({str(tmp_path)!r}))",
         "for add in (helpers.add_nvidia, helpers.add_amd, helpers.add_intel, helpers.add_tpu):",
         "    add(machine, 2)",

@@ -165,7 +165,7 @@ CANNOT_JOIN = {
 #: What an interpreter begins with that is told to be of another version.
 BEGINS = {
     "other": "import miniray.version; miniray.version.VERSION = '0.0.1'",
-    "python": "import platform; platform.python_version = lambda: '3.99.0'",
+    "python": "import miniray.version; miniray.version.PYTHON_VERSION = '3.99.0'",
 }
 
 

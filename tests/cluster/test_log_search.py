@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.logs.log_files import LogQuery, read, stamped
+from miniray.logs.log_files import LogQuery, read
 from miniray.logs.log_search import find
-from miniray.system.log_file import log_name
+from miniray.system.log_file import log_name, stamped
 from miniray.util import logs
 
 if TYPE_CHECKING:

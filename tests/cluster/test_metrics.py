@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -362,7 +361,7 @@ def test_names_may_begin_as_rays_and_named_actors_be_told_apart(
 ) -> None:
     actors = [Slow.options(name=name).remote() for name in ("left", "right")]
     miniray.get([each.quick.remote() for each in actors])
-    changed = dataclasses.replace(config(), metrics_prefix="ray", metrics_per_actor=True)
+    changed = config()._replace(metrics_prefix="ray", metrics_per_actor=True)
     for module in ("text", "listed"):
         monkeypatch.setattr(f"miniray.metrics.{module}.config", lambda: changed)
     told = text(cluster)

@@ -163,7 +163,7 @@ def _with_fake(tmp_path: Path, statement: str) -> dict[str, str]:
 
 
 OTHER_MINIRAY = "import miniray.version; miniray.version.VERSION = '0.0.1'"
-OTHER_PYTHON = "import platform; platform.python_version = lambda: '3.99.0'"
+OTHER_PYTHON = "import miniray.version; miniray.version.PYTHON_VERSION = '3.99.0'"
 
 
 @pytest.mark.parametrize(

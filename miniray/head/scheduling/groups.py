@@ -87,7 +87,7 @@ class Group:
             whole = [node.emptied(repaired=True) for node in nodes]
             if plan(self.state, whole, self) is not None:
                 out = next(reason for reason in map(first_quarantined, nodes) if reason is not None)
-                return dataclasses.replace(out, resource="", needed=0)
+                return out._replace(resource="", needed=0)
             detail = f"the {len(self.state.bundles)} bundles of {self._rule()}"
             never = Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
             return self._not_enough(nodes) or never

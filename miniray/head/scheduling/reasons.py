@@ -5,9 +5,8 @@ Responsible for finding and wording the reason; not for deciding what is placed.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.amounts import GRIDS, UNIT, from_units
 from miniray.common.labels import LabelSelector, describe_all, first_match
@@ -62,8 +61,7 @@ INFEASIBLE = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a demand waits or fails. Amounts are fixed point; see ``sentence``."""
 
     kind: ReasonKind
@@ -176,7 +174,7 @@ def too_small(needs: Needs, node: ResourcePool) -> Reason:
     """Say what a node, to which a demand is bound, has too little of, or can't give so."""
     wrong = unlawful(needs, [node])
     if wrong is not None:
-        return dataclasses.replace(wrong, node_id=node.node_id)
+        return wrong._replace(node_id=node.node_id)
     lacking = [pair for pair in needs if not node.could_fit((pair,), repaired=True)]
     name, units = lacking[0]
     return Reason(
@@ -288,7 +286,7 @@ def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
     if lacking:
         first, *others = [_shortage_of(pool, name, units) for name, units in lacking]
         told = [first.detail, *(f"and {each.sentence()}" for each in others)]
-        return dataclasses.replace(first, detail="; ".join(filter(None, told)))
+        return first._replace(detail="; ".join(filter(None, told)))
     if not pool.admits(owner, needs):
         refused = (pair for pair in needs if not pool.admits(owner, (pair,)))
         name, units = next(refused, needs[0])

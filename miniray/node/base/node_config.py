@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -11,12 +10,11 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from miniray.accelerators import NodeAccelerators
+    from miniray.accelerators.node_resources import NodeAccelerators
     from miniray.security.certificates import Credentials
 
 
-@dataclasses.dataclass(frozen=True)
-class MoverConfig:
+class MoverConfig(NamedTuple):
     """Facts for a mover."""
 
     #: Tells machines and containers apart.
@@ -30,8 +28,7 @@ class MoverConfig:
     credentials: Credentials | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class WebConfig:
+class WebConfig(NamedTuple):
     """Facts for the page that the head's node serves."""
 
     #: The address to bind, the first port to try, and the address that clients are told.
@@ -50,8 +47,7 @@ class WebConfig:
         return "https" if self.certificate else "http"
 
 
-@dataclasses.dataclass(frozen=True)
-class NodeConfig:
+class NodeConfig(NamedTuple):
     """Facts about one node. Sizes are bytes."""
 
     node_id: bytes

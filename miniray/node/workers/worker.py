@@ -17,22 +17,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
-from miniray.accelerators import assigned_environment, needs_fresh_interpreter
+from miniray.accelerators.node_resources import assigned_environment, needs_fresh_interpreter
 from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE, JOB_ID_VARIABLE
 from miniray.common.log_lines import LineSplitter, LogLine, bar_row
 from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
 from miniray.exceptions import ITS_LOG, JobError
-from miniray.logs.log_files import stamped
 from miniray.node.base.tasks import first_of
 from miniray.node.workers.template import WORKER_VARIABLE
-from miniray.system.log_file import LogFile
+from miniray.system.log_file import LogFile, stamped
 from miniray.worker.stdio import has_unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from miniray.accelerators import NodeAccelerators
+    from miniray.accelerators.node_resources import NodeAccelerators
     from miniray.common.spans import Ring
     from miniray.common.specs import CommandSpec
     from miniray.node.base.head_client import HeadClient

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from accelerator_helpers import FakeMachine, add_amd
 
-from miniray.accelerators import assigned_environment, resolve_node_accelerators
 from miniray.accelerators.amd import TYPES, AmdGPU
 from miniray.accelerators.host import Host
+from miniray.accelerators.node_resources import assigned_environment, resolve_node_accelerators
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,14 +18,14 @@ from accelerator_helpers import (
     add_tpu,
 )
 
-from miniray.accelerators import (
-    AcceleratorRequestError,
+from miniray.accelerators.base import AcceleratorRequestError
+from miniray.accelerators.host import DetectionError
+from miniray.accelerators.node_resources import (
     NodeAccelerators,
     assigned_environment,
     needs_fresh_interpreter,
     resolve_node_accelerators,
 )
-from miniray.accelerators.host import DetectionError
 from miniray.accelerators.registry import FAMILIES
 
 if TYPE_CHECKING:

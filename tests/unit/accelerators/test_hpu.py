@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from accelerator_helpers import FakeMachine, add_gaudi
 
-from miniray.accelerators import AcceleratorRequestError, check_amount, resolve_node_accelerators
+from miniray.accelerators.base import AcceleratorRequestError
 from miniray.accelerators.host import DetectionError
 from miniray.accelerators.hpu import GaudiHPU
+from miniray.accelerators.node_resources import resolve_node_accelerators
+from miniray.accelerators.registry import check_amount
 
 
 def test_devices_are_named_by_their_module_id(machine: FakeMachine) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 from accelerator_helpers import FakeMachine, add_intel
 
-from miniray.accelerators import (
-    AcceleratorRequestError,
-    assigned_environment,
-    resolve_node_accelerators,
-)
+from miniray.accelerators.base import AcceleratorRequestError
 from miniray.accelerators.intel_gpu import IntelGPU
+from miniray.accelerators.node_resources import assigned_environment, resolve_node_accelerators
 
 
 def add_card(machine: FakeMachine, number: int, slot: str, vendor: str, device: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from accelerator_helpers import NEURON_LS, FakeMachine, add_neuron
 
-from miniray.accelerators import AcceleratorRequestError, check_amount, resolve_node_accelerators
+from miniray.accelerators.base import AcceleratorRequestError
 from miniray.accelerators.host import DetectionError
 from miniray.accelerators.neuron import NeuronCore
+from miniray.accelerators.node_resources import resolve_node_accelerators
+from miniray.accelerators.registry import check_amount
 
 
 def test_the_cores_of_a_single_device_are_counted(machine: FakeMachine) -> None:

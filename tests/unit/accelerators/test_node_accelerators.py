@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 from accelerator_helpers import FakeMachine, add_amd, add_gaudi, add_intel, add_nvidia, add_tpu
 
-from miniray.accelerators import (
-    DEVICE_RESOURCES,
-    AcceleratorRequestError,
+from miniray.accelerators import models
+from miniray.accelerators.base import AcceleratorRequestError
+from miniray.accelerators.node_resources import (
     NodeAccelerators,
     assigned_environment,
-    check_amount,
-    models,
     resolve_node_accelerators,
 )
-from miniray.accelerators.registry import family_named
+from miniray.accelerators.registry import DEVICE_RESOURCES, check_amount, family_named
 from miniray.util import accelerators as public_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.accelerators import Host
     from miniray.accelerators.base import Detected
+    from miniray.accelerators.host import Host
 
 FPGA = {"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}
 

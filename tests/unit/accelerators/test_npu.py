@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from accelerator_helpers import NPU_SMI, NPU_SMI_TWO_CHIPS, FakeMachine, add_ascend
 
-from miniray.accelerators import ascendcl, check_amount
+from miniray.accelerators import ascendcl
 from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError
 from miniray.accelerators.npu import AscendNPU
+from miniray.accelerators.registry import check_amount
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from accelerator_helpers import NVIDIA_INFORMATION, FakeMachine, add_nvidia
 
-from miniray.accelerators import assigned_environment, resolve_node_accelerators
 from miniray.accelerators.host import DetectionError
+from miniray.accelerators.node_resources import assigned_environment, resolve_node_accelerators
 from miniray.accelerators.nvidia import NvidiaGPU, accelerator_type
 
 

@@ -7,12 +7,9 @@ import logging
 import pytest
 from accelerator_helpers import FakeMachine, add_tpu
 
-from miniray.accelerators import (
-    AcceleratorRequestError,
-    assigned_environment,
-    check_amount,
-    resolve_node_accelerators,
-)
+from miniray.accelerators.base import AcceleratorRequestError
+from miniray.accelerators.node_resources import assigned_environment, resolve_node_accelerators
+from miniray.accelerators.registry import check_amount
 from miniray.accelerators.tpu import GoogleTPU
 
 # Variables of a pod of a v6e slice on GKE (https://cloud.google.com/kubernetes-engine/docs/

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.accelerators import AcceleratorRequestError, SliceShape, slice_shape
-from miniray.accelerators.tpu import TOPOLOGIES, generation, normalize_pod_type
+from miniray.accelerators.base import AcceleratorRequestError
+from miniray.accelerators.tpu import (
+    TOPOLOGIES,
+    SliceShape,
+    generation,
+    normalize_pod_type,
+    slice_shape,
+)
 
 
 # Machine types and numbers of hosts as in Google's "Plan TPUs in GKE".

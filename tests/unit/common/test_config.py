@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +18,9 @@ def fresh_config() -> Iterator[None]:
 
 
 def test_every_tunable_has_a_default_of_a_plain_type() -> None:
-    for field in dataclasses.fields(Config):
-        assert type(field.default) in {int, float, bool, str}, field.name
+    assert Config._field_defaults.keys() == set(Config._fields)
+    for name, default in Config._field_defaults.items():
+        assert type(default) in {int, float, bool, str}, name
 
 
 def test_variables_override_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,5 +56,5 @@ def test_switches_take_the_usual_words(text: str, value: bool) -> None:
 
 
 def test_tunables_cannot_be_changed_by_accident() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         config().lease_idle = 1.0  # type: ignore[misc]

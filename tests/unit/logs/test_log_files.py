@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from miniray.logs import log_files
-from miniray.logs.log_files import LogLineRead, LogQuery, read, read_on, stamped
-from miniray.system.log_file import LogFile, log_name
+from miniray.logs.log_files import LogLineRead, LogQuery, read, read_on
+from miniray.system.log_file import LogFile, log_name, stamped
 from miniray.util.logs import Logs
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from accelerator_helpers import (
     add_nvidia,
 )
 
-from miniray.accelerators import resolve_node_accelerators
 from miniray.accelerators.host import DetectionError
+from miniray.accelerators.node_resources import resolve_node_accelerators
 from miniray.node.metrics import DeviceUse
 
 if TYPE_CHECKING:

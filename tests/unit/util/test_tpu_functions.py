@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from accelerator_helpers import FakeMachine, add_tpu
 
-from miniray.accelerators import slice_shape
+from miniray.accelerators.tpu import slice_shape
 from miniray.util import tpu
 from miniray.util.tpu_reservation import TpuHost, intact_slices, ready_slices, useless_slices
 

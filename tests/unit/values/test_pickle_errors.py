@@ -3,7 +3,6 @@ from __future__ import annotations
 import abc
 import array
 import collections
-import dataclasses
 import functools
 import threading
 import warnings
@@ -314,7 +313,7 @@ def test_the_culprit_is_named_wherever_it_is(
 def test_an_object_drags_in_what_it_holds_also_in_a_list_or_with_a_length(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = dataclasses.replace(config(), large_closure_warning=1 << 20)
+    settings = config()._replace(large_closure_warning=1 << 20)
     monkeypatch.setattr(closures, "config", lambda: settings)
     monkeypatch.setattr(closures, "_looked_at", {})
     with pytest.warns(UserWarning, match=r"drags in 2\.9 MiB.* 'cache' of Loaded"):
@@ -322,7 +321,7 @@ def test_an_object_drags_in_what_it_holds_also_in_a_list_or_with_a_length(
 
 
 def test_data_is_not_dragged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = dataclasses.replace(config(), large_closure_warning=1 << 20)
+    settings = config()._replace(large_closure_warning=1 << 20)
     monkeypatch.setattr(closures, "config", lambda: settings)
     endless: list[Any] = [BIG]
     endless.append(endless)
@@ -368,7 +367,7 @@ def test_arguments_of_one_place_are_looked_at_again_when_they_are_twice_as_large
 def test_a_place_that_was_warned_of_what_it_passes_is_not_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = dataclasses.replace(config(), large_argument_warning=1000)
+    settings = config()._replace(large_argument_warning=1000)
     monkeypatch.setattr(closures, "config", lambda: settings)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
