@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from miniray.data.blocks import check_format, table_to_batch, table_to_rows
-from miniray.data.tables import concat, rebatched
+from miniray.data.blocks import check_format, table_to_rows
+from miniray.data.tables import Rows, batched, concat, rebatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,10 @@ def check_whole(caller: str, name: str, value: Any, least: int) -> None:
 
 
 class Batches:
-    """Batches of a dataset. Each iteration over it executes the dataset anew; it has no length."""
+    """Batches of a dataset; they have no length.
+
+    Each iteration over them executes the dataset anew, beginning with ``iter()``.
+    """
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self._make = make
@@ -76,10 +79,10 @@ class StreamIterator:
         caller = "iter_batches"
         check_format(caller, batch_format)
         check_whole(caller, "prefetch_batches", prefetch_batches, 0)
-        tables = self._batched(
+        batches = self._batched(
             caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
         )
-        return Batches(lambda: (table_to_batch(table, batch_format) for table in tables()))
+        return Batches(lambda: (rows.batch(batch_format) for rows in batches()))
 
     def iter_torch_batches(
         self,
@@ -113,10 +116,16 @@ class StreamIterator:
         caller = "iter_torch_batches"
         check_whole(caller, "prefetch_batches", prefetch_batches, 0)
         spec = TorchSpec(dtypes, device, collate_fn, pin_memory)
-        tables = self._batched(
+        batches = self._batched(
             caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
         )
-        return Batches(lambda: (spec.batch(table_to_batch(table, "numpy")) for table in tables()))
+
+        def tensors() -> Iterator[Any]:
+            found = batches()  # first: its tasks run while PyTorch is loaded
+            made = spec.maker()
+            return (made(rows.batch("numpy")) for rows in found)
+
+        return Batches(tensors)
 
     def materialize(self) -> Any:
         """Execute once, and keep the blocks in the object store."""
@@ -138,7 +147,7 @@ class StreamIterator:
         seed: int | None,
         *,
         drop_last: bool,
-    ) -> Callable[[], Iterable[Any]]:
+    ) -> Callable[[], Iterator[Rows]]:
         if size is not None:
             check_whole(caller, "batch_size", size, 1)
         if buffer is not None:
@@ -146,15 +155,15 @@ class StreamIterator:
         if seed is not None:
             check_whole(caller, "local_shuffle_seed", seed, 0)
 
-        def tables() -> Iterable[Any]:
+        def batches() -> Iterator[Rows]:
             found = self._dataset._tables()
             if buffer is not None:
                 found = mixed(found, max(buffer, size or 1), seed)
             if size is None:
-                return (table for table in found if table.num_rows)
-            return rebatched(found, size, drop_last=drop_last)
+                return (Rows.of(table) for table in found if table.num_rows)
+            return batched(found, size, drop_last=drop_last)
 
-        return tables
+        return batches
 
     def __repr__(self) -> str:
         return f"StreamIterator({self._dataset!r})"
@@ -190,24 +199,28 @@ class TorchSpec:
                 "iter_torch_batches() takes dtypes or collate_fn, not both; convert in collate_fn."
             )
 
-    def batch(self, columns: Mapping[str, Any]) -> Any:
-        """Return a batch of columns."""
+    def maker(self) -> Callable[[Mapping[str, Any]], Any]:
+        """Load PyTorch, and return what makes a batch of columns."""
         import torch
+        from torch.utils.data._utils.pin_memory import pin_memory
 
-        batch = (self.collate_fn or collate_torch(self.dtypes))(columns)
-        if self.pin_memory:
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            batch = pin_memory(batch)
+        collate = self.collate_fn or collate_torch(self.dtypes)
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device is None or not isinstance(batch, dict):
-            return batch
-        return {
-            name: value.to(device, non_blocking=True) if hasattr(value, "to") else value
-            for name, value in batch.items()
-        }
+
+        def batch_of(columns: Mapping[str, Any]) -> Any:
+            batch = collate(columns)
+            if self.pin_memory:
+                batch = pin_memory(batch)
+            if device is None or not isinstance(batch, dict):
+                return batch
+            return {
+                name: value.to(device, non_blocking=True) if hasattr(value, "to") else value
+                for name, value in batch.items()
+            }
+
+        return batch_of
 
 
 def collate_torch(dtypes: Any) -> Callable[[Any], Any]:
@@ -237,4 +250,5 @@ def _tensor(name: str, array: Any, dtype: Any) -> Any:
         )
     # Arrays over shared memory are read-only, which tensors cannot be.
     writable = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
-    return torch.as_tensor(writable, dtype=dtype)
+    tensor = torch.from_numpy(writable)
+    return tensor if dtype is None else tensor.to(dtype)

@@ -191,18 +191,13 @@ def no_columns(rows: int) -> Any:
 # --- out of tables ----------------------------------------------------------------------
 
 
-def table_to_batch(table: Any, batch_format: str | None, *, writable: bool = False) -> Any:
-    """Return a table as a batch; if ``writable``, arrays that share its memory are copied."""
+def table_to_batch(table: Any, batch_format: str | None) -> Any:
+    """Return a table as a batch; None is the format "pyarrow"."""
     if batch_format in (None, "pyarrow"):
         return table
     if batch_format == "pandas":
         return _to_pandas(table)
-    arrays = {name: to_numpy(table.column(name)) for name in table.column_names}
-    if writable:
-        for name, array in arrays.items():
-            if not array.flags.writeable:
-                arrays[name] = array.copy()
-    return arrays
+    return {name: to_numpy(table.column(name)) for name in table.column_names}
 
 
 def check_format(caller: str, batch_format: Any) -> None:
@@ -255,6 +250,19 @@ def to_numpy(values: Any) -> Any:
             inner = to_numpy(values.flatten())
             return inner.reshape(len(values), *lengths, *inner.shape[1:])
     return values.to_numpy(zero_copy_only=False)
+
+
+def is_plain(values: Any) -> bool:
+    """Whether a column has numbers of one shape alone: of any rows, its array is a part of its own.
+
+    Where a column has null or lists, it is up to the rows what their array is.
+    """
+    if values.null_count:
+        return False
+    if isinstance(values.type, pa.FixedShapeTensorType):
+        return not any(chunk.storage.flatten().null_count for chunk in values.chunks)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    return any(is_kind(values.type) for is_kind in kinds)
 
 
 def values_of(values: Any) -> list[Any]:

@@ -77,12 +77,14 @@ class Consumption:
         return execute(root, stats=stats, ordered=ordered)
 
     def _tables(self, plan: PlanNode | None = None) -> Iterator[Any]:
-        for unit in self._units(plan):
-            table = table_of(unit)
-            del unit  # its memory is free once the table is read
-            if self._schema is None and table.num_columns:
-                self._schema = table.schema
-            yield table
+        """Return the blocks; their tasks begin now."""
+        return map(self._table, self._units(plan))
+
+    def _table(self, unit: ReadUnit) -> Any:
+        table = table_of(unit)
+        if self._schema is None and table.num_columns:
+            self._schema = table.schema
+        return table
 
     def take(self, limit: int = 20) -> list[dict[str, Any]]:
         """Return the first rows, at most ``limit``, as dictionaries."""

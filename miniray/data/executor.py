@@ -244,7 +244,7 @@ def execute(
     share: int = 1,
     below: Feed | None = None,
 ) -> Iterator[ReadUnit]:
-    """Return the blocks of a plan, in order; its stages run ahead of the reader.
+    """Return the blocks of a plan, in order; its stages run ahead of the reader, from now on.
 
     Args:
         plan: The plan.
@@ -252,8 +252,7 @@ def execute(
         ordered: Keep the order. Default: as the context says.
         stats: Where to count.
         share: Among how many executions pools are divided.
-        below: What is read in place of the plan's source. Calls for it start at once, and none of
-            its units may be left out.
+        below: What is read in place of the plan's source; none of its units may be left out.
 
     Raises:
         DataError: A function of the user or a file has failed.
@@ -282,12 +281,13 @@ def execute(
     if below is None:
         wish = CutWish(context.target_max_block_size)
         feed = _feed(root if local else _read_by_tasks(root), setting, wish)
-        return _drained(feed, None, setting.stats, progress)
-    feed = below
-    found = chain(root)
-    assert found is not None
-    for stage in found[1] or (Stage((root,), ()),):
-        feed = _run(stage, feed, setting)
+    else:
+        feed = below
+        found = chain(root)
+        assert found is not None
+        for stage in found[1] or (Stage((root,), ()),):
+            feed = _run(stage, feed, setting)
+    # Calls begin with the first look for a block, which does not wait for one.
     return _drained(feed, None if local else next(feed), setting.stats, progress)
 
 

@@ -29,6 +29,7 @@ from miniray.data.context import compute_of, udf_of
 from miniray.data.exchange import Aligned, Numbered
 from miniray.data.ordered import JOINS, Join, Ordered, key_table
 from miniray.data.plan import Apply, Exchange, PlanNode, Regroup, optimised, schema_of
+from miniray.data.tables import Rows
 from miniray.data.transforms import MapBatches
 
 if TYPE_CHECKING:
@@ -44,14 +45,15 @@ class MapGroups(MapBatches):
     keys: tuple[str, ...] = ()
     called = ", a group,"
 
-    def batches(self, tables: Iterator[Any]) -> Iterator[Any]:
+    def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
         for table in tables:
+            whole = Rows.of(table)
             if not self.keys or not table.num_rows:
-                yield table
+                yield whole
                 continue
             keys = key_table(table, self.keys, self.name)
             for rows in grouped_by(keys, keys.column_names, [LISTED]).column(ROWS):
-                yield table.slice(rows[0].as_py(), len(rows))
+                yield whole.slice(rows[0].as_py(), len(rows))
 
 
 def known_columns(plan: PlanNode) -> list[str] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import get, kill
 from miniray.data.feeds import index_of, key_of
-from miniray.data.plan import Read, count_of, walk
+from miniray.data.plan import Read, Stage, count_of, walk
 from miniray.data.sources import BlockRows, Place, ReadUnit
 from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError, Where
@@ -21,7 +21,6 @@ from miniray.exceptions import MinirayError, TaskError
 
 if TYPE_CHECKING:
     from miniray.data.feeds import Feed, Setting
-    from miniray.data.plan import Stage
     from miniray.data.work import StageWork
 
 #: What every process that reads data needs; loading it takes as long as some reads. Arrow imports
@@ -120,6 +119,10 @@ class TaskStage:
         self._setting = setting
         self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
         self._calls: collections.deque[Running] = collections.deque()
+        self._inputs: collections.deque[ReadUnit] = collections.deque()  # no call has them yet
+        below = stage.inputs[0] if stage.inputs else None
+        #: A pool that feeds this stage does not wait until that has CPUs.
+        self._behind_pool = isinstance(below, Stage) and below.compute.pool is not None
         self._index = 0
         self._ended = False  # there is no more input
 
@@ -152,7 +155,7 @@ class TaskStage:
                     self._finish(call)
             if not ended:
                 break
-        if not self._calls and self._ended:
+        if not self._calls and not self._inputs and self._ended:
             below.close()
             return None
         return [call.generator for call in calls] + waiting
@@ -160,21 +163,27 @@ class TaskStage:
     def _start(self, below: Feed) -> list[Any]:
         """Start calls; return what the feed below waits for if there was not enough input."""
         window = self._window
-        while len(self._calls) < window and not self._ended:
-            unit = next(below)
-            if isinstance(unit, list):
-                return unit
-            if unit is None:
+        most = 2 * window if self._behind_pool else window
+        while True:
+            if self._inputs and len(self._calls) < window:
+                self._begin(self._inputs.popleft())
+            elif self._ended or len(self._calls) + len(self._inputs) >= most:
+                return []
+            elif isinstance(item := next(below), list):
+                return item
+            elif item is None:
                 self._ended = True
-                break
-            where = Where(unit.label, index_of(unit, self._index))
-            self._index += 1
-            if not self._stats.calls:
-                self._setting.stats.stages.append(self._stats)
-            self._stats.calls += 1
-            self._stats.open += 1
-            self._calls.append(self._call(where, unit))
-        return []
+            else:
+                self._inputs.append(item)
+
+    def _begin(self, unit: ReadUnit) -> None:
+        where = Where(unit.label, index_of(unit, self._index))
+        self._index += 1
+        if not self._stats.calls:
+            self._setting.stats.stages.append(self._stats)
+        self._stats.calls += 1
+        self._stats.open += 1
+        self._calls.append(self._call(where, unit))
 
     def _take(self, call: Running) -> ReadUnit | None:
         try:
@@ -207,6 +216,11 @@ class TaskStage:
         each = max(1, min(stats.size // ended, ahead))
         return max(1, min(window, self._setting.bytes_in_flight // each))
 
+    @property
+    def _is_first(self) -> bool:
+        """Whether the stage has given no block so far, so that whoever reads it waits."""
+        return not self._stats.blocks
+
     def _start_up(self) -> None:
         """Make what runs the calls."""
         self._task: Any = self._remote(
@@ -224,7 +238,7 @@ class TaskStage:
         return remote(**{**placed, **options, **self._compute.options})(target)
 
     def _call(self, where: Where, unit: ReadUnit) -> Running:
-        run = self._task.remote(where, unit.bare(), *unit.refs)
+        run = self._task.remote(where, unit.bare(), self._is_first, *unit.refs)
         return Running(run, where, self._index, unit.key)
 
     def _end(self) -> None:
@@ -267,7 +281,7 @@ class PoolStage(TaskStage):
         run = actor.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
         )
-        generator = run.remote(where, unit.bare(), *unit.refs)
+        generator = run.remote(where, unit.bare(), self._is_first, *unit.refs)
         return Running(generator, where, self._index, unit.key, actor)
 
     def _finish(self, call: Running) -> None:

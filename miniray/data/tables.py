@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from miniray.data.blocks import Pickled, no_columns, pickled, ragged, values_of
+from miniray.data.blocks import (
+    Pickled,
+    is_plain,
+    no_columns,
+    pickled,
+    ragged,
+    table_to_batch,
+    to_numpy,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +74,11 @@ def _alike(tables: Sequence[Any]) -> Sequence[Any]:
 
 def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Any]:
     """Yield tables of ``size`` rows each, the last one with what is left."""
+    return map(concat, _cut(tables, size, drop_last=drop_last))
+
+
+def _cut(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[list[Any]]:
+    """Yield the slices of tables that have ``size`` rows together, the last ones what is left."""
     held: list[Any] = []
     rows = 0
     for table in tables:
@@ -70,32 +86,115 @@ def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> I
         while rows + table.num_rows - start >= size:
             stop = start + size - rows
             held.append(table.slice(start, stop - start))
-            yield concat(held)
+            yield held
             held, rows, start = [], 0, stop
         if start < table.num_rows:
             held.append(table.slice(start, table.num_rows - start))
             rows += table.num_rows - start
     if held and not drop_last:
-        yield concat(held)
+        yield held
 
 
-def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
+class _Whole:
+    """A table, and its columns of plain numbers as arrays, once one of them is wanted."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, Any]:
+        table = self.table
+        columns = ((name, table.column(name)) for name in table.column_names)
+        return {name: to_numpy(column) for name, column in columns if is_plain(column)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a table, to be a batch.
+
+    An array of some thousand numbers takes Arrow as long to make as one of a million: those of the
+    whole table are made once, and its rows have slices of them.
+    """
+
+    whole: _Whole
+    start: int
+    num_rows: int
+
+    @classmethod
+    def of(cls, table: Any) -> Rows:
+        """Return all rows of a table."""
+        return cls(_Whole(table), 0, table.num_rows)
+
+    def slice(self, start: int, length: int) -> Rows:
+        """Return some of the rows."""
+        return Rows(self.whole, self.start + start, length)
+
+    @property
+    def table(self) -> Any:
+        """The rows as a table."""
+        return self.whole.table.slice(self.start, self.num_rows)
+
+    def batch(self, batch_format: str | None, *, writable: bool = False) -> Any:
+        """Return the rows as a batch.
+
+        Args:
+            batch_format: As of ``table_to_batch``.
+            writable: Copy arrays that share the table's memory.
+        """
+        if batch_format not in ("default", "numpy"):
+            return table_to_batch(self.table, batch_format)
+        arrays = self.whole.arrays
+        stop = self.start + self.num_rows
+        found = {name: array[self.start : stop] for name, array in arrays.items()}
+        if len(arrays) < self.whole.table.num_columns:
+            others = [name for name in self.whole.table.column_names if name not in arrays]
+            found |= table_to_batch(self.table.select(others), "numpy")
+            found = {name: found[name] for name in self.whole.table.column_names}
+        if writable:
+            found = {
+                n: array if array.flags.writeable else array.copy() for n, array in found.items()
+            }
+        return found
+
+
+def batched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Rows]:
+    """Yield batches of ``size`` rows each, the last one with what is left."""
+    pieces = (Rows.of(piece) for table in tables for piece in _pieces(table))
+    for held in _cut(pieces, size, drop_last=drop_last):
+        yield held[0] if len(held) == 1 else Rows.of(concat([each.table for each in held]))
+
+
+def _pieces(table: Any) -> list[Any]:
+    """Return a table in parts whose columns have one chunk each."""
+    if not table.num_columns:
+        return [table]
+    return [pa.Table.from_batches([batch]) for batch in table.to_batches()]
+
+
+def resized(tables: Iterable[Any], target: int, first: int = 0) -> Iterator[Any]:
     """Yield blocks of about ``target`` bytes: small tables together, large ones in parts.
 
     At least one comes out, without rows if there are none, so that the columns are known.
+
+    Args:
+        tables: The rows.
+        target: Bytes of a block.
+        first: Bytes of the first one, each of the next has twice as many. Default: ``target``.
     """
+    enough = min(first or target, target)
     held: list[Any] = []
     size = 0
-    first: Any = None
+    like: Any = None
     made = False
     for table in tables:
-        first = table if first is None or not first.num_columns else first
+        like = table if like is None or not like.num_columns else like
         if not table.num_rows:
             continue
         held.append(table)
         size += table.nbytes
-        if size >= target:
+        if size >= enough:
             made = True
+            enough = min(2 * enough, target)
             whole = _joined(held)
             rows = whole.num_rows if size < 2 * target else whole.num_rows * target // size
             yield from rebatched([whole], max(1, rows))
@@ -103,7 +202,7 @@ def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
     if held:
         yield _joined(held)
     elif not made:
-        yield pa.table({}) if first is None else first.slice(0, 0)
+        yield pa.table({}) if like is None else like.slice(0, 0)
 
 
 def _joined(tables: Sequence[Any]) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from miniray.common.read_ahead import read_ahead
-from miniray.data.blocks import batch_to_table, rows_to_table, table_to_batch, table_to_rows
-from miniray.data.tables import concat, rebatched
+from miniray.data.blocks import batch_to_table, rows_to_table, table_to_rows
+from miniray.data.tables import Rows, batched, concat
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -219,17 +219,17 @@ class MapBatches(UserStep):
     #: What a batch is called in errors, behind its rows.
     called: ClassVar[str] = ""
 
-    def batches(self, tables: Iterator[Any]) -> Iterator[Any]:
-        """Yield the tables for which the function is called."""
+    def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
+        """Yield the rows for which the function is called."""
         if isinstance(self.batch_size, int):
-            yield from rebatched(tables, self.batch_size)
+            yield from batched(tables, self.batch_size)
             return
         for table in tables:
             if self.batch_size == "auto" and table.num_rows:
                 rows = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
-                yield from rebatched([table], rows)
+                yield from batched([table], rows)
             else:
-                yield table
+                yield Rows.of(table)
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]
@@ -260,15 +260,15 @@ class MapBatches(UserStep):
     def _batches(self, tables: Iterator[Any], where: Where) -> Iterator[tuple[int, str, Any]]:
         """Yield how many rows a batch has, what errors call them, and the batch."""
         at = 0
-        for table in self.batches(tables):
-            count = table.num_rows
+        for rows in self.batches(tables):
+            count = rows.num_rows
             if not count:
                 continue  # functions need not be ready for batches of nothing
-            rows = _rows_text(at, count) + self.called
+            named = _rows_text(at, count) + self.called
             at += count
-            with told(self.name, where, rows):
-                batch = table_to_batch(table, self.batch_format, writable=not self.zero_copy)
-            yield count, rows, batch
+            with told(self.name, where, named):
+                batch = rows.batch(self.batch_format, writable=not self.zero_copy)
+            yield count, named, batch
 
     def _call(self, batch: Any, rows: str, where: Where) -> Iterator[Any]:
         with told(self.name, where, rows):

@@ -28,6 +28,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_ARRAY = 32 * 2**20
 #: How often the same place of a file is read, if the error is one that is retried.
 _READS = 3
+#: Part of a block that comes first where somebody waits for it.
+_SOONER = 8
 
 
 class StageWork:
@@ -50,22 +52,29 @@ class StageWork:
         """Return the same with objects in place of classes."""
         return StageWork([step.prepared() for step in self._steps], self._target, self._retried)
 
-    def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
+    def tables(
+        self, where: Where, unit: ReadUnit, values: Sequence[Any], *, soon: bool = False
+    ) -> Iterator[Any]:
         """Yield the blocks of a unit.
 
         Args:
             where: The unit, for messages and seeds.
             unit: The unit.
             values: The values of its refs.
+            soon: Whether somebody waits for the first one, which is small then.
         """
         _seed(where)
         made = run_steps(self._steps, self._read(unit, values), where)
-        return resized(made, self._target) if self._target else made
+        first = self._target // _SOONER if soon else self._target
+        return resized(made, self._target, first) if self._target else made
 
-    def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
+    def blocks(
+        self, where: Where, unit: ReadUnit, values: Sequence[Any], *, soon: bool
+    ) -> Iterator[Any]:
         """Yield each block of ``tables`` and then its record."""
         _keep_freed_memory()
-        tables = self.tables(where, unit, values)
+        tables = self.tables(where, unit, values, soon=soon)
+        del values  # free once they were read, which a thread may do
         first = 0
         for number in itertools.count():
             wall, cpu = time.perf_counter(), time.process_time()
@@ -100,8 +109,8 @@ class StageWork:
 def task_of(work: StageWork) -> Callable[..., Iterator[Any]]:
     """Return the function that tasks run."""
 
-    def run(where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
-        yield from work.blocks(where, unit, values)
+    def run(where: Where, unit: ReadUnit, soon: bool, *values: Any) -> Iterator[Any]:
+        yield from work.blocks(where, unit, values, soon=soon)
 
     return run
 
@@ -112,9 +121,11 @@ class PoolWorker:
     def __init__(self, work: StageWork) -> None:
         self._work = work.prepared()
 
-    def run(self, where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
+    def run(self, where: Where, unit: ReadUnit, soon: bool, *values: Any) -> Iterator[Any]:
         """Yield each block and then its record."""
-        yield from self._work.blocks(where, unit, values)
+        blocks = self._work.blocks(where, unit, values, soon=soon)
+        del values  # a thread reads them to their end, and frees them, while the class is called
+        yield from blocks
 
 
 def _keep_freed_memory() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -241,6 +243,64 @@ def test_random_numbers_of_functions_are_the_same_in_every_run() -> None:
 
     dataset = miniray.data.range(1000).map_batches(drawn, batch_size=50)
     assert dataset.take_all() == dataset.take_all()
+
+
+def test_tasks_run_while_pytorch_is_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    begun = tmp_path / "begun"
+    program = f"""
+        import sys, time
+        import miniray
+        from pathlib import Path
+
+        begun = Path({str(begun)!r})
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                deadline = time.monotonic() + 60
+                while name == "torch" and not begun.exists() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+
+        def touched(batch):
+            begun.touch()
+            return batch
+
+        miniray.init(num_cpus=1)
+        batches = miniray.data.range(10).map_batches(touched).iter_torch_batches()
+        assert "torch" not in sys.modules
+        sys.meta_path.insert(0, Finder())
+        reader = iter(batches)
+        assert begun.exists() and "torch" in sys.modules
+        assert [len(batch["id"]) for batch in reader] == [10]
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+
+
+def test_a_pool_goes_on_while_what_follows_it_waits_for_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(batch: dict[str, Any], path: Path) -> Any:
+        deadline = time.monotonic() + 60
+        for number in range(8):
+            while len(list(path.iterdir())) < number - 1:  # it holds the CPUs meanwhile
+                assert time.monotonic() < deadline, f"the pool was called {number - 2} times"
+                time.sleep(0.01)
+            yield {"id": [number]}
+
+    class Model:
+        def __call__(self, batch: dict[str, Any], path: Path) -> dict[str, Any]:
+            (path / str(batch["id"][0])).touch()
+            return batch
+
+    monkeypatch.setattr(miniray.data.DataContext.get_current(), "target_max_block_size", 1)
+    rows = (
+        miniray.data.range(1)
+        .map_batches(slow, fn_args=[tmp_path], num_cpus=2)
+        .map_batches(Model, fn_args=[tmp_path], concurrency=1)
+        .map(lambda row: row, num_cpus=2)
+        .take_all()
+    )
+    assert rows == [{"id": number} for number in range(8)]
 
 
 def test_two_pipelines_go_on_side_by_side() -> None:

@@ -99,6 +99,35 @@ def test_batches_have_their_size_and_all_rows(sizes: list[int], size: int, drop:
     assert all(table.num_rows == size for table in made[:-1])
 
 
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(1, 9))
+def test_batches_do_not_depend_on_how_blocks_were_cut(sizes: list[int], size: int) -> None:
+    rows = sum(sizes)
+    numbers: Any = np.arange(rows)
+    columns = {
+        "int": numbers,
+        "float": numbers / 2,
+        "bool": numbers % 2 == 0,
+        "null": [None if n % 3 else n for n in range(rows)],
+        "text": [str(n) for n in range(rows)],
+        "lists": [[0] * (n // 4 % 3) for n in range(rows)],
+        "tensors": np.arange(rows * 4).reshape(rows, 2, 2),
+    }
+    whole = blocks.batch_to_table(columns)
+    bounds = np.cumsum([0, *sizes])
+    pieces = [whole.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
+    for tables in (pieces, [pa.concat_tables(pieces)]):
+        made = list(tables_.batched(tables, size))
+        for rows_, start in zip(made, range(0, rows, size), strict=True):
+            batch = rows_.batch("numpy", writable=True)
+            expected = blocks.table_to_batch(whole.slice(start, size), "numpy")
+            assert list(batch) == list(expected)
+            for name, array in batch.items():
+                assert array.dtype == expected[name].dtype, name
+                np.testing.assert_equal(list(array), list(expected[name]))
+                assert array.flags.writeable
+            assert rows_.batch("pyarrow") == whole.slice(start, size)
+
+
 def test_blocks_are_put_together_and_cut_by_bytes() -> None:
     small = [pa.table({"a": np.arange(10)}) for _ in range(100)]
     assert [t.num_rows for t in tables_.resized(iter(small), 4000)] == [500, 500]
