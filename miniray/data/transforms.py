@@ -269,6 +269,7 @@ class MapBatches(UserStep):
             with told(self.name, where, named):
                 batch = rows.batch(self.batch_format, writable=not self.zero_copy)
             yield count, named, batch
+            del batch  # before the next one is made
 
     def _call(self, batch: Any, rows: str, where: Where) -> Iterator[Any]:
         with told(self.name, where, rows):
