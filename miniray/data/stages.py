@@ -216,11 +216,6 @@ class TaskStage:
         each = max(1, min(stats.size // ended, ahead))
         return max(1, min(window, self._setting.bytes_in_flight // each))
 
-    @property
-    def _is_first(self) -> bool:
-        """Whether the stage has given no block so far, so that whoever reads it waits."""
-        return not self._stats.blocks
-
     def _start_up(self) -> None:
         """Make what runs the calls."""
         self._task: Any = self._remote(
@@ -238,7 +233,7 @@ class TaskStage:
         return remote(**{**placed, **options, **self._compute.options})(target)
 
     def _call(self, where: Where, unit: ReadUnit) -> Running:
-        run = self._task.remote(where, unit.bare(), self._is_first, *unit.refs)
+        run = self._task.remote(where, unit.bare(), *unit.refs)
         return Running(run, where, self._index, unit.key)
 
     def _end(self) -> None:
@@ -281,7 +276,7 @@ class PoolStage(TaskStage):
         run = actor.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
         )
-        generator = run.remote(where, unit.bare(), self._is_first, *unit.refs)
+        generator = run.remote(where, unit.bare(), *unit.refs)
         return Running(generator, where, self._index, unit.key, actor)
 
     def _finish(self, call: Running) -> None:

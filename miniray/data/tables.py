@@ -171,30 +171,23 @@ def _pieces(table: Any) -> list[Any]:
     return [pa.Table.from_batches([batch]) for batch in table.to_batches()]
 
 
-def resized(tables: Iterable[Any], target: int, first: int = 0) -> Iterator[Any]:
+def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
     """Yield blocks of about ``target`` bytes: small tables together, large ones in parts.
 
     At least one comes out, without rows if there are none, so that the columns are known.
-
-    Args:
-        tables: The rows.
-        target: Bytes of a block.
-        first: Bytes of the first one, each of the next has twice as many. Default: ``target``.
     """
-    enough = min(first or target, target)
     held: list[Any] = []
     size = 0
-    like: Any = None
+    first: Any = None
     made = False
     for table in tables:
-        like = table if like is None or not like.num_columns else like
+        first = table if first is None or not first.num_columns else first
         if not table.num_rows:
             continue
         held.append(table)
         size += table.nbytes
-        if size >= enough:
+        if size >= target:
             made = True
-            enough = min(2 * enough, target)
             whole = _joined(held)
             rows = whole.num_rows if size < 2 * target else whole.num_rows * target // size
             yield from rebatched([whole], max(1, rows))
@@ -202,7 +195,7 @@ def resized(tables: Iterable[Any], target: int, first: int = 0) -> Iterator[Any]
     if held:
         yield _joined(held)
     elif not made:
-        yield pa.table({}) if like is None else like.slice(0, 0)
+        yield pa.table({}) if first is None else first.slice(0, 0)
 
 
 def _joined(tables: Sequence[Any]) -> Any:

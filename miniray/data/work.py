@@ -28,8 +28,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_ARRAY = 32 * 2**20
 #: How often the same place of a file is read, if the error is one that is retried.
 _READS = 3
-#: Part of a block that comes first where somebody waits for it.
-_SOONER = 8
 
 
 class StageWork:
@@ -52,28 +50,22 @@ class StageWork:
         """Return the same with objects in place of classes."""
         return StageWork([step.prepared() for step in self._steps], self._target, self._retried)
 
-    def tables(
-        self, where: Where, unit: ReadUnit, values: Sequence[Any], *, soon: bool = False
-    ) -> Iterator[Any]:
+    def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield the blocks of a unit.
 
         Args:
             where: The unit, for messages and seeds.
             unit: The unit.
             values: The values of its refs.
-            soon: Whether somebody waits for the first one, which is small then.
         """
         _seed(where)
         made = run_steps(self._steps, self._read(unit, values), where)
-        first = self._target // _SOONER if soon else self._target
-        return resized(made, self._target, first) if self._target else made
+        return resized(made, self._target) if self._target else made
 
-    def blocks(
-        self, where: Where, unit: ReadUnit, values: Sequence[Any], *, soon: bool
-    ) -> Iterator[Any]:
+    def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield each block of ``tables`` and then its record."""
         _keep_freed_memory()
-        tables = self.tables(where, unit, values, soon=soon)
+        tables = self.tables(where, unit, values)
         del values  # free once they were read, which a thread may do
         first = 0
         for number in itertools.count():
@@ -109,8 +101,8 @@ class StageWork:
 def task_of(work: StageWork) -> Callable[..., Iterator[Any]]:
     """Return the function that tasks run."""
 
-    def run(where: Where, unit: ReadUnit, soon: bool, *values: Any) -> Iterator[Any]:
-        yield from work.blocks(where, unit, values, soon=soon)
+    def run(where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
+        yield from work.blocks(where, unit, values)
 
     return run
 
@@ -121,9 +113,9 @@ class PoolWorker:
     def __init__(self, work: StageWork) -> None:
         self._work = work.prepared()
 
-    def run(self, where: Where, unit: ReadUnit, soon: bool, *values: Any) -> Iterator[Any]:
+    def run(self, where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
         """Yield each block and then its record."""
-        blocks = self._work.blocks(where, unit, values, soon=soon)
+        blocks = self._work.blocks(where, unit, values)
         del values  # a thread reads them to their end, and frees them, while the class is called
         yield from blocks
 
