@@ -282,7 +282,7 @@ def test_a_pool_goes_on_while_what_follows_it_waits_for_a_cpu(
     def slow(batch: dict[str, Any], path: Path) -> Any:
         deadline = time.monotonic() + 60
         for number in range(5):
-            while len(list(path.iterdir())) < number:  # it holds the CPUs meanwhile
+            while len(list(path.iterdir())) < number:  # it holds a CPU meanwhile
                 assert time.monotonic() < deadline, f"the pool was called {number - 1} times"
                 time.sleep(0.01)
             yield {"id": [number]}
@@ -295,7 +295,7 @@ def test_a_pool_goes_on_while_what_follows_it_waits_for_a_cpu(
     monkeypatch.setattr(miniray.data.DataContext.get_current(), "target_max_block_size", 1)
     rows = (
         miniray.data.range(1)
-        .map_batches(slow, fn_args=[tmp_path], num_cpus=2)
+        .map_batches(slow, fn_args=[tmp_path], num_cpus=1)
         .map_batches(Model, fn_args=[tmp_path], concurrency=1)
         .map(lambda row: row, num_cpus=2)
         .take_all()
