@@ -56,15 +56,15 @@ class Works:
             kept = [*kept[-10:], bytearray(1 << 20)]
             time.sleep(0.01)
 
-    def profiles_itself(self) -> list[list[str]]:
-        """Compute while a thread records, as it does where there is no py-spy."""
+    def profiles_itself(self) -> list[str]:
+        """Compute while a thread records, as it does where there is no py-spy; the largest part."""
         record = inside.probe(current_runtime(), "cpu", 0.5)  # type: ignore[arg-type]
         with concurrent.futures.ThreadPoolExecutor() as threads:
             recorded = threads.submit(record)
             while not recorded.done():
                 sum(range(1000))
-        samples = recorded.result()
-        return [frames for frames, cost in samples if cost > 0.05]
+        frames, _ = max(recorded.result(), key=lambda sample: sample[1])
+        return frames  # type: ignore[no-any-return]
 
 
 def is_profiled(pid: int, kind: str) -> bool:
@@ -111,7 +111,7 @@ def test_the_cpu_that_a_method_uses_is_in_its_frames(
 
 
 def test_a_process_that_records_itself_sees_its_main_thread() -> None:
-    [frames] = miniray.get(Works.remote().profiles_itself.remote())
+    frames = miniray.get(Works.remote().profiles_itself.remote())
     assert "Works.profiles_itself" in frames[-1]
 
 
