@@ -20,6 +20,7 @@ from miniray.actor_classes import (
     with_options,
 )
 from miniray.common import runtime as _runtime
+from miniray.common.runtime import BoundMethod
 from miniray.common.specs import MethodOptions
 from miniray.system.option_checks import suggestion
 from miniray.values.call_signature import CallSignature, Export, UnpicklableArgumentError
@@ -47,22 +48,12 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
     It keeps the actor alive like a handle.
     """
 
-    __slots__ = ("_info", "_least", "_most", "_name", "_options", "_ref", "_signature")
+    __slots__ = ("_bound", "_least", "_most", "_signature")
 
-    def __init__(
-        self,
-        ref: ObjectRef[Any],
-        info: ActorClassInfo,
-        name: str,
-        options: MethodOptions,
-        signature: CallSignature,
-    ) -> None:
-        # Not the handle: a handle caches its methods, and a cycle would keep the actor
+    def __init__(self, bound: BoundMethod, signature: CallSignature) -> None:
+        # Not to the handle: a handle caches its methods, and a cycle would keep the actor
         # alive until the garbage collector runs.
-        self._ref = ref
-        self._info = info
-        self._name = name
-        self._options = options
+        self._bound = bound
         self._signature = signature
         self._least = signature.least
         self._most = signature.most
@@ -86,15 +77,12 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
                 PendingCallsLimitExceededError: Too many calls are unfinished.
             """
             if kwargs or not self._least <= len(args) <= self._most:
-                self._signature.check(f"{self._info.name}.{self._name}", args, kwargs)
+                self._signature.check(self._full_name(), args, kwargs)
             runtime = _runtime._current or _runtime.runtime_of("actor handle")
             try:
-                return runtime.calls.submit_actor_call(
-                    self._ref, self._info, self._name, args, kwargs, self._options
-                )
+                return runtime.calls.submit_actor_call(self._bound, args, kwargs)
             except UnpicklableArgumentError as error:
-                name = f"{self._info.name}.{self._name}"
-                raise self._signature.unpicklable(name, error) from error.__cause__
+                raise self._signature.unpicklable(self._full_name(), error) from error.__cause__
 
     @overload
     def options(
@@ -120,22 +108,30 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
         merged = option_rules.method_options(
             option_rules.check_method(options),
             is_generator=self._signature.is_generator,
-            base=self._options,
+            base=self._bound.options,
         )
-        return ActorMethod(self._ref, self._info, self._name, merged, self._signature)
+        return ActorMethod(self._bound._replace(options=merged), self._signature)
+
+    def _full_name(self) -> str:
+        return f"{self._bound.info.name}.{self._bound.name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse; methods are called with ``.remote``."""
         raise TypeError(
-            f"An actor's method can't be called directly: use {self._name}.remote(...) instead of "
-            f"{self._name}(...)."
+            f"An actor's method can't be called directly: use {self._bound.name}.remote(...) "
+            f"instead of {self._bound.name}(...)."
         )
 
     def __repr__(self) -> str:
-        return f"ActorMethod({self._info.name}.{self._name}, {self._ref.hex()})"
+        return f"ActorMethod({self._full_name()}, {_id_of(self._bound.actor).hex()})"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return ActorMethod, (self._ref, self._info, self._name, self._options, self._signature)
+        return ActorMethod, (self._bound, self._signature)
+
+
+def _id_of(actor: Any) -> bytes:
+    id: bytes = getattr(actor, "_actor_id", actor).binary()
+    return id
 
 
 if TYPE_CHECKING:
@@ -166,7 +162,7 @@ class ActorHandle(_BareHandle[T]):
     @property
     def _actor_id(self) -> bytes:
         """Id of the actor; ``.hex()`` is its text form."""
-        return self._ref.binary()
+        return _id_of(self._ref)
 
     def __getattr__(  # type: ignore[override]
         self, name: str
@@ -181,9 +177,8 @@ class ActorHandle(_BareHandle[T]):
             options = _DEFAULT_METHOD
         elif isinstance(info, ActorClassDetails):
             signature = info.signatures.get(target, _ANY_CALL)
-        method: ActorMethod[..., ObjectRef[Any]] = ActorMethod(
-            self._ref, info, target, options, signature
-        )
+        bound = BoundMethod(self._ref, info, target, options)
+        method: ActorMethod[..., ObjectRef[Any]] = ActorMethod(bound, signature)
         self.__dict__[name] = method  # the next lookup does not come here
         return method
 
@@ -197,7 +192,7 @@ class ActorHandle(_BareHandle[T]):
         return hash(self._ref)
 
     def __repr__(self) -> str:
-        return f"Actor({self._info.name}, {self._ref.hex()})"
+        return f"Actor({self._info.name}, {self._actor_id.hex()})"
 
     def __copy__(self) -> ActorHandle[T]:
         return self

@@ -130,7 +130,7 @@ def _connect(options: InitOptions, ignore_reinit_error: bool) -> InitContext:
                     "or give ignore_reinit_error=True."
                 )
             if _context is None:  # a worker's
-                return InitContext({"address": current_runtime().context().address}, shutdown)
+                return InitContext({"address": current_runtime().context().gcs_address}, shutdown)
             return _context
         runtime, address_info = connect(options)
         set_runtime(runtime)
@@ -300,7 +300,12 @@ def wait(
             f"not {num_returns}."
         )
     try:
-        ready, rest = runtime.objects.wait(refs, num_returns, timeout, fetch_local)
+        ready, rest = runtime.objects.wait(
+            refs if isinstance(refs, list) else list(refs),
+            num_returns=num_returns,
+            timeout=timeout,
+            fetch_local=fetch_local,
+        )
     except KeyboardInterrupt as interrupt:
         raise interrupt.with_traceback(None)
     _rest = _identity(rest)
@@ -339,7 +344,7 @@ def kill(actor: ActorProxy[Any], *, no_restart: bool = True) -> None:
             f"kill takes the handle of an actor, not {shown(actor)} ({type(actor).__name__}). "
             f"For tasks, use miniray.cancel(ref)."
         )
-    runtime_of("actor handle").head.kill_actor(actor._ref, bool(no_restart))
+    runtime_of("actor handle").head.kill_actor(actor._ref, no_restart=bool(no_restart))
 
 
 def cancel(
@@ -371,7 +376,7 @@ def cancel(
             f"cancel takes an ObjectRef, not {shown(given)} ({type(given).__name__}). "
             f"For actors, use miniray.kill(handle)."
         )
-    runtime_of("ref").calls.cancel(given, bool(force), bool(recursive))
+    runtime_of("ref").calls.cancel(given, force=bool(force), recursive=bool(recursive))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
@@ -388,7 +393,16 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
     name = text("The name of an actor", name)
     if namespace is not None:
         namespace = text("The namespace of an actor", namespace)
-    location = current_runtime().head.get_actor(name, namespace)
+    runtime = current_runtime()
+    try:
+        location = runtime.head.get_actor(name, namespace)
+    except ValueError:
+        where = namespace or runtime.context().namespace
+        raise ValueError(
+            f"There is no actor named {name!r} in namespace {where!r}: none was created there, or "
+            "it has ended, as actors do with their last handle unless they are "
+            'lifetime="detached". For one of another namespace, pass its namespace.'
+        ) from None
     return ActorHandle(location.ref, location.info)
 
 
@@ -403,8 +417,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str
         all_namespaces: Whether to list those of every namespace, as dicts of ``name`` and
             ``namespace``. Default: the names in the namespace of this job.
     """
-    found = current_runtime().head.list_named_actors(all_namespaces)
-    return found if all_namespaces else [actor["name"] for actor in found]
+    return current_runtime().head.list_named_actors(all_namespaces)
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -234,7 +234,7 @@ class Cluster:
         from miniray.common.runtime import runtime_or_none
 
         runtime = runtime_or_none()
-        if runtime is not None and runtime.context().address == self._address:
+        if runtime is not None and runtime.context().gcs_address == self._address:
             shutdown()
         for node in [*self.worker_nodes, *([self.head_node] if self.head_node else [])]:
             node.stop()

@@ -177,7 +177,9 @@ def checked(
             raise _unknown(name, known, what)
         options.pop(name, None)
         if value is not None or name == "placement_group":
-            options[name] = known[name](name, value)
+            found = known[name](name, value)
+            if known[name] is not _no_effect:
+                options[name] = found
     return options
 
 
@@ -234,7 +236,9 @@ def task_options(options: Mapping[str, Any], *, is_generator: bool = False) -> T
     resources = _demand(options)
     if "num_cpus" not in options:
         resources["CPU"] = 1
-    made = {"resources": resources, "num_returns": _returns(options, is_generator)}
+    returns = _returns(options, is_generator)
+    given = {**options, "num_returns": returns}
+    made = {"resources": resources, "num_returns": returns, "given": given}
     return TaskOptions(**_given(options, TaskOptions) | _placement(options, resources) | made)
 
 
@@ -253,7 +257,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
     to_place = dict(resources)
     if "num_cpus" not in options:
         to_place["CPU"] = 1
-    made = {"resources": resources, "placement_resources": to_place}
+    made = {"resources": resources, "placement_resources": to_place, "given": options}
     return ActorOptions(**_given(options, ActorOptions) | _placement(options, to_place) | made)
 
 
@@ -262,9 +266,12 @@ def method_options(
 ) -> MethodOptions:
     """Put checked options over those of ``base``, or over the defaults."""
     fields = _given(options, MethodOptions)
+    given = {**base.given, **options} if base else dict(options)
     if base is None or "num_returns" in options:
         fields["num_returns"] = _returns(options, is_generator)
-    return dataclasses.replace(base or MethodOptions(), **fields)
+        if fields["num_returns"] != 1:
+            given["num_returns"] = fields["num_returns"]
+    return dataclasses.replace(base or MethodOptions(), **fields, given=given)
 
 
 def _returns(options: Mapping[str, Any], is_generator: bool) -> int | str:

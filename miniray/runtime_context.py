@@ -67,7 +67,7 @@ class RuntimeContext:
 
     def get_task_function_name(self) -> str | None:
         """Return what runs, as ``module.f`` or ``module.Class.method``; None in a driver."""
-        return self._data.function_name
+        return self._data.task_function_name
 
     def is_canceled(self) -> bool:
         """Return whether the task or call that runs was cancelled, so that it can end by itself.
@@ -100,7 +100,8 @@ class RuntimeContext:
     @property
     def was_current_actor_reconstructed(self) -> bool:
         """Whether this actor was started again after it died."""
-        return self._data.was_restarted
+        data = self._data
+        return data.actor_id is not None and bool(data.was_current_actor_reconstructed)
 
     @property
     def current_actor(self) -> ActorHandle[Any]:
@@ -125,7 +126,7 @@ class RuntimeContext:
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
         """Whether what this task or actor starts runs in its placement group too."""
-        return self._data.capture_child_tasks
+        return self._data.should_capture_child_tasks_in_placement_group
 
     def get_assigned_resources(self) -> dict[str, float]:
         """Return what the task or actor holds, in units by resource name.
@@ -167,7 +168,7 @@ class RuntimeContext:
 
         A cluster that ``init`` has started has none that others could use.
         """
-        return self._data.address
+        return self._data.gcs_address
 
     def get_session_name(self) -> str:
         """Return the name of the cluster's session: the last part of its folder."""

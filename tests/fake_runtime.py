@@ -12,6 +12,7 @@ from miniray.common.object_ref import ObjectRef
 from miniray.common.runtime import (
     ActorClassInfo,
     ActorLocation,
+    BoundMethod,
     Exported,
     Runtime,
     RuntimeCalls,
@@ -25,7 +26,7 @@ from miniray.exceptions import ActorAlreadyExistsError, GetTimeoutError, TaskErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
+    from miniray.common.specs import ActorOptions, TaskOptions
 
 NODE = "0a" * 8
 
@@ -84,6 +85,7 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
     def wait(
         self,
         refs: Sequence[ObjectRef[Any]],
+        *,
         num_returns: int,
         timeout: float | None,
         fetch_local: bool,
@@ -158,30 +160,24 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
         return location
 
     def submit_actor_call(
-        self,
-        actor: ObjectRef[Any],
-        info: ActorClassInfo,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: MethodOptions,
+        self, method: BoundMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self.asked.append(Call("call", method, args, kwargs, options))
-        instance = self.actors[actor.binary()]
+        options = method.options
+        self.asked.append(Call("call", method.name, args, kwargs, options))
+        instance = self.actors[method.actor.binary()]
         built_in = {
             "__miniray_ready__": lambda: True,
             "__miniray_terminate__": lambda: None,
             "__miniray_call__": lambda function, *rest: function(instance, *rest),
         }
-        target = built_in.get(method) or getattr(instance, method)
-        return self._returns(
-            self._run(f"{info.name}.{method}", target, args, kwargs), options.num_returns
-        )
+        target = built_in.get(method.name) or getattr(instance, method.name)
+        name = f"{method.info.name}.{method.name}"
+        return self._returns(self._run(name, target, args, kwargs), options.num_returns)
 
-    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
+    def kill_actor(self, actor: ObjectRef[Any], *, no_restart: bool) -> None:
         self.asked.append(Call("kill", actor.hex(), options=no_restart))
 
-    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+    def cancel(self, ref: ObjectRef[Any], *, force: bool, recursive: bool) -> None:
         self.asked.append(Call("cancel", ref.hex(), options=(force, recursive)))
 
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
@@ -189,13 +185,15 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
             raise ValueError(f"There is no actor named {name!r}.")
         return self.named[name]
 
-    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        return [{"name": name, "namespace": "ns"} for name in self.named]
+    def list_named_actors(self, all_namespaces: bool) -> list[Any]:
+        dicts = [{"name": name, "namespace": "ns"} for name in self.named]
+        return dicts if all_namespaces else list(self.named)
 
     def create_placement_group(
         self,
         bundles: Sequence[Mapping[str, float]],
         strategy: str,
+        *,
         name: str,
         lifetime: str | None,
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
@@ -229,9 +227,6 @@ class FakeRuntime(Runtime, RuntimeObjects, RuntimeCalls, RuntimeHead):
 
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 3.0}
-
-    def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
-        raise NotImplementedError
 
     def context(self) -> RuntimeContextData:
         return self.facts

@@ -259,12 +259,12 @@ def serialize_call(
     refs: list[RefArgument] = []
     pins: list[ObjectRef[Any]] | None = None
     for argument in args:
-        if isinstance(argument, ObjectRef):
+        if type(argument) is ObjectRef:
             args, kwargs, refs, pins = _take_refs(args, kwargs)
             break
     else:
         for argument in kwargs.values():
-            if isinstance(argument, ObjectRef):
+            if type(argument) is ObjectRef:
                 args, kwargs, refs, pins = _take_refs(args, kwargs)
                 break
     serialized = serialize_arguments(args, kwargs)
@@ -289,7 +289,7 @@ def _take_refs(
     places += [(named, name) for name in named]
     for container, place in places:
         argument = container[place]
-        if isinstance(argument, ObjectRef):
+        if type(argument) is ObjectRef:
             container[place] = None
             refs.append((place, argument.binary(), argument._owner_node, None))
             pins.append(argument)

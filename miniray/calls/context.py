@@ -116,16 +116,18 @@ class ProcessFacts:
             node_id=self.node_id.hex(),
             worker_id=self.process_id.hex(),
             namespace=self.namespace,
-            address=self.address,
+            gcs_address=self.address,
             session_dir=self.session_dir,
             task_id=running.task_id.hex() if running is not None else None,
             task_name=running.name if running is not None else None,
             actor_id=self.actor_id.hex() if self.actor_id is not None else None,
             actor_name=self.actor_name,
-            function_name=running.function_name(self.actor_class) if running is not None else None,
+            task_function_name=running.function_name(self.actor_class)
+            if running is not None
+            else None,
             placement_group_id=self.placement_group_id,
-            capture_child_tasks=self.capture_child_tasks,
-            was_restarted=self.was_restarted,
+            should_capture_child_tasks_in_placement_group=self.capture_child_tasks,
+            was_current_actor_reconstructed=self.was_restarted,
             cancelled=running is not None and running.cancelled,
             accelerator_ids={
                 **{resource: [] for resource in DEVICE_RESOURCES},

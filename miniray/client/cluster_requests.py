@@ -52,17 +52,17 @@ class ClusterRequests(RuntimeHead):
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
         return self.actors.find(name, namespace)
 
-    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = self.link.head_request(
-            "list_named_actors", None if all_namespaces else self.facts.namespace
-        )
-        return found
+    def list_named_actors(self, all_namespaces: bool) -> list[Any]:
+        namespace = None if all_namespaces else self.facts.namespace
+        found: list[Any] = self.link.head_request("list_named_actors", namespace)
+        return found if all_namespaces else [actor["name"] for actor in found]
 
     # --- placement groups ----------------------------------------------------------
     def create_placement_group(
         self,
         bundles: Sequence[Mapping[str, float]],
         strategy: str,
+        *,
         name: str,
         lifetime: str | None,
         bundle_label_selector: Sequence[Mapping[str, str]] | None,

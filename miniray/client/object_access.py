@@ -225,6 +225,7 @@ class ObjectAccess(RuntimeObjects):
     def wait(
         self,
         refs: Sequence[ObjectRef[Any]],
+        *,
         num_returns: int,
         timeout: float | None,
         fetch_local: bool,
@@ -276,7 +277,9 @@ class ObjectAccess(RuntimeObjects):
         given = {
             (ref._next_ref() if isinstance(ref, ObjectRefGenerator) else ref): ref for ref in refs
         }
-        ready, rest = self.wait(list(given), num_returns, timeout, fetch_local)
+        ready, rest = self.wait(
+            list(given), num_returns=num_returns, timeout=timeout, fetch_local=fetch_local
+        )
         return [given[ref] for ref in ready], [given[ref] for ref in rest]
 
     def _split(

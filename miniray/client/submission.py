@@ -9,7 +9,13 @@ from miniray.calls import context
 from miniray.calls.call import Call, serialize_call
 from miniray.calls.task_groups import shape_of
 from miniray.common.object_ref import hooks
-from miniray.common.runtime import ActorClassInfo, ActorLocation, Exported, RuntimeCalls
+from miniray.common.runtime import (
+    ActorClassInfo,
+    ActorLocation,
+    BoundMethod,
+    Exported,
+    RuntimeCalls,
+)
 from miniray.messages import protocol as p
 from miniray.messages.value import is_error
 from miniray.objects.object_ref_generator import (
@@ -79,14 +85,9 @@ class Submission(RuntimeCalls):
         return self._submit(call, args, kwargs, options)
 
     def submit_actor_call(
-        self,
-        actor: ObjectRef[Any],
-        info: ActorClassInfo,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: MethodOptions,
+        self, method: BoundMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        actor, info, options = method.actor, method.info, method.options
         client = self.actors.client(actor, info)
         if not actor._owner_node:
             # Found by its name. Where it is known by a counted handle too, it lives until the call
@@ -98,8 +99,8 @@ class Submission(RuntimeCalls):
         if options.name or options.concurrency_group:
             how = (options.concurrency_group, options.name or None)
         call = Call(
-            method,
-            options.name or f"{info.name}.{method}",
+            method.name,
+            options.name or f"{info.name}.{method.name}",
             client,
             retries,
             options.retry_exceptions,
@@ -160,7 +161,7 @@ class Submission(RuntimeCalls):
         self.uploads.publish(cls)
         return self.actors.create(cls, info, args, kwargs, options)
 
-    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+    def cancel(self, ref: ObjectRef[Any], *, force: bool, recursive: bool) -> None:
         self.calls.cancel(ref, force, recursive)
 
 

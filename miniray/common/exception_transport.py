@@ -20,10 +20,10 @@ from miniray.common.names import format_bytes
 
 logger = logging.getLogger(__name__)
 
-#: The package's folder, and the folders in it whose frames are no user code.
-_PACKAGE = str(Path(__file__).parents[1])
-_OWN_FOLDERS = tuple(
-    f"{_PACKAGE}/{folder}/"
+#: The package's folder, and those in it whose frames are no user code; an engine adds others.
+PACKAGE = str(Path(__file__).parents[1])
+own_folders = tuple(
+    f"{PACKAGE}/{folder}/"
     for folder in (
         "common",
         "messages",
@@ -56,7 +56,7 @@ def format_traceback(error: BaseException) -> str:
 
     Of a long one the middle is left out: what an error prints of its data is no help.
     """
-    frames = _user_frames(error) or traceback_of(error)
+    frames = user_frames(error) or traceback_of(error)
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except (Exception, *ENDS) as problem:  # noqa: BLE001 -- user code runs here
@@ -69,10 +69,10 @@ def format_traceback(error: BaseException) -> str:
     return f"{text[:half]}\n[... {left_out} characters are left out ...]\n{text[-half:]}"
 
 
-def _user_frames(error: BaseException) -> types.TracebackType | None:
+def user_frames(error: BaseException) -> types.TracebackType | None:
     """Return the traceback from the first frame of user code on; None if there is none."""
     first = traceback_of(error)
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(own_folders):
         first = first.tb_next
     return first
 
@@ -113,7 +113,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 def note_place(error: BaseException, place: str) -> None:
     """Note in an error where it was raised, for one that goes to another process as it is."""
-    frames = "".join(traceback.format_tb(_user_frames(error)))
+    frames = "".join(traceback.format_tb(user_frames(error)))
     add_note(error, f"Raised in {place}\n{frames}".rstrip())
 
 

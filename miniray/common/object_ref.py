@@ -7,6 +7,7 @@ waiters are the runtime's. Dropping a ref only appends its id to a queue, since
 
 from __future__ import annotations
 
+import abc
 import collections
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -81,12 +82,12 @@ class RefHooks:
 hooks = RefHooks()
 
 
-class ObjectRef(Generic[T_co]):
+class ObjectRef(Generic[T_co], metaclass=abc.ABCMeta):
     """A reference to a value, as returned by ``remote()`` and ``put()``.
 
     Refs compare and hash by their id, can be awaited, turned into a
     ``concurrent.futures.Future``, passed to tasks and actors, and put inside
-    other values.
+    other values. An engine with refs of its own registers their class here.
     """
 
     __slots__ = ("__weakref__", "_id", "_owner_node")

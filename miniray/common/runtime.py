@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 import os
 import sys
 import warnings
@@ -40,31 +41,43 @@ class ActorClassInfo:
 
 
 class ActorLocation(NamedTuple):
-    """A named actor as the head knows it: how to make a handle of it."""
+    """How to make a handle of an actor.
+
+    The engine knows the actor by ``ref``, or by what the ref has as ``_actor_id``.
+    """
 
     ref: ObjectRef[Any]
     info: ActorClassInfo
 
 
+class BoundMethod(NamedTuple):
+    """A method of an actor, to be called with these options."""
+
+    actor: ObjectRef[Any]
+    info: ActorClassInfo
+    name: str
+    options: MethodOptions
+
+
 @dataclasses.dataclass
 class RuntimeContextData:
-    """Who and where the calling code is; ids are hex strings."""
+    """Who and where the calling code is, by Ray's names; ids are hex strings."""
 
     job_id: str
     node_id: str
     worker_id: str
     namespace: str
-    address: str  # what another driver passes to init()
+    gcs_address: str  # what another driver passes to init()
     session_dir: str
     task_id: str | None = None
     task_name: str | None = None
     actor_id: str | None = None
     actor_name: str | None = None
     #: Class name and method (``Counter.add``) or the function's qualified name.
-    function_name: str | None = None
+    task_function_name: str | None = None
     placement_group_id: bytes | None = None
-    capture_child_tasks: bool = False
-    was_restarted: bool = False
+    should_capture_child_tasks_in_placement_group: bool = False
+    was_current_actor_reconstructed: bool = False
     cancelled: bool = False
     #: Device ids per accelerator resource: ``{"GPU": ["0", "1"], "TPU": [], ...}``.
     accelerator_ids: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -97,7 +110,8 @@ class RuntimeObjects(abc.ABC):
     @abc.abstractmethod
     def wait(
         self,
-        refs: Sequence[ObjectRef[Any]],
+        refs: list[ObjectRef[Any]],
+        *,
         num_returns: int,
         timeout: float | None,
         fetch_local: bool,
@@ -157,18 +171,12 @@ class RuntimeCalls(abc.ABC):
 
     @abc.abstractmethod
     def submit_actor_call(
-        self,
-        actor: ObjectRef[Any],
-        info: ActorClassInfo,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: MethodOptions,
+        self, method: BoundMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a method: returns as ``submit_task`` does."""
 
     @abc.abstractmethod
-    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+    def cancel(self, ref: ObjectRef[Any], *, force: bool, recursive: bool) -> None:
         """Cancel the task or call that makes this ref."""
 
 
@@ -180,10 +188,10 @@ class RuntimeHead(abc.ABC):
         """Look up a named actor; ValueError if there is none."""
 
     @abc.abstractmethod
-    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        """Return the names (and namespaces) of the living named actors."""
+    def list_named_actors(self, all_namespaces: bool) -> list[Any]:
+        """Return the names of the living named actors; of all, dicts with their namespaces."""
 
-    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
+    def kill_actor(self, actor: ObjectRef[Any], *, no_restart: bool) -> None:
         """End an actor's process at once."""
         self.head_call("kill_actor", actor.binary(), no_restart)
 
@@ -193,6 +201,7 @@ class RuntimeHead(abc.ABC):
         self,
         bundles: Sequence[Mapping[str, float]],
         strategy: str,
+        *,
         name: str,
         lifetime: str | None,
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
@@ -286,13 +295,16 @@ class Runtime(abc.ABC):
     def exit_actor(self) -> None:
         """End the current actor after this call (raises inside the method)."""
 
-    @abc.abstractmethod
     def owns_actors(self) -> bool:
-        """Return whether actors live that end with this process."""
+        """Return whether actors may live that end with this process."""
+        return True
 
-    @abc.abstractmethod
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
-        """Return the job's environment with what a task or actor adds, as canonical JSON."""
+        """Return an environment as JSON in which nothing refers to this machine any more.
+
+        As it is, for an engine that looks after that at each call.
+        """
+        return json.dumps(own or {})
 
     def answer(  # noqa: B027 - an engine that asks processes nothing needs no answers
         self, question: str, handler: Callable[..., Any] | None
@@ -370,7 +382,9 @@ def _tell_own_cluster(runtime: Runtime) -> None:
     """Warn in a child of multiprocessing, which may be meant to use its parent's cluster."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     child = multiprocessing is not None and multiprocessing.parent_process() is not None
-    own = runtime.context().address.startswith("unix:") and not os.environ.get("MINIRAY_ADDRESS")
+    own = runtime.context().gcs_address.startswith("unix:") and not os.environ.get(
+        "MINIRAY_ADDRESS"
+    )
     if child and own:
         warnings.warn(
             "This process was started by multiprocessing and has started a cluster of its own: "

@@ -134,6 +134,8 @@ class TaskOptions(_Demand):
     generator_backpressure: int = -1
     #: Modules that its process has imported when it starts: forked from where they are loaded.
     preload: Sequence[str] = ()
+    #: The checked options by their own names, for an engine that takes them as they are.
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -176,6 +178,8 @@ class ActorOptions(_Actor):
     max_task_retries: int = 0  # -1: without end
     max_pending_calls: int = -1
     runtime_env: Mapping[str, Any] | None = None
+    #: As in ``TaskOptions``.
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -224,6 +228,8 @@ class MethodOptions:
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
     generator_backpressure: int = -1
     name: str = ""
+    #: As in ``TaskOptions``.
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # --- what the head grants --------------------------------------------------------------

@@ -25,7 +25,13 @@ REFUSED = {
 DIFFERENT = {
     "exceptions of workers": "ends of processes are told in Ray's words; an exception whose "
     "attributes can't be read ends its worker",
-    "ids": "refs have 28 bytes, actors and placement groups the lengths that Ray gives them",
+    "refs": "they are Ray's own, of 28 bytes, and pass to its functions too; so are the ids of "
+    "placement groups. `as_future()` warns as Ray does: use `await`",
+    "errors over ray://": "of what did not run, such as calls of a dead actor, futures and `await` "
+    "raise Ray's; `get` raises miniray's",
+    "names of calls": "errors have those of the process's last 10,000 calls",
+    "ends of actors": "`__miniray_shutdown__` is not called: name the method `__ray_shutdown__`",
+    "drivers": "what only tasks have, as `get_task_id()`, is None there, with a warning of Ray",
     "preloaded modules": "the option _preload has no effect",
     "fractions of devices": "Ray counts totals per node, not shares per device",
     "reasons for waiting": "`ray status` tells them",

@@ -6,6 +6,7 @@ call; what user code iterates over stands on it.
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import functools
@@ -214,7 +215,7 @@ def _wake(waiters: Iterable[Callable[[], object]]) -> None:
             logger.exception("a consumer of a generator could not be woken")
 
 
-class ObjectRefGenerator(Generic[T]):
+class ObjectRefGenerator(Generic[T], metaclass=abc.ABCMeta):
     """Iterates, with ``for`` or ``async for``, over the refs of the yielded values.
 
     Each ref is ready when it comes. If the generator raises, the last ref gives
@@ -305,7 +306,7 @@ class ObjectRefGenerator(Generic[T]):
         return f"ObjectRefGenerator({self._state.id.hex()})"
 
 
-class DynamicObjectRefGenerator(Generic[T]):
+class DynamicObjectRefGenerator(Generic[T], metaclass=abc.ABCMeta):
     """The refs of all values that a call with ``num_returns="dynamic"`` has yielded.
 
     It is the value of the ref that such a call returns. It can be passed on and has a length. Each

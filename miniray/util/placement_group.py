@@ -167,7 +167,11 @@ def placement_group(
     _check_sets(selectors)
     group = PlacementGroup(b"", wanted)  # first: Ctrl-C must not come between the group and it
     group.id = current_runtime().head.create_placement_group(
-        wanted, check.plain_text(strategy or "PACK"), check.plain_text(name), lifetime, selectors
+        wanted,
+        check.plain_text(strategy or "PACK"),
+        name=check.plain_text(name),
+        lifetime=lifetime,
+        bundle_label_selector=selectors,
     )
     return group
 

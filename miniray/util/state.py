@@ -340,7 +340,7 @@ def _source(
 ) -> Iterator[RuntimeHead | CommandConnection]:
     """Yield the cluster of this process, or attach to another one for the time."""
     runtime = runtime_or_none()
-    own = runtime.context().address if runtime is not None else ""
+    own = runtime.context().gcs_address if runtime is not None else ""
     if runtime is not None and (address in (None, "auto") or same_address(address, own)):
         refuse_on_ray(capability)
         yield runtime.head

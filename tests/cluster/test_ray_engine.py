@@ -224,6 +224,30 @@ def test_refs_of_a_dynamic_generator_arrive_by_name_too() -> None:
     assert miniray.get(total.remote(refs=count.remote()), timeout=60) == 3
 
 
+#: Drops a generator when its cluster is gone and there is another one.
+OUTLIVES = """
+import miniray
+
+def begin():
+    miniray.init("local", engine="ray", num_cpus=1)
+    return miniray.remote(lambda: (yield 1)).remote()
+
+first = begin()
+miniray.get(next(first))
+miniray.shutdown()
+second = begin()
+del first
+print(miniray.get(next(second)))
+"""
+
+
+def test_a_generator_may_outlive_its_cluster() -> None:
+    env = os.environ | {"RAY_TMPDIR": tempfile.gettempdir()}  # the module's own
+    driver = [sys.executable, "-c", OUTLIVES]
+    done = subprocess.run(driver, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    assert done.stdout.split() == ["1"]
+
+
 #: Prints where a worker has miniray from, what a generator yields, what a method of an actor that
 #: was found by its name returns, and what ends a future whose driver leaves Ray Client.
 DRIVER = """

@@ -34,7 +34,11 @@ def test_what_is_asked_for_is_plain_numbers_and_texts(
 ) -> None:
     """``marshal`` writes others as bytes, or refuses them."""
     asked: list[Any] = []
-    monkeypatch.setattr(runtime, "create_placement_group", lambda *given: asked.append(given))
+    monkeypatch.setattr(
+        runtime,
+        "create_placement_group",
+        lambda *given, **named: asked.append((*given, *named.values())),
+    )
     placement_group(
         [{np.str_("CPU"): np.float64(0.5)}],  # type: ignore[dict-item]
         np.str_("PACK"),

@@ -1,4 +1,1 @@
-"""Ray as the engine: the interface ``Runtime`` on an existing Ray cluster.
-
-Only this package imports ``ray``. What it does not offer is in ``capabilities.py``.
-"""
+"""Ray as the engine. Only this package imports ``ray``; ``capabilities.py`` has what it lacks."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -13,9 +14,6 @@ from miniray import exceptions as ours
 from miniray.common import exception_transport as transport
 from miniray.common.names import printable
 from miniray.exceptions import DeathCause, TaskError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Part of Ray's sentence on a dead actor, by cause; the first that is found.
 _CAUSES = {
@@ -26,46 +24,53 @@ _CAUSES = {
     "process has died": DeathCause.EXITED,
     "unexpectedly exit": DeathCause.EXITED,
 }
-#: Modules between the worker and user code.
-_PASSED = ("ray.", "concurrent.")
+# Between the worker and user code.
+transport.own_folders += "python/ray/", *ray.__path__, *concurrent.futures.__path__
+#: Names of the last calls, by Ray's ids of their tasks: its errors don't tell them.
+_calls: dict[bytes, str] = {}
+_MOST = 10_000
+
+
+def name_call(ref: Any, call: str) -> None:
+    """Have errors of the value of Ray's ref name what was called."""
+    _calls[ref.task_id().binary()] = call
+    if len(_calls) > _MOST:
+        del _calls[next(iter(_calls))]
+
+
+def call_of(ref: Any) -> str:
+    """Return the name of the call that makes a value; empty if it is not known."""
+    return _calls.get(ref.task_id().binary(), "") if ref else ""
 
 
 class CarriedTaskError(RayTaskError):  # type: ignore[misc]
     """What a worker stores for a call that failed: a TaskError, which can carry any exception.
 
-    Workers of the engine have it in place of Ray's class: Ray makes it of what was raised, and
-    asks it for what to raise in ``get``.
+    Ray makes it, in place of its own, of what was raised, and asks it what to raise in ``get``.
     """
 
-    def __init__(
-        self, _name: str, _text: str, cause: Any, proctitle: str = "", **actor: str | None
-    ) -> None:
+    def __init__(self, _name: str, _text: str, cause: Any, proctitle: str = "", **actor: Any):
         # A TaskError that nobody raised here is that of an argument, or was unpickled.
         if not isinstance(cause, TaskError) or cause.__traceback__ is not None:
             call = printable(proctitle.removeprefix("ray::").partition("()")[0])
             cause = _task_error(cause, call, **actor)
-        self.cause: TaskError = cause
+        self.cause: Any = cause
         self._actor_id = cause.actor_id  # Ray reads it when a constructor has failed
-
-    def __reduce__(self) -> Any:
-        return CarriedTaskError, ("", "", self.cause)
+        self.args = "", "", cause  # of which unpickling makes it
 
     def __str__(self) -> str:
         return str(self.cause)
 
-    def as_instanceof_cause(self) -> TaskError:
-        return self.cause.as_instanceof_cause()
+    def as_instanceof_cause(self) -> Any:
+        return getattr(self.cause, "as_instanceof_cause", lambda: self.cause)()
 
 
-def _task_error(error: Any, call: str, **actor: str | None) -> TaskError:
-    """Wrap what user code raised, with the traceback from its first frame that is not Ray's."""
-    frames = transport.traceback_of(error)
-    while frames and frames.tb_frame.f_globals.get("__name__", "").startswith(_PASSED):
-        frames = frames.tb_next
-    BaseException.with_traceback(error, frames)
-    where: dict[str, Any] = {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), **actor}
+def _task_error(error: Any, call: str, **actor: Any) -> TaskError:
+    """Wrap what user code raised."""
+    BaseException.with_traceback(error, transport.user_frames(error))
+    actor |= {"pid": os.getpid(), "ip": ray.util.get_node_ip_address()}
     try:
-        failure = TaskError.from_exception(translated(error), call, **where)
+        failure = TaskError.from_exception(translated(error), call, **actor)
         pickle.dumps(failure)
     except BaseException as problem:  # noqa: BLE001 -- user code runs in it
         failure = TaskError.untold(call, error, problem)
@@ -81,10 +86,9 @@ def translated(error: Any, call: str = "") -> Any:
     if isinstance(error, RayTaskError):  # of a process that is none of the engine's
         return TaskError("call", str(error), translated(error.cause)).as_instanceof_cause()
     if isinstance(error, ActorDiedError):
-        return _death(error)
-    read = getattr(error, "client_exc", None)
-    if isinstance(read, BaseException):  # what a value has raised when it was read
-        return read
+        return _death(error, str(error), *error.args[:1])
+    if isinstance(read := getattr(error, "client_exc", None), BaseException):
+        return read  # what a value has raised when it was read
     cls: Any = next(filter(None, (vars(ours).get(c.__name__) for c in type(error).__mro__)))
     text = f"{printable(call)} failed: {error}" if call else str(error)
     made = cls.__new__(cls, text)  # its class has the attributes, Ray the text
@@ -93,32 +97,39 @@ def translated(error: Any, call: str = "") -> Any:
     return made
 
 
-def _death(error: ActorDiedError) -> ours.ActorDiedError:
+def _death(error: ActorDiedError, text: str, source: Any = None) -> ours.ActorDiedError:
     """Return why an actor died; Ray's error was made of what its head or its constructor said."""
-    source, text = next(iter(error.args), None), str(error)
-    known: dict[str, Any] = {
-        "actor_id": error.actor_id or "",
-        "class_name": getattr(source, "class_name", ""),
-    }
+    known: dict[str, Any] = {"actor_id": error.actor_id or ""}
     if isinstance(source, RayTaskError):
-        failure = translated(source)
-        return ours.ActorDiedError(DeathCause.CREATION_FAILED, creation_error=failure, **known)
+        known["creation_error"] = translated(source)
+        return ours.ActorDiedError(DeathCause.CREATION_FAILED, **known)
+    known["class_name"] = getattr(source, "class_name", "")
     cause = next((cause for part, cause in _CAUSES.items() if part in text), DeathCause.UNKNOWN)
     return ours.ActorDiedError(cause, detail=text, **known)
 
 
-def is_cancelled() -> bool:
-    """Return whether the task that runs here was cancelled."""
-    now = ray.get_runtime_context()
-    # Ray does not tell asyncio actors, whose coroutines are cancelled as such.
-    return not now.worker.core_worker.current_actor_is_asyncio() and bool(now.is_canceled())
+def translate_values(*, in_worker: bool) -> None:
+    """Have this process read Ray's errors as miniray's."""
+    values = ray._private.worker.global_worker.get_serialization_context()
+    read = values.deserialize_objects
+    if in_worker:
+        read, values.serialize = as_exception(read), as_exception(values.serialize)
+    values.deserialize_objects = lambda stored, refs, *others: list(
+        map(_carried, read(stored, refs, *others), refs)
+    )
 
 
-def as_exception(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Have what ends processes, raised by a value while it is read or written, fail the call only.
+def _carried(value: Any, ref: Any) -> Any:
+    """Return what Ray has read; of an error, what has it raise miniray's, also from futures."""
+    if not isinstance(value, RayError) or isinstance(value, CarriedTaskError):
+        return value
+    made = CarriedTaskError.__new__(CarriedTaskError)
+    made.cause = translated(value, call_of(ref))
+    return made
 
-    SystemExit would end the worker; the others would be cancels.
-    """
+
+def as_exception(step: Any) -> Any:
+    """Have nothing that a value raises when it is read or written end the worker, or cancel."""
 
     def call(*args: Any) -> Any:
         try:
@@ -126,8 +137,9 @@ def as_exception(step: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:
             raise
         except BaseException as error:  # noqa: BLE001
-            name = ray.get_runtime_context().get_task_name() or ""
-            if issubclass(type(error), KeyboardInterrupt) and is_cancelled():
+            now = ray.get_runtime_context()
+            name = now.get_task_name() or ""
+            if issubclass(type(error), KeyboardInterrupt) and now.worker.is_canceled:
                 raise ours.TaskCancelledError(name) from None
             raise TaskError.from_exception(error, name) from None
 

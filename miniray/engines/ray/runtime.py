@@ -1,51 +1,189 @@
-"""The seam ``Runtime`` on Ray: calls, values, what the head knows, and the process itself."""
+"""The seam ``Runtime`` on Ray: calls, values, what the head knows, and the process itself.
+
+Refs, handles of actors and generators are Ray's own, which miniray's classes know as theirs.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
-import json
+import copyreg
+import functools
+import inspect
 import operator
 import os
+import pickle
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import ray
 from ray import _raylet, util
-from ray.exceptions import GetTimeoutError as RayTimeout
-from ray.exceptions import RayError
+from ray.cloudpickle import cloudpickle as their_cloudpickle
+from ray.util import scheduling_strategies as strategies
+from ray.util.placement_group import PlacementGroup
 
 from miniray.common import runtime as seam
-from miniray.common.runtime import ActorClassInfo, ActorLocation, RuntimeContextData
-from miniray.common.specs import MethodOptions
+from miniray.common import specs
+from miniray.common.exception_transport import PACKAGE
+from miniray.common.names import short_name
+from miniray.common.object_ref import ObjectRef
 from miniray.engines.capabilities import refuse
-from miniray.engines.ray.code import Code, as_ray, group_of
-from miniray.engines.ray.errors import CarriedTaskError, as_exception, is_cancelled, translated
-from miniray.engines.ray.refs import RayRef, submit
+from miniray.engines.ray import errors
 from miniray.exceptions import GetTimeoutError
-from miniray.objects.object_ref_generator import DynamicObjectRefGenerator
+from miniray.objects.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
+from miniray.values.closures import dumps_checked
+from miniray.values.serialization import serialize_arguments
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.common.specs import ActorOptions, TaskOptions
+class RayGenerator(ray.ObjectRefGenerator):  # type: ignore[misc]
+    """Ray's own, which ends its task when it goes, unless their cluster was left before."""
 
-#: How Ray's context tells what it has neither under miniray's name nor with ``get_`` before it.
-_FACTS: dict[str, Callable[[Any], Any]] = {
-    "address": lambda now: now.gcs_address,
+    call_ref = ray.ObjectRefGenerator.completed
+    __reduce__ = ObjectRefGenerator.__reduce__
+
+    def next_ready(self) -> bool:
+        # Ray says yes at the end, too, if that has come since it asked for the item.
+        return bool(super().next_ready() and not self.is_finished())
+
+    def close(self) -> None:
+        if not self.is_finished():
+            ray.cancel(self)
+
+    def __del__(self) -> None:
+        if getattr(self.worker, "core_worker", None) is self.core_worker:  # else Ray would abort
+            self.close()
+            super().__del__()
+
+
+def asks(function: Any) -> Any:
+    """Return what calls a function of Ray, as a method of anything: its errors are miniray's."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ray.exceptions.RayError as error:
+            raise errors.translated(error) from None
+        except Exception:
+            serialize_arguments(args, kwargs)  # names what can't be pickled
+            raise
+
+    return staticmethod(ask)
+
+
+def submit(args: Any, kwargs: Any, num_returns: int | str, remote: Any, call: str) -> Any:
+    """Make a call of Ray, whose errors have the name ``call``."""
+    if num_returns == "streaming" and util.client.ray.is_connected():
+        refuse("generators over ray://")
+    found = asks(remote)(*args, **kwargs)
+    if type(found) is ray.ObjectRef:
+        errors.name_call(found, call)
+    elif type(found) is ray.ObjectRefGenerator:
+        found.__class__ = RayGenerator
+        found.core_worker = found.worker.core_worker
+    return None if isinstance(found, list) and not found else found
+
+
+class Code(seam.Exported):
+    """A function or class of the user's, and what Ray has made of it."""
+
+    def __init__(self, target: Any, name: str) -> None:
+        # Says what is large or can't be pickled. Classes are pickled once more, by Ray.
+        super().__init__(b"", name, dumps_checked(target, name)[0])
+        self._target = target
+        #: Ray's function, or class, by how many calls a worker makes of it.
+        self._made: dict[int, Any] = {}
+        #: The options of the last call, what makes such a call, and how errors name it.
+        self._prepared: tuple[Any, Any, str] = (None, None, "")
+
+    def prepared(self, options: Any, info: Any = None) -> tuple[Any, str]:
+        """Return what makes a task, or an actor with this info, and how errors name it."""
+        if self._prepared[0] is not options:
+            most = options.given.get("max_calls", int("GPU" in options.resources))
+            if most not in self._made:
+                self._made[most] = self._class(info, options) if info else self._task(most)
+            given, where = as_ray(options)
+            call = (options.name or short_name(self.name)) + where
+            self._prepared = options, self._made[most].options(**given).remote, call
+        return self._prepared[1:]
+
+    def _task(self, max_calls: int) -> Any:
+        """Return Ray's function for one that calls the user's in a worker that is ready for it."""
+        blob = self.blob
+
+        def task(*args: Any, **kwargs: Any) -> Any:
+            return _loaded(blob)(*args, **kwargs)
+
+        task.__name__ = task.__qualname__ = short_name(self.name)
+        task.__module__ = self._target.__module__
+        # Pickled with it, unpickled as the worker's own.
+        vars(task)["runtime"] = seam.runtime_or_none()
+        made = ray.remote(max_calls=max_calls)(task)
+        made._is_generator = inspect.isgeneratorfunction(inspect.unwrap(self._target))
+        return made
+
+    def _class(self, info: Any, options: Any) -> Any:
+        """Do so for a class, whose methods get what Ray's decorators would have given them."""
+        for name, declared in info.methods.items():
+            method = inspect.getattr_static(self._target, name)
+            if theirs := {k: v for k, v in declared.given.items() if k != "name"}:
+                ray.method(**theirs)(inspect.unwrap(getattr(method, "__func__", method)))
+        space = {"__module__": info.module, "__miniray_runtime__": seam.runtime_or_none()}
+        made = type(short_name(self.name), (self._target,), space)
+        return ray.remote(concurrency_groups=dict(options.concurrency_groups))(made)
+
+
+@functools.cache
+def _loaded(blob: bytes) -> Any:
+    """Load a function in a worker, once. What that raises is the error of the call."""
+    return errors.as_exception(pickle.loads)(blob)
+
+
+#: Options that the decorator has given Ray, that it has nothing for, and that are in ``placement``.
+_OTHERS = {"max_calls", "concurrency_groups", "_preload", "_preload_later", "placement_group"}
+_OTHERS |= {"placement_group_bundle_index", "placement_group_capture_child_tasks"}
+
+
+def as_ray(options: Any) -> tuple[dict[str, Any], str]:
+    """Return what the user gave, for Ray, and where it is to run, which Ray's errors don't say."""
+    made = {name: value for name, value in options.given.items() if name not in _OTHERS}
+    others = [{"label_selector": each} for each in options.fallback_selectors]
+    made |= {"label_selector": options.label_selector or None, "fallback_strategy": others or None}
+    if "CPU" not in options.resources and options.resources.keys() - {"memory"}:
+        made["num_cpus"] = 0  # which Ray takes only for the usual value if nothing is given
+    place, where, strategy = options.placement, "", None
+    if isinstance(place, specs.NodeAffinity):
+        where = f" on node {place.node_id}"
+        strategy = strategies.NodeAffinitySchedulingStrategy(place.node_id, place.soft)
+    elif isinstance(place, specs.BundleAffinity):
+        where = f" in placement group {place.placement_group_id.hex()}"
+        group: Any = PlacementGroup(place.placement_group_id)
+        given = group, place.bundle_index, place.capture_child_tasks
+        strategy = strategies.PlacementGroupSchedulingStrategy(*given)
+    elif place:
+        strategy = "SPREAD" if isinstance(place, specs.Spread) else "DEFAULT"
+    return made | {"scheduling_strategy": strategy}, where
+
+
+# Ray's pickler sends the user's code, and miniray's its errors: a class is to be one to both.
+for _name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
+    _known: Any = getattr(their_cloudpickle, _name)
+    _known.update(getattr(cloudpickle.cloudpickle, _name))
+    setattr(cloudpickle.cloudpickle, _name, _known)
+
+# Other picklers than Ray's would lose who owns a value, and let an actor end with its handle.
+for _kind in (ray.ObjectRef, ray.actor.ActorHandle):
+    copyreg.pickle(_kind, lambda held: (their_cloudpickle.loads, (their_cloudpickle.dumps(held),)))
+
+ObjectRef.register(ray.ObjectRef)
+ObjectRefGenerator.register(ray.ObjectRefGenerator)
+DynamicObjectRefGenerator.register(ray.DynamicObjectRefGenerator)
+
+#: How Ray's context tells what it has neither under the same name nor with ``get_`` before it.
+_FACTS: dict[str, Any] = {
     "session_dir": lambda now: f"{now.get_temp_dir()}/{now.get_session_name()}",
-    "function_name": lambda now: now.get_task_function_name(),
-    "placement_group_id": lambda now: bytes.fromhex(now.get_placement_group_id() or "") or None,
-    "capture_child_tasks": lambda now: now.should_capture_child_tasks_in_placement_group,
-    "was_restarted": lambda now: bool(now.get_actor_id() and now.was_current_actor_reconstructed),
-    "cancelled": lambda _now: is_cancelled(),
+    "placement_group_id": lambda of: of.get_placement_group_id() and of.worker.placement_group_id,
+    "cancelled": lambda now: now.worker.is_canceled,
 }
-#: Facts that no driver has.
-_OF_TASKS = {"task_id", "task_name", "function_name", "assigned_resources", "cancelled"}
-_OF_TASKS |= {"actor_id", "actor_name", "was_restarted"}
-
-_second = ray.remote(num_cpus=0)(lambda _first, second: second)
+_last = ray.remote(num_cpus=0)(lambda _first, last: last)
 
 
 class RayContext:
@@ -54,188 +192,88 @@ class RayContext:
     def __getattr__(self, name: str) -> Any:
         now = ray.get_runtime_context()
         usual = getattr(type(now), f"get_{name}", operator.attrgetter(name))
-        try:
-            if name not in _OF_TASKS or now.worker.mode == ray.WORKER_MODE:
-                return _FACTS.get(name, usual)(now)
-        except AttributeError:
-            if not util.client.ray.is_connected():  # it does not tell all of them
-                raise
-        return getattr(RuntimeContextData, name, {})
+        return _FACTS.get(name, usual)(now)
 
 
 class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.RuntimeHead):
     """Ray, as the engine of a driver or of a process of its workers."""
 
-    #: Whether this process has made actors that end with it: others may have their handles.
-    _made_actors = False
-
     def __init__(self) -> None:
-        self.session = object()
-        self.objects = self.calls = self.head = self
+        self.session = self.objects = self.calls = self.head = self
 
     def __reduce__(self) -> Any:
         return _of_worker, ()
 
-    # --- the values of refs --------------------------------------------------------
-    def put(self, value: Any) -> Any:
-        return submit(ray.put, (value,), {})
+    put = asks(ray.put)
+    wait = asks(ray.wait)
+    future = asks(operator.methodcaller("future"))
+    export: Any = Code
+    cancel = asks(ray.cancel)
+    get_actor = asks(lambda *of: _located(ray.get_actor(*of)))
+    kill_actor = asks(ray.kill)
+    list_named_actors = asks(util.list_named_actors)
+    placement_group_ready = asks(lambda of, value: _last.remote(PlacementGroup(of).ready(), value))
+    remove_placement_group = asks(lambda of: util.remove_placement_group(PlacementGroup(of)))
+    placement_group_table = asks(lambda of: util.placement_group_table(of and PlacementGroup(of)))
+    nodes = asks(ray.nodes)
+    cluster_resources = asks(ray.cluster_resources)
+    available_resources = asks(ray.available_resources)
+    context: Any = RayContext
+    current_actor = asks(lambda: _located(ray.get_runtime_context().current_actor))
+    exit_actor = staticmethod(ray.actor.exit_actor)
+    shutdown = staticmethod(ray.shutdown)
 
-    def get(self, refs: Sequence[Any], timeout: float | None) -> Any:
+    def get(self, refs: Any, timeout: Any) -> Any:
         try:
-            return ray.get([ref.held for ref in refs], timeout=timeout)
-        except RayTimeout:
-            assert timeout is not None
-            late = self.wait(refs, len(set(refs)), 0, False)[1] or refs
-            counts = len(late), len(refs)
-            raise GetTimeoutError.of(late[0].hex(), late[0].call, *counts, timeout) from None
-        except RayError as error:
-            raise translated(error, refs[0].call if len(refs) == 1 else "") from None
+            return ray.get(list(refs), timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            once = list(dict.fromkeys(refs))
+            late = ray.wait(once, num_returns=len(once), timeout=0, fetch_local=False)[1] or once
+            named = late[0].hex(), errors.call_of(late[0])
+            raise GetTimeoutError.of(*named, len(late), len(refs), timeout) from None
+        except ray.exceptions.RayError as error:  # over Ray Client
+            raise errors.translated(error) from None
 
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
-    ) -> tuple[list[Any], list[Any]]:
-        by_held = {ref.held: ref for ref in refs}
-        ready, rest = ray.wait(
-            list(by_held), num_returns=num_returns, timeout=timeout, fetch_local=fetch_local
-        )
-        return [by_held[held] for held in ready], [by_held[held] for held in rest]
+    def submit_task(self, function: Any, args: Any, kwargs: Any, options: Any) -> Any:
+        return submit(args, kwargs, options.num_returns, *function.prepared(options))
 
-    def future(self, ref: Any) -> concurrent.futures.Future[Any]:
-        made: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def create_actor(self, cls: Any, info: Any, args: Any, kwargs: Any, options: Any) -> Any:
+        return seam.ActorLocation(submit(args, kwargs, 1, *cls.prepared(options, info)), info)
 
-        def settle(done: concurrent.futures.Future[Any]) -> None:
-            if not made.set_running_or_notify_cancel():
-                return
-            error = done.exception()
-            if error is None:
-                made.set_result(done.result())
-            else:
-                made.set_exception(translated(error, ref.call))
+    def submit_actor_call(self, method: Any, args: Any, kwargs: Any) -> Any:
+        info, options = method.info, method.options
+        theirs = getattr(method.actor, method.name.replace("__miniray_", "__ray_"))
+        if options is not info.methods.get(method.name) and options.given:
+            theirs = theirs.options(**options.given)
+        call = options.name or f"{info.name}.{method.name}"
+        return submit(args, kwargs, options.num_returns, theirs.remote, call)
 
-        ref.held.future().add_done_callback(settle)
-        return made
-
-    # --- calls ---------------------------------------------------------------------
-    def export(self, target: Callable[..., Any] | type, name: str) -> seam.Exported:
-        return Code(target, name)
-
-    def submit_task(self, function: Any, args: Any, kwargs: Any, options: TaskOptions) -> Any:
-        _check_streaming(options)
-        remote, call = function.prepared(options)
-        return submit(remote, args, kwargs, call)
-
-    def create_actor(
-        self, cls: Any, info: ActorClassInfo, args: Any, kwargs: Any, options: ActorOptions
-    ) -> ActorLocation:
-        remote, call = cls.prepared(options, info)
-        ref = submit(remote, args, kwargs, call)
-        self._made_actors |= options.lifetime != "detached"
-        return ActorLocation(ref, info)
-
-    def submit_actor_call(
-        self,
-        actor: Any,
-        info: ActorClassInfo,
-        method: str,
-        args: Any,
-        kwargs: Any,
-        options: MethodOptions,
-    ) -> Any:
-        _check_streaming(options)
-        theirs = getattr(actor.held, method.replace("__miniray_", "__ray_"))
-        declared = info.methods.get(method)
-        if options is not declared and (given := as_ray(options, declared)):
-            theirs = theirs.options(**given)
-        return submit(theirs.remote, args, kwargs, options.name or f"{info.name}.{method}")
-
-    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
-        ray.cancel(ref.held, force=force, recursive=recursive)
-
-    # --- named actors, placement groups and nodes -----------------------------------
-    def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
-        return _located(ray.get_actor(name, namespace))
-
-    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        found = util.list_named_actors(all_namespaces)
-        return found if all_namespaces else [{"name": name} for name in found]
-
-    def kill_actor(self, actor: Any, no_restart: bool) -> None:
-        ray.kill(actor.held, no_restart=no_restart)
-
-    def create_placement_group(
-        self, bundles: Any, strategy: str, name: str, lifetime: str | None, selectors: Any
-    ) -> Any:
+    def create_placement_group(self, *args: Any, name: str, **options: Any) -> Any:
         if name and self.find_placement_group(name, None):
             raise ValueError(f"The name {name!r} is taken by another group.")
-        named = {"bundle_label_selector": selectors}
-        made = submit(util.placement_group, (bundles, strategy, name, lifetime), named)
-        return made.held.id.binary()
-
-    def placement_group_ready(self, id: bytes, value: Any) -> RayRef:
-        return RayRef(_second.remote(group_of(id).ready(), value))
-
-    def remove_placement_group(self, id: bytes) -> None:
-        util.remove_placement_group(group_of(id))
-
-    def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
-        return dict(util.placement_group_table(id and group_of(id)))
+        return asks(util.placement_group)(*args, name=name, **options).id
 
     def find_placement_group(self, name: str, namespace: str | None) -> Any:
         try:
-            return util.get_placement_group(name).id.binary()
+            return util.get_placement_group(name).id
         except ValueError:
             return None
 
-    nodes: Any = staticmethod(ray.nodes)
-    cluster_resources: Any = staticmethod(ray.cluster_resources)
-    available_resources: Any = staticmethod(ray.available_resources)
 
-    # --- the process ---------------------------------------------------------------
-    def context(self) -> Any:
-        return RayContext()
-
-    def current_actor(self) -> ActorLocation:
-        return _located(ray.get_runtime_context().current_actor)
-
-    def exit_actor(self) -> None:
-        ray.actor.exit_actor()
-
-    def owns_actors(self) -> bool:
-        return self._made_actors
-
-    def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
-        return json.dumps(own or {})  # Ray uploads it with the call, and adds the job's
-
-    def shutdown(self) -> None:
-        ray.shutdown()
-
-
-def _check_streaming(options: TaskOptions | MethodOptions) -> None:
-    if options.num_returns == "streaming" and util.client.ray.is_connected():
-        refuse("generators over ray://")
-
-
-def _located(handle: Any) -> ActorLocation:
+def _located(handle: Any) -> seam.ActorLocation:
     """Return an actor for Ray's handle of it, which knows what its methods take and return."""
     made_by = getattr(handle, "_ray_actor_creation_function_descriptor", None)
-    name = made_by.class_name if made_by else "actor"  # Ray Client does not know it
-    methods = dict.fromkeys(dir(handle), MethodOptions())
-    return ActorLocation(RayRef(handle), ActorClassInfo(name, "", methods))
+    name = getattr(made_by, "class_name", "actor")  # Ray Client does not know it
+    methods = dict.fromkeys(dir(handle), specs.MethodOptions())
+    return seam.ActorLocation(handle, seam.ActorClassInfo(name, "", methods))
 
 
 def _of_worker() -> seam.Runtime | None:
     """Return the runtime of this process; make one that Ray has started ready for the engine."""
     if seam.runtime_or_none() is None:
         seam.set_runtime(RayRuntime())
-        _raylet.RayTaskError = CarriedTaskError  # what Ray makes of an error of user code
-        values = ray._private.worker.global_worker.get_serialization_context()
-        values._deserialize_object = as_exception(values._deserialize_object)
-        values.serialize = as_exception(values.serialize)
-        util.register_serializer(
-            ray.DynamicObjectRefGenerator,
-            serializer=lambda made: [RayRef(ref) for ref in made._refs],
-            deserializer=DynamicObjectRefGenerator,
-        )
+        _raylet.RayTaskError = errors.CarriedTaskError  # what Ray makes of an error of user code
+        errors.translate_values(in_worker=True)
     return seam.runtime_or_none()
 
 
@@ -243,14 +281,12 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
     """Attach this process to the cluster at the address, or start one of this machine.
 
     Never to one that Ray finds by itself, unless address is "auto": it may be another user's.
-
-    Raises:
-        ConnectionError: There is no cluster at the address.
+    Raises ConnectionError if there is none at the address.
     """
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
     env = dict(options.runtime_env or {})
     given: dict[str, Any] = {}
-    job: dict[str, Any] = {"metadata": dict(options.metadata)}
+    job: dict[str, Any] = {"default_actor_lifetime": options.default_actor_lifetime}
     if address == "local":
         given = {"include_dashboard": False, **options.node}
         given.pop("gpu_family", None)  # Ray finds it
@@ -258,11 +294,10 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
             given[f"_{name}"] = given.pop(name)
         job["_py_driver_sys_path"] = sys.path[::-1]  # Ray puts one after the other in front
     else:  # its workers need no installation of miniray
-        own = [str(Path(__file__).parents[2]), str(Path(cloudpickle.__file__).parent)]
-        env["py_modules"] = [*env.get("py_modules", ()), *own]
+        env["py_modules"] = [*env.get("py_modules", ()), PACKAGE, *cloudpickle.__path__]
     if not address.startswith("ray://"):  # Ray Client takes no more than what is below
-        job["default_actor_lifetime"] = options.default_actor_lifetime
         given["log_to_driver"] = options.log_to_driver
-        given["job_config"] = ray.job_config.JobConfig(**job)
+        given["job_config"] = ray.job_config.JobConfig(metadata=dict(options.metadata), **job)
     found = ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
+    errors.translate_values(in_worker=False)
     return RayRuntime(), {"address": address, **getattr(found, "address_info", {})}

@@ -179,11 +179,7 @@ class ActorRegistry:
         """Return how to make a handle of a named actor; ValueError if there is none."""
         actor = self._table.by_name.get((namespace, name))
         if actor is None:
-            raise ValueError(
-                f"There is no actor named {name!r} in namespace {namespace!r}: none was created "
-                "there, or it has ended, as actors do with their last handle unless they are "
-                'lifetime="detached". For one of another namespace, pass its namespace.'
-            )
+            raise ValueError(f"There is no actor named {name!r} in namespace {namespace!r}.")
         return actor.location
 
     def named(self, namespace: str | None) -> list[dict[str, str]]:

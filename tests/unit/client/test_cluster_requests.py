@@ -21,6 +21,8 @@ def test_a_program_that_makes_many_groups_waits_for_the_head_now_and_then() -> N
     actors: Any = None
     head = ClusterRequests(facts, link, me.table, me.calls, actors)
     for _ in range(1000):
-        head.create_placement_group([{"CPU": 1}], "PACK", "", None, None)
+        head.create_placement_group(
+            [{"CPU": 1}], "PACK", name="", lifetime=None, bundle_label_selector=None
+        )
     assert asked.count("request") == 3
     assert asked[:255] == ["notice"] * 255
