@@ -75,7 +75,7 @@ class FakePeer:
     @property
     def calls(self) -> list[int]:
         """Numbers of the calls that were sent here, in order."""
-        return [message[1] for message in self.sent if message[0] in (p.PEER_CALL, p.PEER_TASK)]
+        return [message[1] for message in self.sent if message[0] == p.PEER_CALL]
 
 
 class FakePeers:

@@ -48,7 +48,8 @@ class Channel:
             call: What to send.
             ready: Whether all refs among its arguments have values; if not, ``ready`` follows.
         """
-        raise NotImplementedError
+        if ready:
+            self.ready(call)
 
     def ready(self, call: Call) -> None:
         """Send a call that was kept, when its turn comes: its refs have values (or errors)."""

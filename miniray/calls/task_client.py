@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -93,11 +94,6 @@ class TaskClient(Channel):
         self._look_at = max(_FEW, 2 * len(self._by_id))
 
     # --- calling -----------------------------------------------------------------
-    def submit(self, call: Call, ready: bool) -> None:
-        """Queue a task, if its refs have their values."""
-        if ready:
-            self.ready(call)
-
     def ready(self, call: Call) -> None:
         """Queue a task that was kept."""
         with self._lock:  # a cancel comes either before this, or finds it in the queue
@@ -151,11 +147,11 @@ class TaskClient(Channel):
         self._fill(group)
         if group.queue:
             # Only the queue's first tasks decide: a lease serves many of them.
-            near = group.wishes.hint(group.queue)
+            near = group.hint()
             wanted = min(len(group.leases) + len(group.queue), _MAX_LEASES)
             if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
                 self._ask(group, max(wanted, group.asked), near)
-            if group.wishes.refused:
+            if group.refused:
                 self._look_again(group)
         elif group.leases:
             # Most tasks leave it nothing to do.
@@ -190,15 +186,14 @@ class TaskClient(Channel):
         call.peer = peer = lease.give(call)
         peer.post(
             (
-                p.PEER_TASK,
+                p.PEER_CALL,
                 call.number,
                 call.target,
-                call.name,
                 call.arguments,
                 refs,
                 call.return_ids,
+                (call.name, lease.id),
                 call.streams,
-                lease.id,
             )
         )
 
@@ -212,7 +207,7 @@ class TaskClient(Channel):
 
     def _look_again(self, group: TaskGroup) -> None:
         """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
-        group.wishes.refused = False
+        group.refused = False
         patience = group.patience()
         if patience is None or patience[0] >= group.next_look:
             return
@@ -220,7 +215,7 @@ class TaskClient(Channel):
 
         def over() -> None:
             with self._lock:
-                group.lose_patience()
+                group.next_look = math.inf
                 self._pump(group)
 
         self._loop.call_later(delay, over)
@@ -230,7 +225,7 @@ class TaskClient(Channel):
         lease.group.note_room(lease)
         if not lease.calls:
             lease.idle_since = time.monotonic()
-            lease.group.wishes.room(lease.peer.node_id)
+            lease.group.note_idle(lease.peer.node_id)
             if not lease.open:
                 self._return(lease)
 
@@ -256,7 +251,7 @@ class TaskClient(Channel):
             lease.window = self._window(group)
             group.add(lease)
             self._by_peer[process_id] = lease
-            group.wishes.room(node_id)
+            group.note_idle(node_id)
             self._pump(group)
             if peer.lost:
                 self.on_peer_lost(peer)
@@ -335,7 +330,7 @@ class TaskClient(Channel):
         self._link.head_notice("return_lease", lease.id, False, lease.calls_left)
         if group.queue:
             wanted = min(len(group.leases) + len(group.queue), _MAX_LEASES)
-            self._ask(group, wanted, group.wishes.hint(group.queue))
+            self._ask(group, wanted, group.hint())
 
     def _sweep_later(self, group: TaskGroup) -> None:
         """Return leases that stay idle: one timer for all groups."""

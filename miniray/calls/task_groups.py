@@ -4,9 +4,9 @@ Responsible for which of the tasks goes to which lease. When one is sent, and ho
 asked for, is for ``task_client.py``, whose lock protects this.
 
 A task that would have to move much data to any other node wishes to run where that is. Leases on
-other nodes are left to other tasks for as long as moving the data or starting a worker would take,
-and not at all if another task has just waited for that node in vain ("delay scheduling", Zaharia et
-al., EuroSys 2010). After that it runs anywhere.
+other nodes are left to other tasks for as long as moving the data or starting a worker would take
+("delay scheduling", Zaharia et al., EuroSys 2010). After that it runs anywhere. It does not wait if
+another task has just waited for that node in vain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from miniray.common.specs import Anywhere, BundleAffinity, LeaseSpec, Placement,
 from miniray.messages.value import location_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from miniray.calls.call import Call
     from miniray.calls.calls import CallTable
@@ -43,8 +43,7 @@ RATE = 1 << 30
 #: Seconds that a task waits for a lease on the node it prefers: for a worker to start, even on a
 #: busy machine, and at most.
 SHORTEST, LONGEST = 0.1, 1.0
-#: Seconds for which a node is not waited for after that was in vain, and for which a task that
-#: could run anywhere lets others pass that have what they read where a lease is free.
+#: Seconds for which a node is not waited for after that was in vain.
 FULL_FOR = 1.0
 #: How many of the waiting tasks are looked at for each lease.
 LOOK = 16
@@ -131,90 +130,6 @@ def preferred(
     return (best, saved) if saved >= LEAST else None
 
 
-class Wishes:
-    """The wishes of the queued tasks of one shape."""
-
-    __slots__ = ("_full", "by_number", "refused")
-
-    def __init__(self) -> None:
-        #: A lease was left to others, as all of the first tasks still wait for certain nodes.
-        self.refused = False
-        #: By the number of the call.
-        self.by_number: dict[int, Wish] = {}
-        #: Nodes that were waited for in vain, and when that was.
-        self._full: dict[bytes, float] = {}
-
-    def add(self, call: Call, node: bytes, saved: int, now: float) -> None:
-        """Have a queued task wait for a node where ``saved`` bytes need not move."""
-        patience = min(max(saved / RATE, SHORTEST), LONGEST)
-        self.by_number[call.number] = Wish(node, now + patience)
-
-    def drop(self, call: Call) -> None:
-        self.by_number.pop(call.number, None)
-
-    def clear(self) -> None:
-        self.by_number.clear()
-
-    def room(self, node: bytes) -> None:
-        """Note that a node has capacity: a lease there is new, or idle."""
-        self._full.pop(node, None)
-
-    def best(self, queue: Sequence[Call], node: bytes, now: float) -> int | None:
-        """Return which of the queued tasks a lease on a node should run; None: none for now.
-
-        Tasks without a wish, and those that waited very long, are passed by none.
-        """
-        first = self.by_number.get(queue[0].number)
-        if first is None or first.node == node:
-            return 0
-        index = self._look(queue, node, now)
-        self.refused |= index is None
-        return index
-
-    def _look(self, queue: Sequence[Call], node: bytes, now: float) -> int | None:
-        anywhere: int | None = None
-        for index, call in enumerate(itertools.islice(queue, LOOK)):
-            wish = self.by_number.get(call.number)
-            if wish is None or wish.node == node or now >= wish.until + FULL_FOR:
-                passed = anywhere is not None and (wish is None or wish.node != node)
-                return anywhere if passed else index
-            if anywhere is None and self._may_go(wish, now):
-                anywhere = index
-        return anywhere
-
-    def hint(self, queue: Iterable[Call]) -> bytes:
-        """Return the node for which the first task with a wish waits; empty if none has one."""
-        if not self.by_number:
-            return b""
-        for call in itertools.islice(queue, LOOK):
-            wish = self.by_number.get(call.number)
-            if wish is not None:
-                return wish.node
-        return b""
-
-    def give_up(self, queue: Iterable[Call], now: float) -> None:
-        """Let nothing wait for a node for which one of the first tasks has waited long enough."""
-        for call in itertools.islice(queue, LOOK):
-            wish = self.by_number.get(call.number)
-            if wish is not None and now >= wish.until and not self._is_full(wish.node, now):
-                self._full[wish.node] = now
-
-    def until(self, queue: Iterable[Call], now: float) -> float | None:
-        """Return when the next of the first tasks may run anywhere; None if none waits for it."""
-        times = [
-            wish.until
-            for call in itertools.islice(queue, LOOK)
-            if (wish := self.by_number.get(call.number)) is not None and not self._may_go(wish, now)
-        ]
-        return min(times, default=None)
-
-    def _may_go(self, wish: Wish, now: float) -> bool:
-        return now >= wish.until or self._is_full(wish.node, now)
-
-    def _is_full(self, node: bytes, now: float) -> bool:
-        return now - self._full.get(node, -FULL_FOR) < FULL_FOR
-
-
 @dataclasses.dataclass(eq=False, slots=True)
 class HeldLease:
     """A worker that runs this client's tasks of one shape."""
@@ -280,10 +195,14 @@ class TaskGroup:
     asked: int = 0
     #: The node that it was asked to prefer; empty: that of this process.
     near: bytes = b""
-    #: Where queued tasks should run.
-    wishes: Wishes = dataclasses.field(default_factory=Wishes)
+    #: Where queued tasks should run, by the number of the call.
+    wishes: dict[int, Wish] = dataclasses.field(default_factory=dict)
+    #: A lease was left to others, as all of the first tasks still wait for certain nodes.
+    refused: bool = False
     #: When they are looked at again, as one will have waited long enough.
     next_look: float = math.inf
+    #: Nodes that were waited for in vain, and when that was.
+    _full: dict[bytes, float] = dataclasses.field(default_factory=dict)
     #: Seconds that a task takes, a moving average; None until the first has ended.
     duration: float | None = None
 
@@ -334,23 +253,43 @@ class TaskGroup:
                 self._wish(call)
 
     def _wish(self, call: Call) -> None:
-        if self.spec.placement is None:
-            values = self._calls.shared_values(call)
-            where = preferred(values, self._calls.copies(call)) if values else None
-            if where is not None:
-                self.wishes.add(call, *where, self._clock())
+        """Have a task wait for the node that has most of what it reads, for a while."""
+        values = self._calls.shared_values(call) if self.spec.placement is None else []
+        where = preferred(values, self._calls.copies(call)) if values else None
+        if where is not None:
+            node, saved = where
+            now = self._clock()
+            if now - self._full.get(node, -FULL_FOR) >= FULL_FOR:
+                patience = min(max(saved / RATE, SHORTEST), LONGEST)
+                self.wishes[call.number] = Wish(node, now + patience)
+
+    def note_idle(self, node: bytes) -> None:
+        """Note that a lease on a node is new, or idle: it is worth waiting for."""
+        self._full.pop(node, None)
+
+    def first_for(self, node: bytes, now: float) -> int | None:
+        """Return which of the queued tasks a lease on a node should run; None: none for now."""
+        for index, call in enumerate(itertools.islice(self.queue, LOOK)):
+            wish = self.wishes.get(call.number)
+            if wish is None or wish.node == node or now >= wish.until:
+                return index
+        return None
 
     def take(self, lease: HeldLease) -> Call | None:
         """Take what to send to a lease out of the queue; None if all are left to other leases."""
         queue = self.queue
-        if not self.wishes.by_number:
+        if not self.wishes:
             return queue.popleft()
-        index = self.wishes.best(queue, lease.peer.node_id, self._clock())
+        node, now = lease.peer.node_id, self._clock()
+        index = self.first_for(node, now)
         if index is None:
+            self.refused = True
             return None
         call = queue[index]
         del queue[index]
-        self.wishes.drop(call)
+        wish = self.wishes.pop(call.number, None)
+        if wish is not None and wish.node != node:
+            self._full[wish.node] = now
         return call
 
     def take_all(self) -> list[Call]:
@@ -364,19 +303,24 @@ class TaskGroup:
         """Take out a task that is not to run, if it is here."""
         if call in self.queue:
             self.queue.remove(call)
-            self.wishes.drop(call)
+            self.wishes.pop(call.number, None)
 
     # --- waiting for a certain node ----------------------------------------------------
+    def _first_wishes(self) -> Iterator[Wish]:
+        if self.wishes:
+            for call in itertools.islice(self.queue, LOOK):
+                if call.number in self.wishes:
+                    yield self.wishes[call.number]
+
+    def hint(self) -> bytes:
+        """Return the node for which the first task with a wish waits; empty if none has one."""
+        return next((wish.node for wish in self._first_wishes()), b"")
+
     def patience(self) -> tuple[float, float] | None:
         """Return when a task that waits for a node may go elsewhere, and in how many seconds.
 
         None if none waits.
         """
         now = self._clock()
-        until = self.wishes.until(self.queue, now)
+        until = min((w.until for w in self._first_wishes() if w.until > now), default=None)
         return None if until is None else (until, until - now)
-
-    def lose_patience(self) -> None:
-        """Let tasks that have waited long enough for a certain node go to others."""
-        self.next_look = math.inf
-        self.wishes.give_up(self.queue, self._clock())

@@ -153,11 +153,6 @@ class ActorClients(Channel):
         self.link.head_notice("create_actor", id, spec.to_wire(), False)
         return None
 
-    def submit(self, call: Call, ready: bool) -> None:
-        """Have an actor placed, now or once its constructor's arguments have values."""
-        if ready:
-            self.ready(call)
-
     def ready(self, call: Call) -> None:
         """Have the actor placed: its constructor's arguments have values."""
         resolved, error = self.calls.resolved_refs(call)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
@@ -52,9 +52,8 @@ class Attachment:
         on_lost: Callable[[], None] | None = None,
         process: ProcessHooks | None = None,
     ) -> None:
-        #: What came before ``open``.
+        #: What came before ``open``; used in the loop's turns only, as ``_open``.
         self._early: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
         self._open = False
         self._on_lost = on_lost
         self.loop = IOLoop()
@@ -99,32 +98,30 @@ class Attachment:
         """Begin to handle pushes: the runtime's handlers are complete."""
         if self._ignored is not None:
             self._ignored.install()
-        with self._lock:
-            self._open = True
-        for handle in self._early:
-            self.loop.call_soon(handle)
-        self._early.clear()
-        if self.link.lost:
-            self.runtime.on_link_lost()
+        self.loop.call_soon(self._handle_early)
+
+    def _handle_early(self) -> None:
+        self._open = True
+        early, self._early = self._early, []
+        with contextlib.ExitStack() as all_of_them:  # whatever one raises
+            for handle in reversed(early):
+                all_of_them.callback(handle)
+
+    def _when_open(self, handle: Callable[[], None]) -> None:
+        if self._open:
+            handle()
+        else:
+            self._early.append(handle)
 
     def _on_push(self, topic: str, body: tuple[Any, ...]) -> None:
-        if self._open or not self._is_early(lambda: self.runtime.on_push(topic, body)):
-            self.runtime.on_push(topic, body)
+        self._when_open(lambda: self.runtime.on_push(topic, body))
 
     def _on_relayed(self, *messages: Any) -> None:
-        if self._open or not self._is_early(lambda: self.runtime.peers.relayed(*messages)):
-            self.runtime.peers.relayed(*messages)
-
-    def _is_early(self, handle: Callable[[], None]) -> bool:
-        """Keep what comes before ``open`` for later; False if it is open."""
-        with self._lock:
-            if not self._open:
-                self._early.append(handle)
-            return not self._open
+        self._when_open(lambda: self.runtime.peers.relayed(*messages))
 
     def _link_lost(self) -> None:
-        if self._open:
-            self.runtime.on_link_lost()
+        # There may be no runtime yet.
+        self._when_open(lambda: self.runtime.on_link_lost())  # noqa: PLW0108
         if self._on_lost is not None:
             self._on_lost()
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from miniray.client.ref_tracking import RefTracking
     from miniray.messages.value import Value
-    from miniray.objects.objects import Block, Entry, Mapping
-    from miniray.objects.shared_memory import SharedMemory
+    from miniray.objects.objects import Entry
+    from miniray.objects.shared_memory import Mapped, SharedMemory
     from miniray.objects.unseen_results import UnseenErrors
     from miniray.objects.waiting import ValueFetches, Waits
     from miniray.values.serialization import Serialized
@@ -110,10 +110,13 @@ class ObjectAccess(RuntimeObjects):
 
     def _load_all(self, entries: Sequence[Entry], deadline: float | None) -> list[Any]:
         # All of them begin to move while the first is waited for.
+        mapped = self._shared_memory.mapped
         shared = [
             value
             for entry in entries
-            if (value := entry.value) is not None and is_shared(value) and entry.mapping is None
+            if (value := entry.value) is not None
+            and is_shared(value)
+            and mapped(location_of(value)) is None
         ]
         ahead = self._shared_memory.fetches.prefetch(shared) if shared else ()
         try:
@@ -163,22 +166,20 @@ class ObjectAccess(RuntimeObjects):
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
                 )
 
-    def _map(self, entry: Entry, value: Value, deadline: float | None) -> tuple[Mapping, Block]:
+    def _map(self, entry: Entry, value: Value, deadline: float | None) -> Mapped:
         """Map the shared memory of a value; raise GetTimeoutError if it is not here in time."""
-        mapping = entry.mapping
-        block = None if mapping is None else mapping.block()
-        if mapping is None or block is None:
-            left = None if deadline is None else self._time_to_map(entry, value, deadline)
-            try:
-                mapping, block = self._shared_memory.map(location_of(value), left)
-            except TimeoutError:
-                raise GetTimeoutError(
-                    f"The value of {entry.id.hex()} is on another node, or on disk, and was not "
-                    f"here in time."
-                ) from None
-            if mapping.may_be_shared:
-                entry.mapping = mapping
-        return mapping, block
+        location = location_of(value)
+        known = self._shared_memory.mapped(location)
+        if known is not None:
+            return known
+        left = None if deadline is None else self._time_to_map(entry, value, deadline)
+        try:
+            return self._shared_memory.map(location, left)
+        except TimeoutError:
+            raise GetTimeoutError(
+                f"The value of {entry.id.hex()} is on another node, or on disk, and was not "
+                f"here in time."
+            ) from None
 
     def _time_to_map(self, entry: Entry, value: Value, deadline: float) -> float:
         """Return how many seconds mapping may take; more than none for what is on this node."""
@@ -364,23 +365,14 @@ class ObjectAccess(RuntimeObjects):
             if not is_shared(value):
                 return self._read(entry, value)
             try:
-                found = await self._map_later(entry, value)
+                # Without blocking the event loop: it may be on another node, or on disk.
+                found = await self._shared_memory.map_later(location_of(value))
             except ObjectLostError as error:
                 self._recover(entry, value, error.reason)
             else:
                 return _unpickled(found)
 
-    async def _map_later(self, entry: Entry, value: Value) -> tuple[Mapping, Block]:
-        """Do as ``_map`` without blocking the event loop: it may be on another node, or on disk."""
-        mapping = entry.mapping
-        block = None if mapping is None else mapping.block()
-        if mapping is None or block is None:
-            mapping, block = await self._shared_memory.map_later(location_of(value))
-            if mapping.may_be_shared and entry.value is value:
-                entry.mapping = mapping
-        return mapping, block
 
-
-def _unpickled(found: tuple[Mapping, Block]) -> Any:
-    mapping, block = found
-    return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
+def _unpickled(found: Mapped) -> Any:
+    form, block = found
+    return deserialize(form, memoryview(block).cast("B"), mapped=True)

@@ -60,15 +60,14 @@ NODE_REFUSAL = 12
 # --- two processes ---------------------------------------------------------------
 #: first on a direct connection: (kind, node_id, process_id)
 PEER_HELLO = 32
-#: (kind, call, method, args value, refs, return_ids, how, stream): how is None, or (concurrency
-#: group or None, name or None) as this call was given them; stream is None, or for generators how
+#: (kind, call, target, args value, refs, return_ids, how, stream): target is a method's name, or
+#: the key of a task's function; how is (name, lease) of a task, of a method None, or (concurrency
+#: group or None, name or None) as the call was given them; stream is None, or for generators how
 #: many items may wait unread (-1: any)
 PEER_CALL = 33
 #: (kind, call, status, values, borrowed, seconds the task took, pin): the executor keeps the
 #: refs in the values under the number ``pin`` until PEER_RELEASE; 0: there are none
 PEER_REPLY = 34
-#: (kind, call, function key, name, args value, refs, return_ids, stream, lease)
-PEER_TASK = 35
 #: worker → owner: (kind, [calls]): tasks that had not started come back
 PEER_RECALLED = 36
 #: caller → executor: (kind, call, force, recursive)
@@ -77,7 +76,8 @@ PEER_CANCEL = 37
 PEER_STREAM = 38
 #: caller → executor: (kind, call, consumed): backpressure; -1 closes the stream
 PEER_STREAM_ACK = 39
-#: borrower → owner: (kind, [object ids]): tell me the values when they are there
+#: borrower → owner: (kind, [(object_id, payload or None)]): tell me the values when they are there;
+#: with the payload of one that is gone from shared memory, another one
 PEER_WANT = 40
 #: owner → borrower: (kind, [(object_id, value)])
 PEER_VALUE = 41
@@ -91,16 +91,13 @@ PEER_ACK = 44
 PEER_RELEASE = 45
 #: owner → worker: (kind, lease): the lease goes back to the head
 PEER_LEASE_END = 46
-#: borrower → owner: (kind, [(object_id, payload)]): these values are gone from shared memory,
-#: tell me others when they are there
-PEER_LOST = 47
 #: borrower → owner: (kind, object id, force, recursive): cancel the call that makes it
 PEER_CANCEL_MAKER = 48
 
 #: receiver of relayed messages → their sender: (kind, bytes taken): room for more
 PEER_CREDIT = 63
 
-# --- what a call makes (PEER_TASK and PEER_CALL, ``stream``), if not as many results as it has ids:
+# --- what a call makes (``stream`` of PEER_CALL), if not as many results as it has ids:
 # as many items as may wait unread (-1: any number), or these
 STREAM_AGAIN = -2  # the first items of a stream, made once more as so many results
 

@@ -162,7 +162,7 @@ class Borrowing:
                 by_owner.setdefault((owner_of(entry.id), entry.owner_node), []).append(entry.id)
         for (owner, node), ids in by_owner.items():
             self._note_asked(owner, ids)
-            self.peers.get(node, owner).send((p.PEER_WANT, ids))
+            self.peers.get(node, owner).send(_want(ids))
 
     def _note_asked(self, owner: bytes, ids: list[bytes]) -> None:
         # Before the peer is looked up: one that is lost from then on asks for these again.
@@ -179,7 +179,7 @@ class Borrowing:
             entry.wanted = True
         self._note_asked(owner, [entry.id])
         peer = self.peers.get(entry.owner_node, owner)
-        peer.send((p.PEER_LOST, [(entry.id, payload_of(value))]))
+        peer.send((p.PEER_WANT, [(entry.id, payload_of(value))]))
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_VALUE: take values that were asked for."""
@@ -235,7 +235,7 @@ class Borrowing:
         with self._lock:
             asked = list(self._asked.get(owner, ()))
         if asked:
-            again.append((p.PEER_WANT, asked))
+            again.append(_want(asked))
         if not again:
             self._asked_again.discard(owner)
         for message in again:
@@ -259,14 +259,15 @@ class Borrowing:
 
     # --- owner's side --------------------------------------------------------------
     def on_want(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_WANT: send a borrower values, once they are there."""
-        _, ids = message
+        """PEER_WANT: send a borrower values, once they are there; replace those that are gone."""
+        _, wanted = message
         ready: list[tuple[bytes, Value]] = []
         size = 0
-        for id in ids:
+        for id, gone in wanted:
+            reason = None if gone is None else self.recover(id, gone)
             entry = self.table.entry(id)
-            if entry is None:
-                error = ObjectLostError(id.hex(), "its owner had freed it already")
+            if entry is None or reason is not None:
+                error = ObjectLostError(id.hex(), reason or "its owner had freed it already")
                 value: Value | None = error_value(error)
             elif self.table.when_ready(entry, lambda entry: self._send_value(peer, entry)):
                 value = entry.value
@@ -281,17 +282,6 @@ class Borrowing:
                 ready, size = [], 0
         if ready:
             peer.send((p.PEER_VALUE, ready))
-
-    def on_lost(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_LOST: replace values that a borrower found gone from shared memory."""
-        _, lost = message
-        for id, payload in lost:
-            reason = self.recover(id, payload)
-            if reason is None:
-                self.on_want(peer, (p.PEER_WANT, [id]))
-            else:
-                error = error_value(ObjectLostError(id.hex(), reason))
-                peer.send((p.PEER_VALUE, [(id, error)]))
 
     @staticmethod
     def _send_value(peer: Peer, entry: Entry) -> None:
@@ -316,3 +306,7 @@ class Borrowing:
         _, ids = message
         for id in ids:
             self.table.unborrow(id, peer.process_id)
+
+
+def _want(ids: Iterable[bytes]) -> tuple[Any, ...]:
+    return p.PEER_WANT, [(id, None) for id in ids]

@@ -9,15 +9,12 @@ when its last ref goes.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.common.ids import ObjectIds, owner_of
 from miniray.common.object_ref import ObjectRef
-from miniray.messages.protocol import VALUE_TENSORS
 from miniray.messages.value import is_error
 
 if TYPE_CHECKING:
@@ -27,27 +24,6 @@ if TYPE_CHECKING:
     from miniray.messages.value import Value
 
 logger = logging.getLogger(__name__)
-
-
-Block = ctypes.Array[ctypes.c_char]
-
-
-class Mapping:
-    """A segment that was mapped; it still is as long as somebody holds its block or a view."""
-
-    __slots__ = ("block", "form", "segment")
-
-    def __init__(self, block: Block, form: int, segment: int) -> None:
-        #: Returns the block, or None if it is unmapped.
-        self.block = weakref.ref(block)
-        self.form = form
-        #: Its number on this node.
-        self.segment = segment
-
-    @property
-    def may_be_shared(self) -> bool:
-        """Whether others of this process may read it too: nobody can change what is in it."""
-        return self.form != VALUE_TENSORS
 
 
 class ValueFetch:
@@ -86,7 +62,6 @@ class Entry:
         "kept",
         "local",
         "made",
-        "mapping",
         "owner_node",
         "registered",
         "seen",
@@ -124,9 +99,6 @@ class Entry:
         self.wanted = False
         #: Owner's side: what made the value is remembered (``lineage.py``).
         self.kept = False
-        #: Shared memory of the value, once this process has mapped it. It stays mapped as long
-        #: as somebody looks at it: a value that only refs hold may leave memory.
-        self.mapping: Mapping | None = None
         #: Its way to this node, if the value is on another and `wait` has asked for it.
         self.fetch: ValueFetch | None = None
 
@@ -293,7 +265,7 @@ class ObjectTable:
             entry = self._entries.get(id)
             if entry is None or entry.value is None:
                 return None
-            value, entry.value, entry.mapping = entry.value, None, None
+            value, entry.value = entry.value, None
             entry.wanted = False
             entry.copies = frozenset()
             return value
@@ -418,7 +390,6 @@ class ObjectTable:
             self._actors.discard(entry.id)
             self._outside.actor_unreferenced(entry.id)
             return
-        entry.mapping = None
         if entry.value is not None:
             self._outside.free_shared(entry.value)
             if is_error(entry.value) and not getattr(entry, "seen", False):

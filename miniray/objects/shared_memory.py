@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
 from miniray.common.object_ref import hooks
 from miniray.common.process_state import is_lack_of_memory
 from miniray.exceptions import ObjectStoreFullError
-from miniray.messages.protocol import VALUE_SHARED
+from miniray.messages.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.messages.value import location_of
-from miniray.objects.objects import Block, Mapping
 from miniray.objects.waiting import deadline_of, time_left
 from miniray.objects.warm_memory import WarmMemory
-from miniray.values.mapped import is_crowded, map_memory, read_memory
+from miniray.values.mapped import map_memory
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ _LOOKING = 0.1
 
 #: Number of a segment on this node, its form, and where it begins in the file to be mapped.
 _Got = tuple[int, int, int]
+Block = ctypes.Array[ctypes.c_char]
+#: The form of a value, and its memory. It stays mapped as long as somebody looks at it: a value
+#: that only refs hold may leave memory.
+Mapped = tuple[int, Block]
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,13 +81,11 @@ class SharedMemory:
         self.warm = WarmMemory(self.link)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
-        #: What stays mapped, and what was read once.
-        self._kept: collections.OrderedDict[Location, tuple[Mapping, Block]] = (
-            collections.OrderedDict()
-        )
+        #: What is mapped now and others of this process may read too, as nobody can change it.
+        self._live: dict[Location, tuple[int, weakref.ref[Block]]] = {}
+        #: What stays mapped, with the number of its segment on this node; and what was read once.
+        self._kept: collections.OrderedDict[Location, tuple[int, Block]] = collections.OrderedDict()
         self._read: collections.OrderedDict[Location, None] = collections.OrderedDict()
-        #: Where to find what is kept by the number of its segment on this node.
-        self._kept_as: dict[int, Location] = {}
 
     # --- writing -----------------------------------------------------------------
     def write(self, value: Serialized, owner: bytes, owner_node: bytes, made: str = "") -> Value:
@@ -166,7 +169,15 @@ class SharedMemory:
         self.link.node_notice("discard_segment", segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(self, location: Location, timeout: float | None = None) -> tuple[Mapping, Block]:
+    def mapped(self, location: Location) -> Mapped | None:
+        """Return a value that this process has mapped already."""
+        known = self._live.get(location)
+        if known is None:
+            return None
+        form, block = known[0], known[1]()
+        return None if block is None else (form, block)
+
+    def map(self, location: Location, timeout: float | None = None) -> Mapped:
         """Map a value, fetched from its node, or read back from disk, if need be.
 
         Args:
@@ -178,11 +189,10 @@ class SharedMemory:
             ObjectStoreFullError: there is no room for it on this node.
             TimeoutError: it was not here within ``timeout`` seconds.
         """
-        kept = self._kept.get(location)
-        return kept if kept is not None else self._map(location, timeout)
+        return self.mapped(location) or self._map(location, timeout)
 
     @uncut  # else the daemon would count it as mapped for ever; the wait itself may be
-    def _map(self, location: Location, timeout: float | None) -> tuple[Mapping, Block]:
+    def _map(self, location: Location, timeout: float | None) -> Mapped:
         request = self.fetches.next_number()
         args = (*location, request)
         try:
@@ -198,11 +208,11 @@ class SharedMemory:
         if node_id != self.node_id:
             self.fetches.withdraw([request])
 
-    async def map_later(self, location: Location) -> tuple[Mapping, Block]:
+    async def map_later(self, location: Location) -> Mapped:
         """As ``map``, without blocking the event loop while the value is on its way."""
-        kept = self._kept.get(location)
-        if kept is not None:
-            return kept
+        known = self.mapped(location)
+        if known is not None:
+            return known
         request = self.fetches.next_number()
         args = (*location, request)
         ask = self.link.node_request_later
@@ -224,43 +234,33 @@ class SharedMemory:
         local, _form, _offset = got
         self._gone(local)
 
-    def _mapped(self, location: Location, got: _Got, fd: int) -> tuple[Mapping, Block]:
+    def _mapped(self, location: Location, got: _Got, fd: int) -> Mapped:
         """Map what the daemon has handed out."""
         *_, size = location
         local, form, offset = got
-        if is_crowded():
-            return self._copied(size, got, fd)
         try:
-            gone = functools.partial(self._gone, local)
+            gone = functools.partial(self._gone, local, location)
             block = map_memory(fd, size, offset=offset, shared=False, gone=gone)
         except OSError:
             self._gone(local)
             raise
         finally:
             os.close(fd)
-        mapping = Mapping(block, form, local)
-        if mapping.may_be_shared:
-            self._remember(location, mapping, block)
-        return mapping, block
+        if form != VALUE_TENSORS:
+            self._live[location] = form, weakref.ref(block)
+            self._remember(location, local, block)
+        return form, block
 
-    def _copied(self, size: int, got: _Got, fd: int) -> tuple[Mapping, Block]:
-        """Copy what the daemon has handed out: there are too many mappings for another one."""
-        local, form, offset = got
-        try:
-            block = read_memory(fd, size, offset=offset)
-        finally:
-            os.close(fd)
-            self._gone(local)
-        return Mapping(block, form, local), block
-
-    def _gone(self, segment: int) -> None:
+    def _gone(self, segment: int, location: Location | None = None) -> None:
         """Note that a segment's last view went away. May run in a garbage collection anywhere."""
+        if location is not None:
+            self._live.pop(location, None)
         self._unmapped.append(segment)
         # An id that nobody has makes the runtime look at its queues, and so report.
         hooks.dropped.append(b"")
         hooks.call()
 
-    def _remember(self, key: Location, mapping: Mapping, block: Block) -> None:
+    def _remember(self, key: Location, segment: int, block: Block) -> None:
         """Keep mapped what is read a second time: it may be read a third time."""
         old: list[Block] = []  # let go after the section: their end is reported
         with self._lock:
@@ -271,18 +271,16 @@ class SharedMemory:
                 return
             if self._is_short:  # the daemon said so after it had mapped this: it asks only once
                 return
-            self._kept[key] = (mapping, block)
-            self._kept_as[mapping.segment] = key
+            self._kept[key] = (segment, block)
             if len(self._kept) > _KEPT:
-                _, (dropped, its_block) = self._kept.popitem(last=False)
-                self._kept_as.pop(dropped.segment, None)
-                old.append(its_block)
+                _, (_, dropped) = self._kept.popitem(last=False)
+                old.append(dropped)
 
     def on_freed(self, segment: int) -> None:
         """Keep a segment of this number on this node no longer: it was freed."""
         with self._lock:
-            key = self._kept_as.pop(segment, None)
-            dropped = self._kept.pop(key) if key is not None else None
+            keys = [key for key, (number, _) in self._kept.items() if number == segment]
+            dropped = [self._kept.pop(key) for key in keys]
         del dropped  # not in the section: its end is reported
         self.report_unmapped()
 
@@ -299,7 +297,6 @@ class SharedMemory:
         with self._lock:
             kept = list(self._kept.values())
             self._kept.clear()
-            self._kept_as.clear()
         del kept  # not in the section: its end is reported
 
     def before_fork(self) -> None:
@@ -333,11 +330,8 @@ class SharedMemory:
         location = location_of(value)
         with self._lock:
             dropped = self._kept.pop(location, None)
-            if dropped is not None:
-                mapping, block = dropped
-                self._kept_as.pop(mapping.segment, None)
         if dropped is not None:
-            del dropped, block  # not in the section: its end is reported
+            del dropped  # not in the section: its end is reported
             self.report_unmapped()
         *key, _size = location
         self.link.node_notice("free_segment", *key)

@@ -63,7 +63,7 @@ class ValueFetches:
         if value is None:
             return False
         form, _, _ = value  # `wait` asks this of each of many refs
-        if form != VALUE_SHARED or entry.mapping is not None or not self.is_remote(value):
+        if form != VALUE_SHARED or not self.is_remote(value):
             return True
         fetch = entry.fetch
         return fetch is not None and fetch.value is value and fetch.done
@@ -74,7 +74,7 @@ class ValueFetches:
 
         It is called as well when the value could not be brought here; it may be gone then.
         """
-        if not self.is_remote(value) or entry.mapping is not None:
+        if not self.is_remote(value):
             return True
         with self._lock:
             fetch = entry.fetch

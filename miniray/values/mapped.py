@@ -9,7 +9,6 @@ import mmap
 import os
 import sys
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.wire.interrupts import Interrupts
@@ -28,10 +27,6 @@ _LONG = 1024 * 1024
 #: ``DEFAULT_MMAP_THRESHOLD_MAX`` (mallopt(3), M_MMAP_THRESHOLD).
 _OWN_MAPPING = 32 * 1024 * 1024
 _PAGE = mmap.PAGESIZE
-#: Mappings that the kernel allows a process, where it does not say how many: its default.
-_MOST_MAPPINGS = 65_530
-#: Part of them that is left to the rest of the process: libraries, threads, large allocations.
-_LEFT_TO_OTHERS = 1 / 8
 
 
 class _Buffer(ctypes.Structure):
@@ -97,43 +92,16 @@ def map_memory(
     address = _mmap()(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
     if address == _MAP_FAILED or address is None:
         code = ctypes.get_errno()
-        raise OSError(code, f"could not map {size} bytes: {os.strerror(code)}")
+        many = f" (with {len(_mapped)} values mapped; vm.max_map_count limits them)"
+        raise OSError(
+            code, f"could not map {size} bytes: {os.strerror(code)}{many * (code == errno.ENOMEM)}"
+        )
     if shared:
         _libc().madvise(address, size, _MADV_DONTFORK)
     block = (ctypes.c_char * size).from_address(address)
     # In a child that user code forks, something else may be at the address by then.
     owner = os.getpid() if shared else 0
     _mapped[address] = _Mapped(block, address, size, owner, gone)
-    return block
-
-
-def is_crowded() -> bool:
-    """Return whether the kernel would soon refuse this process further mappings."""
-    return len(_mapped) >= _most_blocks()
-
-
-@functools.cache
-def _most_blocks() -> int:
-    try:
-        allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
-    except (OSError, ValueError):
-        allowed = _MOST_MAPPINGS
-    return int(allowed * (1 - _LEFT_TO_OTHERS))
-
-
-def read_memory(fd: int, size: int, *, offset: int) -> ctypes.Array[ctypes.c_char]:
-    """Copy what ``map_memory`` would map.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    block = (ctypes.c_char * size)()
-    left = memoryview(block).cast("B")
-    while left:
-        got = os.preadv(fd, [left], offset + size - len(left))
-        if not got:
-            raise OSError(errno.EIO, f"{len(left)} of {size} bytes are missing")
-        left = left[got:]
     return block
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import pickle
 import queue
 import threading
 import time
@@ -22,9 +23,10 @@ from miniray.worker.work import DEFAULT_GROUP, unknown_group
 
 if TYPE_CHECKING:
     import selectors
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
 
     from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.runtime import ActorClassInfo
     from miniray.common.specs import ActorSpec
     from miniray.wire.io_loop import IOLoop
     from miniray.worker.call_loop import Loaded
@@ -48,7 +50,7 @@ class ThreadedExecutor(Executor):
         super().__init__(runtime, end, actor)
         self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
         self._sizes = {DEFAULT_GROUP: actor.max_concurrency or 1, **actor.concurrency_groups}
-        self._group_of: dict[str, str] = {}
+        self._group_of = _groups_of(actor)
         #: Calls that no thread has taken: whoever takes one out of here answers it.
         self._unbegun: dict[tuple[bytes, int], Work] = {}
 
@@ -56,9 +58,8 @@ class ThreadedExecutor(Executor):
         self._unbegun[work.key] = work
         self._queue.put(work)
 
-    def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
-        super().begin(instance, group_of)
-        self._group_of = dict(group_of)
+    def begin(self, instance: Any) -> None:
+        super().begin(instance)
         for name, size in self._sizes.items():
             self._queues[name] = queue.SimpleQueue()
             for number in range(size):
@@ -175,25 +176,13 @@ class AsyncExecutor(Executor):
             name: CallLoop(runtime, self._execute, self.replies.answer_error, size, loaders)
             for name, size in {DEFAULT_GROUP: limit, **actor.concurrency_groups}.items()
         }
-        self._group_of: dict[str, str] = {}
-        #: Calls that came before the groups of methods were known.
-        self._early: list[Work] = []
-        self._begun = False
-        self._lock = threading.Lock()
+        self._group_of = _groups_of(actor)
         self._main_loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
         self._warned = False
 
     # --- from whichever thread reads the sockets ------------------------------------
     def enqueue(self, work: Work) -> None:
-        if not self._begun:
-            with self._lock:
-                if not self._begun:
-                    self._early.append(work)
-                    return
-        self._pass_on(work)
-
-    def _pass_on(self, work: Work) -> None:
         calls = self._calls_of(work)
         if calls is None:
             self.replies.answer_error(work, unknown_group(work, self._calls))
@@ -227,15 +216,6 @@ class AsyncExecutor(Executor):
         await self._stopped.wait()
         for calls in self._calls.values():
             calls.end()
-
-    def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
-        super().begin(instance, group_of)
-        self._group_of = dict(group_of)
-        with self._lock:
-            for work in self._early:
-                self._pass_on(work)
-            self._early.clear()
-            self._begun = True
 
     def stop(self) -> None:
         loop = self._main_loop
@@ -296,8 +276,8 @@ class AsyncExecutor(Executor):
                 self.streams.send(work, index, item)
                 del item  # before the next one is made
                 index += 1
-                while not self.streams.may_go_on(work, index):
-                    await work.consumed_changed.wait()
+                while (pause := self.streams.pause(work, index)) != 0.0:
+                    await work.consumed_changed.wait(pause)
         finally:
             close = getattr(items, "aclose", None)
             if close is not None:
@@ -305,7 +285,7 @@ class AsyncExecutor(Executor):
 
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
         """Wait in ``get()`` or ``wait()``: it works, and stops all other coroutines meanwhile."""
-        if not self._begun:  # the constructor: there are no others
+        if self.instance is None:  # the constructor: there are no others
             return super().block(wait, timeout)
         if not self._warned and context.execution.get() is not None:
             self._warned = True
@@ -330,9 +310,19 @@ class _LoopEvent:
     def set(self) -> None:
         call_in(self._loop, self._event.set)
 
-    async def wait(self) -> None:
+    async def wait(self, timeout: float | None) -> None:
+        timer = None if timeout is None else self._loop.call_later(timeout, self._event.set)
         await self._event.wait()
         self._event.clear()
+        if timer is not None:
+            timer.cancel()
+
+
+def _groups_of(actor: ActorSpec) -> dict[str, str]:
+    """Return the concurrency groups of the methods that have one."""
+    info: ActorClassInfo = pickle.loads(actor.info)
+    groups = {name: method.concurrency_group for name, method in info.methods.items()}
+    return {name: group for name, group in groups.items() if group}
 
 
 def executor_of(

@@ -188,9 +188,9 @@ def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any
     if form != p.VALUE_SHARED:
         return deserialize(form, payload)
     try:
-        mapping, block = runtime.shared_memory.map(payload)
+        form, block = runtime.shared_memory.map(payload)
     except ObjectLostError as error:
         if id is None:
             raise
         raise ArgumentLostError(id, payload) from error
-    return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
+    return deserialize(form, memoryview(block).cast("B"), mapped=True)

@@ -20,7 +20,6 @@ from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit
-from miniray.wire.gates import Gate
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.interruption import Interruption
@@ -38,7 +37,7 @@ from miniray.worker.work import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
@@ -66,7 +65,7 @@ class Executor:
         self._functions: dict[bytes, Any] = {}
         #: What runs in the main thread.
         self.interruption = Interruption(runtime.loop)
-        self.streams = Streams(self._results, self.interruption, self.block, self._wake_streams)
+        self.streams = Streams(self._results, self.interruption, self.block)
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         self.replies = Replies(runtime, self._results, self._open, self._queue, self.leave)
@@ -82,7 +81,6 @@ class Executor:
         self._ending = False
         runtime.on_kind.update(
             {
-                p.PEER_TASK: self.on_task,
                 p.PEER_CALL: self.on_call,
                 p.PEER_CANCEL: self.on_cancel,
                 p.PEER_STREAM_ACK: self.on_stream_ack,
@@ -93,23 +91,37 @@ class Executor:
         runtime.on_peer_lost.append(self.on_peer_gone)
 
     # --- what arrives, in the I/O thread ------------------------------------------------
-    def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """Take a task of the lease's owner (PEER_TASK)."""
-        _, number, key, name, arguments, refs, return_ids, stream, lease = message
+    def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """Take a task of the lease's owner, or a method call of this worker's actor (PEER_CALL)."""
+        _, number, target, arguments, refs, return_ids, how, stream = message
+        is_task = isinstance(target, bytes)
+        group, lease = None, 0
+        if is_task:
+            name, lease = how
+            own = name
+        else:
+            own = name = f"{self._class_name}.{target}"
+            if how is not None:
+                group, given = how
+                name = own if given is None else given
         again = stream == p.STREAM_AGAIN
         work = Work(
             peer,
             number,
-            key,
-            context.Execution(_id_of(peer, number, return_ids), name, name),
+            target,
+            context.Execution(_id_of(peer, number, return_ids), name, own),
             arguments,
             refs,
             return_ids,
+            group,
             stream=None if again else stream,
             again=again,
         )
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
+        if not is_task:
+            self.enqueue(work)
+            return
         if lease == self._leases.current:
             self._queue.put(work)
         else:
@@ -121,30 +133,6 @@ class Executor:
         """Run the tasks of a lease; ``limit`` is the ``max_calls`` of their function."""
         self.limit = limit
         self._leases.begin(number)
-
-    def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """Take a method call of this worker's actor (PEER_CALL)."""
-        _, number, method, arguments, refs, return_ids, how, stream = message
-        own = f"{self._class_name}.{method}"
-        group, given = how or (None, None)
-        name = own if given is None else given
-        execution = context.Execution(_id_of(peer, number, return_ids), name, own)
-        again = stream == p.STREAM_AGAIN
-        work = Work(
-            peer,
-            number,
-            method,
-            execution,
-            arguments,
-            refs,
-            return_ids,
-            group,
-            stream=None if again else stream,
-            again=again,
-        )
-        fetch_arguments(self._runtime, work)
-        self._open[(peer.process_id, number)] = work
-        self.enqueue(work)
 
     def enqueue(self, work: Work) -> None:
         """Queue a method call where its mode runs it."""
@@ -201,14 +189,8 @@ class Executor:
         for work in list(self._open.values()):
             if work.caller.process_id == peer.process_id:
                 work.consumed = -1
-        self._wake_streams(peer)
-
-    def _wake_streams(self, peer: Peer) -> None:
-        """Let streams to a caller look again whether they may go on."""
-        for work in list(self._open.values()):
-            changed = work.consumed_changed
-            if changed is not None and work.caller.process_id == peer.process_id:
-                changed.set()
+                if work.consumed_changed is not None:
+                    work.consumed_changed.set()
 
     def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
         """Yield the calls that run, and results on their way, with the refs they hold."""
@@ -241,7 +223,7 @@ class Executor:
         if made:
             self.run()
 
-    def begin(self, instance: Any, group_of: Mapping[str, str]) -> None:
+    def begin(self, instance: Any) -> None:
         """Let calls begin."""
         self.instance = instance
 
@@ -266,9 +248,7 @@ class Executor:
     def wait_counted(self) -> None:
         """Wait until the receivers of replies have counted the refs inside."""
         self._runtime.loop.flush_posted()
-        counted = Gate(self._runtime.loop)
-        if not self._results.when_counted(counted.arrived):
-            await_others(self._runtime, counted)
+        await_others(self._runtime, self._results.all_counted)
 
     def stop(self) -> None:
         """End ``run`` after the work that is queued."""

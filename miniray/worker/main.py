@@ -17,6 +17,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,12 +30,11 @@ from miniray.common import process_state
 from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.common.process_state import SHOW_STACKS
-from miniray.common.runtime import ActorClassInfo, set_runtime
+from miniray.common.runtime import set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
 from miniray.messages.value import ActorExit
 from miniray.objects.ignored_signals import finish
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
 from miniray.worker import stdio
 from miniray.worker.actor_modes import executor_of
@@ -157,13 +157,12 @@ class WorkerProcess:
         executor.run()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        try:
-            finish(unraisable)
-            if not self.executor.interruption.was_ignored(unraisable.exc_value):
-                sys.__unraisablehook__(unraisable)
-        finally:
-            # No signal is looked at between here and the end.
-            self.executor.interruption.in_hook = False
+        finish(unraisable)
+        interruption = self.executor.interruption
+        if interruption.was_ignored(unraisable.exc_value):
+            interruption.allowed = True  # no signal is looked at between here and the end
+        else:
+            sys.__unraisablehook__(unraisable)
 
     def _listen(self) -> None:
         on_signal = self.executor.interruption.on_signal
@@ -199,9 +198,7 @@ class WorkerProcess:
         finally:
             context.execution.reset(token)
         self._name_output(actor, instance)
-        info: ActorClassInfo = pickle.loads(actor.info)
-        groups = {name: method.concurrency_group for name, method in info.methods.items()}
-        self.executor.begin(instance, {name: group for name, group in groups.items() if group})
+        self.executor.begin(instance)
         self.runtime.borrowing.defer(lambda: self.runtime.link.node_notice("actor_ready"))
         return True
 
@@ -254,9 +251,9 @@ class WorkerProcess:
         self.executor.instance = None
         stdio.flush_all()
         self.executor.wait_counted()
-        sent = Gate(self.runtime.loop)
-        self.runtime.borrowing.defer(sent.arrived)  # after the replies that were deferred
-        await_others(self.runtime, sent)
+        sent = threading.Event()
+        self.runtime.borrowing.defer(sent.set)  # after the replies that were deferred
+        await_others(self.runtime, sent.is_set)
         self._left_something = hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code

@@ -520,16 +520,13 @@ def test_a_cancel_that_comes_again_while_python_ignores_it_is_not_lost(tmp_path:
         import signal
         import sys
 
-        executor: Any = sys.unraisablehook.__self__.executor  # type: ignore[attr-defined]
-        loop = executor._runtime.loop
-        later = type(loop).call_later
+        hook = sys.unraisablehook
 
-        def in_the_hook(self: Any, delay: float, callback: Any) -> Any:
-            if threading.current_thread() is threading.main_thread():  # the hook, and none else
-                signal.raise_signal(signal.SIGUSR1)
-            return later(self, delay, callback)
+        def again(ignored: Any) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            hook(ignored)
 
-        type(loop).call_later = in_the_hook
+        sys.unraisablehook = again
 
         class Slow:
             def __del__(self) -> None:
@@ -541,7 +538,7 @@ def test_a_cancel_that_comes_again_while_python_ignores_it_is_not_lost(tmp_path:
             del slow
             time.sleep(100)
         finally:
-            type(loop).call_later = later
+            sys.unraisablehook = hook
         return "nobody has cancelled it"
 
     ref = work.remote(tmp_path / "started")

@@ -177,9 +177,7 @@ class AdoptedObjects:
         """Do what a message to an owner says; return the answer, None if there is none."""
         kind, first, *rest = message
         if kind == p.PEER_WANT:
-            return p.PEER_VALUE, [(id, self._value(id)) for id in first]
-        if kind == p.PEER_LOST:
-            return p.PEER_VALUE, [self._after_loss(*lost) for lost in first]
+            return p.PEER_VALUE, [self._told(*wanted) for wanted in first]
         if kind == p.PEER_BORROW:
             (borrowers,) = rest
             self._borrowed(sender, owner, first, borrowers)
@@ -216,9 +214,10 @@ class AdoptedObjects:
             del owned.registered[next(iter(owned.registered))]
         return True
 
-    def _after_loss(self, id: bytes, payload: Any) -> tuple[bytes, Value]:
+    def _told(self, id: bytes, gone: Any) -> tuple[bytes, Value]:
+        """Return what is told of an object, to one who has found a value of it gone or none."""
         value = self._value(id)
-        if is_shared(value) and payload_of(value) == payload:
+        if is_shared(value) and payload_of(value) == gone:
             why = "its owner, which could have made it again, has ended"
             return id, error_value(ObjectLostError(id.hex(), why))
         return id, value  # it was made again meanwhile

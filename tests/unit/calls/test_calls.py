@@ -111,28 +111,6 @@ def test_large_arguments_go_into_shared_memory_and_are_freed_with_the_call(
     me.link.close()
 
 
-def test_a_wait_for_calls_is_not_over_before_all_of_them_are_known(
-    me: Caller, channel: Noting
-) -> None:
-    """The first may end in one thread while another one still looks which there are."""
-    first, second = (me.call(channel) for _ in range(2))
-    peer = FakePeer(b"executor")
-    for call in (first, second):
-        me.calls.submit(call)
-        call.peer = peer  # type: ignore[assignment]
-    over: list[str] = []
-
-    def is_awaited(call: Call) -> bool:
-        if call is second:
-            me.reply(peer, first)
-        return True
-
-    assert not me.calls.when_ended(is_awaited, lambda: over.append("over"))
-    assert not over
-    me.reply(peer, second)
-    assert over == ["over"]
-
-
 # --- dependencies -------------------------------------------------------------------
 
 
@@ -215,7 +193,8 @@ def test_so_is_one_whose_executor_finds_the_argument_lost(me: Caller, channel: N
 def test_refs_of_others_are_asked_for(me: Caller, channel: Noting) -> None:
     ref, _ = me.table.adopt(b"owner000" + b"12345678", me.table.node_id)
     me.calls.submit(me.call(channel, ref))
-    assert me.peers.made[b"owner000"].of_kind(p.PEER_WANT) == [(p.PEER_WANT, [ref.binary()])]
+    wanted = [(ref.binary(), None)]
+    assert me.peers.made[b"owner000"].of_kind(p.PEER_WANT) == [(p.PEER_WANT, wanted)]
 
 
 # --- replies -----------------------------------------------------------------------

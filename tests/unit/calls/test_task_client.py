@@ -81,7 +81,7 @@ def test_a_task_is_sent_once_its_values_are_there(world: TaskWorld) -> None:
     assert world.wanted == [1]
     peer = world.grant()
     assert peer.calls == [call.number]
-    assert peer.sent[-1][5][0][3] == packed(1)
+    assert peer.sent[-1][4][0][3] == packed(1)
 
 
 def test_the_error_of_an_argument_is_the_tasks(world: TaskWorld) -> None:

@@ -295,17 +295,15 @@ class World:
         for lease in leases.values():
             assert lease.open or lease.calls
             assert lease.has_room or not takes_more(lease)
-        assert set(group.wishes.by_number) <= {call.number for call in group.queue}
+        assert set(group.wishes) <= {call.number for call in group.queue}
 
     def _check_that_nothing_waits_for_ever(self, group: TaskGroup) -> None:
         """Where a lease has room, what waits does so for a certain node, and not for long."""
         roomy = [lease for lease in group.leases.values() if takes_more(lease)]
         if roomy and group.queue:
             assert group.next_look in [when for when, *_ in self.time.timers]
-            refused = group.wishes.refused
             for lease in roomy:
-                assert group.wishes.best(group.queue, lease.peer.node_id, self.time.now) is None
-            group.wishes.refused = refused
+                assert group.first_for(lease.peer.node_id, self.time.now) is None
         assert group.asked or not group.queue
 
     def finish(self) -> None:
@@ -326,7 +324,7 @@ class World:
         assert not self.leases()
         assert not self.head.leases
         assert not self.time.timers
-        assert not any(group.asked or group.wishes.by_number for group in self.groups)
+        assert not any(group.asked or group.wishes for group in self.groups)
 
     def all_messages(self) -> None:
         while self.head.hear() or self.client_hears():

@@ -129,4 +129,4 @@ def test_a_cancelled_task_leaves_no_wish(world: TaskWorld) -> None:
     world.client.cancel(call, force=False, recursive=True)
     world.call(world.stored(FAR, LARGE))
     world.client.on_failed(world.group().id, pickle.dumps(ValueError("never")))
-    assert not world.group().wishes.by_number
+    assert not world.group().wishes

@@ -169,7 +169,7 @@ def test_values_are_asked_for_once_and_given_to_who_waits(me: Caller) -> None:
     me.borrowing.want([entry])
     me.borrowing.want([entry])
     peer = owner_of(me)
-    assert peer.of_kind(p.PEER_WANT) == [(p.PEER_WANT, [ref.binary()])]
+    assert peer.of_kind(p.PEER_WANT) == [(p.PEER_WANT, [(ref.binary(), None)])]
     value = (p.VALUE_PICKLE, b"x", ())
     me.borrowing.on_value(peer, (p.PEER_VALUE, [(ref.binary(), value)]))  # type: ignore[arg-type]
     assert entry.value == value
@@ -215,7 +215,7 @@ def test_an_owner_that_hangs_up_as_it_is_asked_is_asked_again_at_its_daemon(me: 
     entry = me.table.entry(ref.binary())
     assert entry is not None
     me.borrowing.want([entry])
-    assert owner_of(me).of_kind(p.PEER_WANT) == [(p.PEER_WANT, [ref.binary()])]
+    assert owner_of(me).of_kind(p.PEER_WANT) == [(p.PEER_WANT, [(ref.binary(), None)])]
     assert entry.value is None
 
 
@@ -239,7 +239,8 @@ def test_an_owner_answers_now_later_or_that_it_is_too_late(me: Caller) -> None:
     coming = me.table.create(me.table.new_id())
     gone = me.table.new_id()
     peer = FakePeer(b"borrower")
-    me.borrowing.on_want(peer, (p.PEER_WANT, [there.binary(), coming.binary(), gone]))  # type: ignore[arg-type]
+    wanted = [(id, None) for id in (there.binary(), coming.binary(), gone)]
+    me.borrowing.on_want(peer, (p.PEER_WANT, wanted))  # type: ignore[arg-type]
     ((_, values),) = peer.of_kind(p.PEER_VALUE)
     assert [id for id, _ in values] == [there.binary(), gone]
     assert isinstance(pickle.loads(values[1][1][1]), ObjectLostError)
@@ -251,7 +252,7 @@ def test_an_answer_with_many_values_travels_in_several_messages(me: Caller) -> N
     value = (p.VALUE_PICKLE, b"x" * 100_000, ())
     refs = [me.table.create_with_value(me.table.new_id(), value, None) for _ in range(50)]
     peer = FakePeer(b"borrower")
-    me.borrowing.on_want(peer, (p.PEER_WANT, [ref.binary() for ref in refs]))  # type: ignore[arg-type]
+    me.borrowing.on_want(peer, (p.PEER_WANT, [(ref.binary(), None) for ref in refs]))  # type: ignore[arg-type]
     answers = peer.of_kind(p.PEER_VALUE)
     assert [id for _, values in answers for id, _ in values] == [ref.binary() for ref in refs]
     assert all(sum(len(value[1]) for _, value in values) < 2 << 20 for _, values in answers)

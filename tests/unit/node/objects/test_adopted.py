@@ -77,7 +77,7 @@ def test_what_is_left_is_watched_and_answered_for(
     service, relay, directory = parts
     assert directory.left == [(NODE, 7, NODE)]
     assert relay.sent == [(FAR, Relayed(to=BORROWER, sender=NODE, notice=WATCH))]
-    service.answer(FAR, BORROWER, OWNER, [plain.dumps((p.PEER_WANT, [ID]))])
+    service.answer(FAR, BORROWER, OWNER, [plain.dumps((p.PEER_WANT, [(ID, None)]))])
     [(_, values)] = relay.messages(p.PEER_VALUE)
     assert values[0][0] == ID
 
@@ -108,7 +108,7 @@ def test_a_process_is_told_what_was_taken_and_a_daemon_is_not(
     parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, relay, _directory = parts
-    body = plain.dumps((p.PEER_WANT, [ID] * 1000))
+    body = plain.dumps((p.PEER_WANT, [(ID, None)] * 1000))
     service.answer(FAR, BORROWER, OWNER, [body, body])
     assert relay.messages(p.PEER_CREDIT) == [(p.PEER_CREDIT, 2 * len(body))]
     service.answer(FAR, FAR, OWNER, [body])  # two daemons would answer each other for ever
@@ -206,7 +206,7 @@ def test_nothing_is_remembered_of_senders_when_the_last_object_of_an_owner_is_go
     parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:
     service, _, directory = parts
-    want = plain.dumps((p.PEER_WANT, [ID]))
+    want = plain.dumps((p.PEER_WANT, [(ID, None)]))
     service.answer(FAR, b"passer-by", OWNER, [want])
     service.process_died(BORROWER)
     assert directory.freed
