@@ -78,6 +78,9 @@ class CallTable:
         self._by_id: dict[bytes, Call] | None = None
         tunables = config()
         self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
+        #: Numbers of the calls whose end is waited for, and whom to tell of the last one.
+        self._awaited: set[int] = set()
+        self._on_all_ended: Callable[[], object] = self._awaited.clear
         self._lock = threading.RLock()  # a collection in here may drop a ref
 
     # --- beginning -----------------------------------------------------------------
@@ -202,6 +205,23 @@ class CallTable:
             elif self._by_id is not None:
                 for id in call.cancel_ids:
                     self._by_id.pop(id, None)
+
+    def when_ended(self, which: Callable[[Call], bool], callback: Callable[[], object]) -> bool:
+        """Call back once all open calls that ``which`` chooses have ended; True if there are none.
+
+        A later wait replaces an earlier one.
+        """
+        awaited = {0}  # no call's: until all are in, the last of them cannot end
+        self._awaited, self._on_all_ended = awaited, callback  # calls that end now leave it
+        awaited.update(call.number for call in list(self.open.values()) if which(call))
+        awaited.intersection_update(self.open)
+        return not awaited
+
+    def _note_end(self, call: Call) -> None:
+        if call.number in self._awaited:
+            self._awaited.discard(call.number)
+            if not self._awaited:
+                self._on_all_ended()
 
     # --- replies -----------------------------------------------------------------
     def on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -455,12 +475,16 @@ class CallTable:
         if call.siblings is not None:
             call.siblings.pop(call.number, None)
         self.release(call)
+        if self._awaited:
+            self._note_end(call)
 
     def sent(self, call: Call) -> None:
         """Forget a call that nobody replies to; what it holds is kept until ``release``."""
         self.open.pop(call.number, None)
         if self._by_id is not None:
             self._leave(call)
+        if self._awaited:
+            self._note_end(call)
 
     def release(self, call: Call) -> None:
         """Let go of what a call holds: its arguments, and the refs in them."""

@@ -167,7 +167,7 @@ class ClusterRuntime(Runtime):
         self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._make_room)
         self.borrowing = Borrowing(table, self.peers, self._make_again)
         self.refs = RefTracking(loop, table, self.shared_memory, self.borrowing)
-        self._unclaimed = UnclaimedResults(table, self.shared_memory, self.peers, loop.call_later)
+        self._unclaimed = UnclaimedResults(table, self.shared_memory, self.peers)
         self.uploads = JobUploads(link, facts, table)
         self.call_table = CallTable(
             table,
@@ -193,6 +193,7 @@ class ClusterRuntime(Runtime):
             self.actors.on_peer_lost,
             self.borrowing.peer_lost,
             lambda peer: table.borrower_died(peer.process_id),
+            self._unclaimed.peer_lost,
         ]
         self.refs.begin()
 

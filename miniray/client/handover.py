@@ -15,11 +15,9 @@ from miniray.common.ids import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.value import is_shared
-from miniray.wire.gates import Gate, poll_until
+from miniray.wire.gates import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.calls.call import Call
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.objects.objects import Entry
@@ -38,7 +36,8 @@ def hand_over(runtime: ClusterRuntime) -> bool:
     """Give the daemon what others still hold of this process's objects; False if nothing is."""
     runtime.refs.settle()
     while True:
-        await_others(runtime, lambda: _is_settled(runtime))
+        _await_calls(runtime)
+        _await_results(runtime)
         departure = _Departure(runtime)
         runtime.loop.call_soon(departure.leave)
         departure.over.wait(None)
@@ -111,12 +110,8 @@ class _Departure:
                     )
 
 
-def _is_settled(runtime: ClusterRuntime) -> bool:
-    """Return whether only the daemon is needed for what others have of this process.
-
-    It cannot take over calls that were not sent yet or that use values of this process, nor
-    calls whose results others hold: only this process can receive them.
-    """
+def _await_calls(runtime: ClusterRuntime) -> None:
+    """Wait for calls that were not sent yet, or that use values of this process."""
     table = runtime.table
 
     def lends(call: Call) -> bool:
@@ -125,22 +120,35 @@ def _is_settled(runtime: ClusterRuntime) -> bool:
         ids = [pin.binary() for pin in call.pins or ()]
         return any(table.is_owned(id) and not table.is_actor(id) for id in ids)
 
-    if any(map(lends, list(runtime.call_table.open.values()))):
-        return False
-    return all(entry.value is not None for entry in _held_by_others(runtime))
+    gate = Gate(runtime.loop)
+    if not runtime.call_table.when_ended(lends, gate.arrived):
+        await_others(runtime, gate)
 
 
-def await_others(runtime: ClusterRuntime, done: Callable[[], bool]) -> None:
+def _await_results(runtime: ClusterRuntime) -> None:
+    """Wait for calls of this process whose results others hold: only it can receive them."""
+    while True:
+        pending = [entry for entry in _held_by_others(runtime) if entry.value is None]
+        if not pending:
+            return
+        gate = Gate(runtime.loop, len(pending))
+        for entry in pending:
+            if runtime.table.when_ready(entry, gate.arrived):
+                gate.arrived()
+        await_others(runtime, gate)
+
+
+def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
     """Wait at a planned exit for what other processes do; each does it in the end, or dies.
 
     It may need what this process has: the CPU is given back soon, as in any wait, and later on
     the devices too, which others find used until this process is gone.
     """
-    if not poll_until(done, config().block_after):
+    if not gate.wait(config().block_after):
         runtime.link.node_notice("blocked", True)
-        if not poll_until(done, config().reserve_after):
+        if not gate.wait(config().reserve_after):
             runtime.link.node_notice("let_go")
-            poll_until(done, None)
+            gate.wait(None)
 
 
 def _held_by_others(runtime: ClusterRuntime, holder: bytes | None = None) -> list[Entry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,9 @@ class OutputRouter:
         if topic == "log" and self._is_full(job_id, waiting):
             _, node, _, path, lines = body
             self._count(job_id, node, path, len(lines))
+            if client is not None:
+                tell = functools.partial(self._tell_left_out, job_id, driver_node)
+                client.conn.when_drained(tell)
             return
         if topic == "log":  # other pushes say nothing of whether lines are read again
             self._tell_left_out(job_id, driver_node)

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from miniray.wire.io_loop import IOLoop
 
-#: Seconds after which the signal comes again: the hook is over then, in which Python would ignore
-#: it too.
-_PAUSE = 0.2
+#: Seconds after which the signal comes again: what it interrupted is over then.
+_PAUSE = 0.02
 _OURS = (ObjectRef.__del__, ObjectRefGenerator.__del__, unmap)
 
 
@@ -35,6 +34,8 @@ class IgnoredSignals:
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
         self._others = sys.unraisablehook
+        #: The main thread is in the hook: Python ignores what is raised there, too.
+        self._in_hook = False
 
     def install(self) -> None:
         """Replace the hook for ignored exceptions, which gets what is not ours."""
@@ -51,12 +52,24 @@ class IgnoredSignals:
         if unraisable.object in _OURS:
             number = signal_of(unraisable.exc_type, unraisable.exc_traceback)
         finish(unraisable)
-        main_thread = threading.main_thread().ident
-        if number is None or main_thread is None:
+        if number is None:
             self._others(unraisable)
-        else:
-            again = functools.partial(signal.pthread_kill, main_thread, number)
-            self._loop.call_later(_PAUSE, again)
+            return
+        self._in_hook = True
+        try:
+            self._send_later(number)
+        finally:
+            self._in_hook = False
+
+    def _send_later(self, number: int) -> None:
+        self._loop.call_later(_PAUSE, functools.partial(self._send, number))
+
+    def _send(self, number: int) -> None:
+        main_thread = threading.main_thread().ident
+        if self._in_hook:  # it takes long: the machine is busy
+            self._send_later(number)
+        elif main_thread is not None:
+            signal.pthread_kill(main_thread, number)
 
 
 def finish(unraisable: sys.UnraisableHookArgs) -> None:

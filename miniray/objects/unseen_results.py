@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from miniray.messages.value import Value
     from miniray.objects.objects import ObjectTable
     from miniray.objects.shared_memory import SharedMemory
-    from miniray.wire.peers import PeerTable
+    from miniray.wire.peers import Peer, PeerTable
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 WINDOW = 10.0
 #: Errors that wait to be looked at; of further ones only the number is reported.
 MOST_WAITING = 20
-#: Seconds until all that a killed process has sent is looked for again.
-_LOOK_AGAIN = 1.0
 
 _Kind = tuple[str, type[BaseException]]
 
@@ -116,18 +114,18 @@ def _kind_of(error: BaseException) -> _Kind | None:
     return None
 
 
-@dataclasses.dataclass(eq=False)
 class UnclaimedResults:
     """Frees them, when a daemon has listed what was written.
 
     Used in the I/O thread only.
     """
 
-    table: ObjectTable
-    shared_memory: SharedMemory
-    peers: PeerTable
-    #: Runs a function after so many seconds.
-    call_later: Callable[[float, Callable[[], None]], object]
+    def __init__(self, table: ObjectTable, shared_memory: SharedMemory, peers: PeerTable) -> None:
+        self._table = table
+        self._shared_memory = shared_memory
+        self._peers = peers
+        #: Lists that came before everything that their writer sent was read.
+        self._early: dict[bytes, tuple[bytes, Sequence[int]]] = {}
 
     def on_list(self, writer: bytes, node_id: bytes, segments: Sequence[int]) -> None:
         """Free what is unknown here of what a daemon has for this process.
@@ -137,12 +135,21 @@ class UnclaimedResults:
             node_id: Where it was written.
             segments: Their numbers there.
         """
-        peer = self.peers.known(writer)
-        if peer is not None and peer.direct and not peer.lost:  # it has sent more than was read
-            self.call_later(_LOOK_AGAIN, lambda: self.on_list(writer, node_id, segments))
-            return
-        values = (entry.value for entry in self.table.snapshot())
+        peer = self._peers.known(writer)
+        if peer is not None and peer.direct and not peer.lost:
+            self._early[writer] = (node_id, segments)
+        else:
+            self._free(node_id, segments)
+
+    def peer_lost(self, peer: Peer) -> None:
+        """Use the list of a process all of whose messages are read."""
+        early = self._early.pop(peer.process_id, None)
+        if early is not None:
+            self._free(*early)
+
+    def _free(self, node_id: bytes, segments: Sequence[int]) -> None:
+        values = (entry.value for entry in self._table.snapshot())
         known = {segment for node, segment, _ in map(place_of, values) if node == node_id}
         for number in set(segments) - known:
-            location = (node_id, number, self.table.node_id, 0)
-            self.shared_memory.free((VALUE_SHARED, location, ()))
+            location = (node_id, number, self._table.node_id, 0)
+            self._shared_memory.free((VALUE_SHARED, location, ()))

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config
 from miniray.exceptions import AuthenticationError
 from miniray.security.challenge import ClientChallenge, ServerChallenge
-from miniray.wire.gates import poll_until
 from miniray.wire.sockets import (
     LENGTH,
     MAX_FRAME,
@@ -90,12 +89,14 @@ class Connection:
         "_cancel_deadline",
         "_challenge",
         "_closed",
+        "_drained",
         "_endpoint",
         "_expected",
         "_fds",
         "_lock",
         "_out",
         "_overflowed",
+        "_passed",
         "_poller",
         "_posted",
         "_ready",
@@ -126,6 +127,7 @@ class Connection:
         self._writing = False
         self._out = SendQueue()
         self._overflowed = False
+        self._drained: Callable[[], None] | None = None
         #: The beginning of a frame whose rest has not come, and how long that frame is.
         self._buffer = bytearray()
         self._expected = 0
@@ -135,6 +137,7 @@ class Connection:
         self._posted = 0.0
         self._closed = False
         self._ready = False  # nothing but the challenge is written before it is passed
+        self._passed = threading.Event()  # `_ready`, or closed
         self._challenge: ServerChallenge | ClientChallenge | None
         self._cancel_deadline: Callable[[], None] | None = None
         if server:
@@ -256,6 +259,17 @@ class Connection:
         """Return the bytes that wait in memory because the peer does not read."""
         return self._out.size
 
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call back once, in the loop's thread, when all that waits now has been written.
+
+        Not called if the connection is closed before; the latest callback counts.
+        """
+        with self._lock:
+            if self._out.size:
+                self._drained = callback
+            else:
+                self._poller.call_soon(callback)
+
     def _on_writable(self) -> None:
         with self._lock:
             if self._closed:
@@ -268,6 +282,9 @@ class Connection:
                 self._out.clear()
                 self._write_failed(error)
             self._poller.watch_writable(self._sock.fileno(), None)
+            drained, self._drained = self._drained, None
+        if drained is not None:
+            self._poller.call_soon(drained)
 
     # --- reading -----------------------------------------------------------------
     def take_fd(self) -> int:
@@ -374,6 +391,7 @@ class Connection:
             # process listens, and replies are read only after the server's proof.
             if not self._ready and (done or reply):
                 self._ready = True
+                self._passed.set()
                 if self._out.size:
                     self._poller.watch_writable(self._sock.fileno(), self._on_writable)
         if not done:
@@ -395,10 +413,35 @@ class Connection:
         return self._closed
 
     def flush_blocking(self, timeout: float | None) -> bool:
-        """Wait until the loop has written everything queued; False on timeout."""
-        self.flush_posted()
-        poll_until(lambda: self._closed or not self._out.size, timeout)
-        return not (self._closed or self._out.size)
+        """Wait until everything queued is written; False on timeout."""
+        import select
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._passed.wait(timeout):
+            return False  # what is written before the challenge is passed breaks it
+        while True:
+            with self._lock:
+                if self._closed:
+                    return False
+                if self._batch:
+                    self._write(self._take_batch())
+                try:
+                    self._out.write_to(self._sock)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return False
+                if not self._out.size:
+                    return True
+                writable = select.poll()  # select() takes no descriptors above 1023
+                writable.register(self._sock.fileno(), select.POLLOUT)
+            if deadline is None:
+                writable.poll()
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            writable.poll(left * 1000)
 
     def end_writing(self) -> None:
         """Tell the other end that nothing more comes; what it sends is still handled."""
@@ -428,6 +471,7 @@ class Connection:
             self._closed = True
             self._out.clear()
             self._batch = []
+        self._passed.set()
         self._poller.call_soon(self._finish_close)
 
     def refuse(self, message: tuple[Any, ...]) -> None:

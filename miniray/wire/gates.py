@@ -1,4 +1,4 @@
-"""``Gate``: what a thread waits at until something has happened; ``poll_until`` for rare waits.
+"""``Gate``: what a thread waits at until something has happened.
 
 The waiting thread does not sleep while others work for it: as long as no other thread does so
 already, it takes over the sockets (``IOLoop.serve``) and handles what comes. The reply that it
@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from miniray.wire.interrupts import LISTEN, held_here, in_main_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.wire.io_loop import IOLoop
 
 
@@ -93,22 +91,3 @@ class Gate:
                     return False
         finally:
             self._sleeping = None  # the next wait may serve
-
-
-#: Seconds between two looks of ``poll_until``, and how many times as long as a look takes.
-_PAUSE, _PAUSES = 0.005, 10
-
-
-def poll_until(done: Callable[[], bool], timeout: float | None) -> bool:
-    """Look again and again until something is done; False if it is not within ``timeout`` seconds.
-
-    For waits at a process's end: what they wait for need not know of them.
-    """
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    while True:
-        began = time.monotonic()
-        if done():
-            return True
-        if began >= deadline:
-            return False
-        time.sleep(max(_PAUSE, _PAUSES * (time.monotonic() - began)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.process_state import OUT_OF_DESCRIPTORS, limit
 from miniray.messages import protocol as p
 from miniray.wire.connection import Connection, Endpoint
-from miniray.wire.gates import poll_until
+from miniray.wire.gates import Gate
 from miniray.wire.relay_sender import RelaySender
 from miniray.wire.sockets import Listener, connect
 
@@ -48,6 +48,7 @@ class Peer:
         "send",
         "unreachable",
         "was",
+        "when_drained",
     )
 
     def __init__(
@@ -62,6 +63,8 @@ class Peer:
         self.post = channel.post
         #: Bytes that wait in memory because it does not read.
         self.backlog = channel.backlog
+        #: Call back once, when all that waits has been written. The latest callback counts.
+        self.when_drained = channel.when_drained
         self.lost = False
         #: It is lost because its node cannot be reached; its process may live.
         self.unreachable = False
@@ -102,6 +105,8 @@ class PeerTable:
             socket_path(link.folder, link.process_id), link.loop, self._accepted
         )
         self._connections: set[Connection] = set()
+        #: Called when the last connection is gone.
+        self._on_last_closed: Callable[[], None] | None = None
 
     def get(self, node_id: bytes, process_id: bytes) -> Peer:
         """Return the peer of this address; connect on first use, never block on the peer."""
@@ -202,6 +207,8 @@ class PeerTable:
         self._connections.discard(conn)
         if conn.peer is not None:
             self._lose(conn.peer)
+        if self._on_last_closed is not None and not self._connections:
+            self._on_last_closed()
 
     def relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
         peer = self._peers.get(process_id)
@@ -276,16 +283,18 @@ class PeerTable:
         Their ends read that nothing more comes, and what they send is handled until they hang up
         too, or end.
         """
-        ending = threading.Event()
+        gate = Gate(self._loop)
+        self._on_last_closed = gate.arrived
 
         def end() -> None:
             self._listener.close()
+            if not self._connections:
+                gate.arrived()
             for conn in list(self._connections):
                 conn.end_writing()
-            ending.set()
 
         self._loop.call_soon(end)
-        poll_until(lambda: ending.is_set() and not self._connections, None)
+        gate.wait(None)
 
     def close(self) -> None:
         self._loop.call_soon(self._listener.close)

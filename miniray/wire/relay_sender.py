@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.config import config
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.wire.gates import poll_until
+from miniray.wire.gates import Gate
 from miniray.wire.sockets import MAX_MESSAGE, too_large
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.wire.node_link import NodeLink
 
 #: Messages within this many seconds of each other travel together, and how many at most.
@@ -35,6 +37,7 @@ class RelaySender:
         "_link",
         "_lock",
         "_node_id",
+        "_on_written",
         "_pending",
         "_process_id",
         "_sent",
@@ -59,6 +62,8 @@ class RelaySender:
         self._taken = 0
         #: The receiver is gone.
         self._gone = False
+        #: Called once nothing waits.
+        self._on_written: Callable[[], object] | None = None
 
     def send(self, message: tuple[Any, ...]) -> bool:
         """Send a message, perhaps together with those that follow it closely; True.
@@ -125,15 +130,27 @@ class RelaySender:
         del self._pending[: len(batch)]
         self._link.relay(self._node_id, self._process_id, batch)
         self._sent = _now()  # not before: a slow write would make the next message look alone
+        if not self._pending:
+            self._report_written()
 
     def flush_blocking(self, timeout: float | None) -> bool:
         """Wait until all that waits is written, or the receiver is gone; False on timeout."""
+        gate = Gate(self._link.loop)
         self.flush_posted()
-        return poll_until(lambda: self._gone or not self._pending, timeout)
+        self.when_drained(gate.arrived)
+        return gate.wait(timeout)
 
     def backlog(self) -> int:
         """Return the bytes that wait because the receiver does not read."""
         return self._waiting
+
+    def when_drained(self, callback: Callable[[], object]) -> None:
+        """Call back once, when nothing waits or it is gone; the latest callback counts."""
+        with self._lock:
+            if self._pending and not self._gone:
+                self._on_written = callback
+                return
+        callback()
 
     def close(self) -> None:
         """Drop what waits: the receiver is gone."""
@@ -141,3 +158,9 @@ class RelaySender:
             self._gone = True
             self._pending.clear()
             self._waiting = 0
+            self._report_written()
+
+    def _report_written(self) -> None:
+        callback, self._on_written = self._on_written, None
+        if callback is not None:
+            callback()

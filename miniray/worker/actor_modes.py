@@ -276,8 +276,8 @@ class AsyncExecutor(Executor):
                 self.streams.send(work, index, item)
                 del item  # before the next one is made
                 index += 1
-                while (pause := self.streams.pause(work, index)) != 0.0:
-                    await work.consumed_changed.wait(pause)
+                while not self.streams.may_go_on(work, index):
+                    await work.consumed_changed.wait()
         finally:
             close = getattr(items, "aclose", None)
             if close is not None:
@@ -310,12 +310,9 @@ class _LoopEvent:
     def set(self) -> None:
         call_in(self._loop, self._event.set)
 
-    async def wait(self, timeout: float | None) -> None:
-        timer = None if timeout is None else self._loop.call_later(timeout, self._event.set)
+    async def wait(self) -> None:
         await self._event.wait()
         self._event.clear()
-        if timer is not None:
-            timer.cancel()
 
 
 def _groups_of(actor: ActorSpec) -> dict[str, str]:

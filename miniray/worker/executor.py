@@ -20,6 +20,7 @@ from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit
+from miniray.wire.gates import Gate
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.interruption import Interruption
@@ -65,7 +66,7 @@ class Executor:
         self._functions: dict[bytes, Any] = {}
         #: What runs in the main thread.
         self.interruption = Interruption(runtime.loop)
-        self.streams = Streams(self._results, self.interruption, self.block)
+        self.streams = Streams(self._results, self.interruption, self.block, self._wake_streams)
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         self.replies = Replies(runtime, self._results, self._open, self._queue, self.leave)
@@ -189,8 +190,14 @@ class Executor:
         for work in list(self._open.values()):
             if work.caller.process_id == peer.process_id:
                 work.consumed = -1
-                if work.consumed_changed is not None:
-                    work.consumed_changed.set()
+        self._wake_streams(peer)
+
+    def _wake_streams(self, peer: Peer) -> None:
+        """Let streams to a caller look again whether they may go on."""
+        for work in list(self._open.values()):
+            changed = work.consumed_changed
+            if changed is not None and work.caller.process_id == peer.process_id:
+                changed.set()
 
     def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
         """Yield the calls that run, and results on their way, with the refs they hold."""
@@ -248,7 +255,9 @@ class Executor:
     def wait_counted(self) -> None:
         """Wait until the receivers of replies have counted the refs inside."""
         self._runtime.loop.flush_posted()
-        await_others(self._runtime, self._results.all_counted)
+        counted = Gate(self._runtime.loop)
+        if not self._results.when_counted(counted.arrived):
+            await_others(self._runtime, counted)
 
     def stop(self) -> None:
         """End ``run`` after the work that is queued."""

@@ -42,6 +42,9 @@ class Interruption:
         self.running: Work | None = None
         #: Whether the user's code runs, which may be interrupted.
         self.allowed = False
+        #: The main thread is in the hook for exceptions that Python ignores: what is raised there
+        #: goes nowhere, too.
+        self.in_hook = False
         #: What was raised last to end the running task.
         self._raised: KeyboardInterrupt | None = None
 
@@ -51,14 +54,13 @@ class Interruption:
         self._raised = None  # its frames hold the arguments
 
     def send(self, work: Work, pause: float = _AGAIN) -> None:
-        """Interrupt the main thread whenever it may be while it runs that.
+        """Interrupt the main thread while it runs that, and again until that has had effect.
 
-        Once is not enough. A signal that comes when the thread is about to sleep, as in the wait
-        for a lock, does not wake it, and Python's handler runs when the sleep is over.
+        A signal that comes when the thread is about to sleep, as in the wait for a lock, does not
+        wake it, and Python's handler runs when the sleep is over.
         """
-        if self.running is work:
-            if self.allowed:
-                signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+        if self.running is work and self.allowed:
+            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
             again = min(2 * pause, _AGAIN_AT_MOST)
             self._loop.call_later(pause, lambda: self.send(work, again))
 
@@ -66,8 +68,8 @@ class Interruption:
         """Raise in the running task, if it is cancelled (CANCEL_SIGNAL)."""
         running = self.running
         if running is not None and running.execution.cancelled and self.allowed:
-            if postpone(self.on_signal, number, frame):
-                return
+            if self.in_hook or postpone(self.on_signal, number, frame):
+                return  # from the hook it goes on being sent
             self.allowed = False
             running.execution.interrupted()
             # As in Ray, so that user code can clean up.
@@ -75,13 +77,20 @@ class Interruption:
             raise self._raised
 
     def was_ignored(self, error: BaseException | None) -> bool:
-        """Return whether an exception that Python ignored was to end the running task.
+        """Return whether an exception that Python ignored was to end a task; send it again.
 
         What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
         a signal's handler that raised in the middle of it. The caller is in the hook for that,
-        and sets ``allowed`` again at its end: in the hook nothing may be raised either.
+        and clears ``in_hook`` last.
         """
-        return error is not None and error is self._raised
+        work = self.running
+        if work is None or error is None or error is not self._raised:
+            return False
+        self.in_hook = True
+        self._raised = None
+        self.allowed = True
+        self._loop.call_later(_AGAIN, lambda: self.send(work))
+        return True
 
     def cut_off_import(self, error: BaseException) -> bool:
         """Return whether an error is the end of a task in the middle of an import.

@@ -17,7 +17,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +34,7 @@ from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
 from miniray.messages.value import ActorExit
 from miniray.objects.ignored_signals import finish
+from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
 from miniray.worker import stdio
 from miniray.worker.actor_modes import executor_of
@@ -157,12 +157,13 @@ class WorkerProcess:
         executor.run()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        finish(unraisable)
-        interruption = self.executor.interruption
-        if interruption.was_ignored(unraisable.exc_value):
-            interruption.allowed = True  # no signal is looked at between here and the end
-        else:
-            sys.__unraisablehook__(unraisable)
+        try:
+            finish(unraisable)
+            if not self.executor.interruption.was_ignored(unraisable.exc_value):
+                sys.__unraisablehook__(unraisable)
+        finally:
+            # No signal is looked at between here and the end.
+            self.executor.interruption.in_hook = False
 
     def _listen(self) -> None:
         on_signal = self.executor.interruption.on_signal
@@ -251,9 +252,9 @@ class WorkerProcess:
         self.executor.instance = None
         stdio.flush_all()
         self.executor.wait_counted()
-        sent = threading.Event()
-        self.runtime.borrowing.defer(sent.set)  # after the replies that were deferred
-        await_others(self.runtime, sent.is_set)
+        sent = Gate(self.runtime.loop)
+        self.runtime.borrowing.defer(sent.arrived)  # after the replies that were deferred
+        await_others(self.runtime, sent)
         self._left_something = hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code

@@ -6,6 +6,7 @@ A reply also says which refs of the arguments the worker still holds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from miniray.common.spans import LONG, SPANS
 from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit, error_value
-from miniray.objects.waiting import deadline_of, time_left
 from miniray.worker import stdio
 from miniray.worker.arguments import forget_arguments
 from miniray.worker.interruption import end_child
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.wire.peers import Peer
     from miniray.worker.interruption import Interruption
     from miniray.worker.results import Results
     from miniray.worker.work import Work, WorkQueue
@@ -169,9 +170,8 @@ class Replies:
         return kept
 
 
-#: Bytes that may wait in memory because a caller does not read, before its streams pause; and
-#: seconds until they look again.
-_UNREAD, _LOOK = 16 * 1024 * 1024, 0.02
+#: Bytes that may wait in memory because a caller does not read, before its streams pause.
+_UNREAD = 16 * 1024 * 1024
 
 
 @dataclasses.dataclass(eq=False)
@@ -184,6 +184,8 @@ class Streams:
     interruption: Interruption
     #: Waits as user code does that waits.
     block: Callable[[Callable[[float | None], bool], float | None], bool]
+    #: Lets all streams to a caller look again whether they may go on.
+    wake: Callable[[Peer], None]
 
     def run(self, work: Work, result: Any) -> None:
         """Send what a call has returned, item by item."""
@@ -207,27 +209,22 @@ class Streams:
             value, pin = self.results.value(item, work)
             work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
 
-    def pause(self, work: Work, sent: int) -> float | None:
-        """Return for how many seconds to wait before the next item; None: until it is taken."""
+    def may_go_on(self, work: Work, sent: int) -> bool:
+        """Return whether to make the next item; if not, ``consumed_changed`` is set later."""
         if work.consumed == -1:
-            return 0.0
+            return True
         if work.stream is not None and 0 <= work.stream <= sent - work.consumed:
-            return None
-        return 0.0 if work.caller.backlog() <= _UNREAD else _LOOK
+            return False
+        caller = work.caller
+        if caller.backlog() <= _UNREAD:
+            return True
+        caller.when_drained(functools.partial(self.wake, caller))
+        return False
 
     def _await_reader(self, work: Work, sent: int) -> None:
         """Wait until the caller has taken enough of what was sent (backpressure)."""
-        changed = work.consumed_changed
-
-        def wait(timeout: float | None) -> bool:
-            deadline = deadline_of(timeout)
-            while (pause := self.pause(work, sent)) != 0.0:
-                left = time_left(deadline)
-                if left == 0.0:
-                    return False
-                changed.wait(min((each for each in (pause, left) if each), default=None))
-                changed.clear()
-            return True
-
-        if self.pause(work, sent) != 0.0:
-            self.block(wait, None)
+        while not self.may_go_on(work, sent):
+            work.consumed_changed.clear()
+            if self.may_go_on(work, sent):
+                return
+            self.block(work.consumed_changed.wait, None)

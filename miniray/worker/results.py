@@ -58,6 +58,8 @@ class Results:
         self._numbers = itertools.count(1).__next__
         # Reentrant: a garbage collection may run user code in any section.
         self._lock = threading.RLock()
+        #: Called once nothing is kept any more.
+        self._on_counted: Callable[[], object] | None = None
 
     def value(self, result: Any, work: Work) -> tuple[Value, int]:
         """Make a result the value that travels to the caller, who owns it.
@@ -225,20 +227,31 @@ class Results:
             if not pins:
                 del self._pins[caller.process_id]
         del dropped  # not in the section: it may run finalizers
+        self._look_if_counted()
 
     def caller_gone(self, caller: Peer) -> None:
         """Drop what was kept for a caller that is gone."""
         with self._lock:
             dropped = self._pins.pop(caller.process_id, None)
         del dropped
+        self._look_if_counted()
 
-    def all_counted(self) -> bool:
-        """Return whether the receivers have counted all refs.
+    def when_counted(self, callback: Callable[[], object]) -> bool:
+        """Call back once the receivers have counted all refs; return True if they have.
 
         One that is stopped, or holds the interpreter's lock, may take any time: it counts them
         in the end, or ends itself.
         """
-        return not self._pins
+        with self._lock:
+            self._on_counted = callback
+            return not self._pins
+
+    def _look_if_counted(self) -> None:
+        with self._lock:
+            if self._pins or self._on_counted is None:
+                return
+            callback, self._on_counted = self._on_counted, None
+        callback()
 
 
 def _is_of_train(error: BaseException) -> bool:

@@ -62,7 +62,7 @@ class Work:
     held: list[ObjectRef[Any]] | None = None
     #: Items of the stream that the caller took; -1: it reads no further.
     consumed: int = 0
-    #: Set when ``consumed`` has changed.
+    #: Set when ``consumed`` has changed, or when what was sent is written.
     consumed_changed: Any = None
 
     @property

@@ -48,6 +48,7 @@ def process_tables() -> dict[str, int]:
         "dropped refs": len(hooks.dropped),
         "unmapped segments": len(memory._unmapped),
         "kept segments": len(memory._kept),
+        "lists of unclaimed results": len(runtime._unclaimed._early),
     }
 
 

@@ -520,13 +520,16 @@ def test_a_cancel_that_comes_again_while_python_ignores_it_is_not_lost(tmp_path:
         import signal
         import sys
 
-        hook = sys.unraisablehook
+        executor: Any = sys.unraisablehook.__self__.executor  # type: ignore[attr-defined]
+        loop = executor._runtime.loop
+        later = type(loop).call_later
 
-        def again(ignored: Any) -> None:
-            signal.raise_signal(signal.SIGUSR1)
-            hook(ignored)
+        def in_the_hook(self: Any, delay: float, callback: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():  # the hook, and none else
+                signal.raise_signal(signal.SIGUSR1)
+            return later(self, delay, callback)
 
-        sys.unraisablehook = again
+        type(loop).call_later = in_the_hook
 
         class Slow:
             def __del__(self) -> None:
@@ -538,7 +541,7 @@ def test_a_cancel_that_comes_again_while_python_ignores_it_is_not_lost(tmp_path:
             del slow
             time.sleep(100)
         finally:
-            sys.unraisablehook = hook
+            type(loop).call_later = later
         return "nobody has cancelled it"
 
     ref = work.remote(tmp_path / "started")

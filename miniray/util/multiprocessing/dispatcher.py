@@ -2,7 +2,7 @@
 
 A process has one batch at a time and gets the next when that is back, so that uneven calls even
 out. A call that finds a process idle is sent at once, from the thread that makes it; what waits
-goes together, as far as such calls are known to be short.
+goes together, or ahead to a process that is busy, as far as such calls are known to be short.
 """
 
 from __future__ import annotations
@@ -68,13 +68,23 @@ class Unit:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Process:
-    """An actor of the pool and the batch that it runs."""
+    """An actor of the pool and the batches that it was sent."""
 
     actor: Any
     #: Units until it is replaced; None is no limit.
     left: int | None
-    batch: list[Unit] = dataclasses.field(default_factory=list)
-    #: What came of that; an error if it could not be sent.
+    batches: list[_Batch] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Batch:
+    """Units that were sent together to a process."""
+
+    process: _Process
+    units: list[Unit]
+    #: Whether they are known to take less than ``TOGETHER``.
+    short: bool
+    #: What came of it; an error if it could not be sent.
     ref: ObjectRef[Any] | Exception | None = None
 
 
@@ -99,7 +109,9 @@ class Dispatcher:
         self._busy: set[_Process] = set()
         #: Units that were put and not delivered.
         self._under_way = 0
-        self._finished: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        #: Those with one batch, which is known to be short.
+        self._short: collections.deque[_Process] = collections.deque()
+        self._finished: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         #: Seconds that a call takes, by function.
         self._seconds: dict[str, float] = {}
@@ -121,6 +133,11 @@ class Dispatcher:
             self._pump()
         else:
             self._drop(self._gone)
+
+    def calls_within(self, func: Callable[..., Any], seconds: float) -> int:
+        """Return how many calls of a function take this time; 0 if that is not known."""
+        call = self._seconds.get(_name(func))
+        return 0 if call is None else int(seconds / (call + 1e-9))
 
     @property
     def closed(self) -> bool:
@@ -160,26 +177,37 @@ class Dispatcher:
 
     # --- sending -------------------------------------------------------------------
     def _pump(self) -> None:
-        """Send what waits to the processes that are idle."""
+        """Send what waits to the processes that have room for it."""
         while True:
             with self._lock:
-                if not self._waiting or not self._idle:
+                process = self._room() if self._waiting else None
+                if process is None:
                     return
-                process = self._idle.pop()  # the last one is awake
-                process.batch = self._take(process.left)
+                batch = self._take(process)
+                process.batches.append(batch)
                 self._busy.add(process)
+                if len(process.batches) == 1 and batch.short and process.left is None:
+                    self._short.append(process)
                 if self._thread is None:
                     self._thread = threading.Thread(
                         target=self._run, daemon=True, name="pool-results"
                     )
                     self._thread.start()
-            self._send(process)
+            self._send(batch)
+
+    def _room(self) -> _Process | None:
+        """Return an idle process, or one that will be idle soon; None if there is none."""
+        if self._idle:
+            return self._idle.pop()  # the last one is awake
+        if self._short and self._seconds_of(self._waiting[0]) < TOGETHER:
+            return self._short.popleft()
+        return None
 
     def _seconds_of(self, unit: Unit) -> float:
         """Return how long a unit should take."""
         return self._seconds.get(_name(unit.func), math.inf) * len(unit.elements)
 
-    def _take(self, most: int | None) -> list[Unit]:
+    def _take(self, process: _Process) -> _Batch:
         """Return the next batch: of one function, and no more than a fair share of what waits."""
         waiting = self._waiting
         share = -(-len(waiting) // self._processes)
@@ -187,7 +215,7 @@ class Dispatcher:
         first = waiting.popleft()
         units = [first]
         seconds = self._seconds_of(first)
-        while waiting and len(units) != most and not first.alone:
+        while waiting and len(units) != process.left and not first.alone:
             unit = waiting[0]
             more = seconds + self._seconds_of(unit)
             if more > (TOGETHER if len(units) < share else least):
@@ -198,46 +226,46 @@ class Dispatcher:
                 break
             seconds = more
             units.append(waiting.popleft())
-        return units
+        return _Batch(process, units, seconds < TOGETHER)
 
-    def _send(self, process: _Process) -> None:
+    def _send(self, batch: _Batch) -> None:
         try:
-            ref = process.actor.run.remote(*[unit.work for unit in process.batch])
+            ref = batch.process.actor.run.remote(id(batch), *[unit.work for unit in batch.units])
         except Exception as error:  # noqa: BLE001 - of the calls: they cannot be pickled
-            process.ref = error
-            self._finished.put(process)
+            batch.ref = error
+            self._finished.put(batch)
             return
-        process.ref = ref
-        current_runtime().objects.when_done(ref, functools.partial(self._finished.put, process))
+        batch.ref = ref
+        current_runtime().objects.when_done(ref, functools.partial(self._finished.put, batch))
 
     # --- in a thread of its own ------------------------------------------------------
     def _run(self) -> None:
         while True:
             try:
-                process = self._finished.get(timeout=None if self._busy else _LINGER)
+                batch = self._finished.get(timeout=None if self._busy else _LINGER)
             except queue.Empty:
                 with self._lock:
                     if not self._busy:
                         self._thread = None
                         return
                 continue
-            found = self._take_in(process)
-            self._free(process)
+            found = self._take_in(batch)
+            self._free(batch)
             self._pump()
             for unit, outcome in found:
                 self._deliver(unit, outcome)
-            del found  # not when the next one comes
+            del found, batch  # not when the next one comes
 
-    def _take_in(self, process: _Process) -> list[tuple[Unit, Outcome]]:
-        """Return the outcomes of the batch of a process."""
-        units, ref, process.ref = process.batch, process.ref, None
+    def _take_in(self, batch: _Batch) -> list[tuple[Unit, Outcome]]:
+        """Return the outcomes of a batch."""
+        units, ref = batch.units, batch.ref
         try:
             if isinstance(ref, Exception):
                 raise ref
             assert ref is not None
             outcomes, seconds = api.get(ref)
         except ActorError as error:
-            process.actor = None
+            batch.process.actor = None
             return [(unit, unit.fail(error)) for unit in units]
         except Exception as error:  # noqa: BLE001 - it is that of a call
             if len(units) == 1:
@@ -247,7 +275,7 @@ class Dispatcher:
                     unit.alone = True
                 self._put_back(units, 0)
                 return []
-            return self._one_by_one(process)
+            return self._one_by_one(batch)
         self._put_back(units, len(outcomes))
         self._learn(units, seconds)
         return list(zip(units, outcomes, strict=True))
@@ -259,13 +287,13 @@ class Dispatcher:
                 self._waiting.extendleft(reversed(units[first:]))
             del units[first:]
 
-    def _one_by_one(self, process: _Process) -> list[tuple[Unit, Outcome]]:
+    def _one_by_one(self, batch: _Batch) -> list[tuple[Unit, Outcome]]:
         """Return the outcomes of a batch in which one cannot be pickled or read."""
         found: list[tuple[Unit, Outcome]] = []
-        units = process.batch
+        units = batch.units
         for index, unit in enumerate(list(units)):
             try:
-                outcome = api.get(process.actor.outcome.remote(index))
+                outcome = api.get(batch.process.actor.outcome.remote(id(batch), index))
             except Exception as error:  # noqa: BLE001 - it is that of the call
                 outcome = unit.fail(error)
             if outcome is None:
@@ -283,11 +311,19 @@ class Dispatcher:
         if len(known) > _FUNCTIONS:
             del known[next(iter(known))]
 
-    def _free(self, process: _Process) -> None:
-        """Let a process that has run its batch take the next, or start another in its place."""
-        batch, process.batch = process.batch, []
+    def _free(self, batch: _Batch) -> None:
+        """Let a process that has run a batch take the next, or start another in its place."""
+        process = batch.process
+        with self._lock:
+            process.batches.remove(batch)
+            if process in self._short:
+                self._short.remove(process)
+            if process.batches:
+                if process.actor is not None and process.batches[0].short:
+                    self._short.append(process)
+                return
         if process.left is not None:
-            process.left -= len(batch)
+            process.left -= len(batch.units)
             if not process.left and process.actor is not None:
                 self._end(process)
                 process.actor = None

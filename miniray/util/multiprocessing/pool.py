@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Chunks per process that ``map`` makes, so that uneven calls even out.
 CHUNKS_PER_PROCESS = 4
-#: Chunks for each process that ``imap`` has read and whose turn to be taken has not come, at most.
-AHEAD = 8
+#: Seconds of work that ``imap`` reads ahead at most, and chunks, for each process.
+AHEAD, MOST_AHEAD = 0.02, 100
 
 
 class Pool:
@@ -240,11 +240,17 @@ class Pool:
         dispatcher.check_open()
         step = 1 if size is None else whole(1)("chunksize", size)
         elements = iter(iterable)
+
+        def ahead() -> int:
+            chunks = dispatcher.calls_within(func, AHEAD) // step
+            return self._processes * min(chunks, MOST_AHEAD)
+
         made = IMapIterator(
             iter(lambda: list(itertools.islice(elements, step)), []),
             functools.partial(Unit, func, MAP),
             dispatcher.put,
-            AHEAD * self._processes,
+            ahead,
+            self._processes,
             ordered,
         )
         self._iterators.add(made)

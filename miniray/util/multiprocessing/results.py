@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Chunks for each process whose results are waited for at most, before any have been taken.
+_KEPT = 4
+
 
 @dataclasses.dataclass(eq=False, repr=False)
 class AsyncResult:
@@ -124,20 +127,23 @@ class AsyncResult:
 class IMapIterator:
     """The results of ``imap`` or ``imap_unordered``, as they come. Made by the pool.
 
-    The iterable, which may be large or endless, is read as its results are taken.
+    At first each process has a chunk; how far the iterable is read ahead grows with what has been
+    taken, so that a large or endless one is read as its results are.
 
     Args:
         chunks: The iterable in chunks.
         make: Makes the unit of a chunk, given what to call with its outcome.
         put: Runs units.
-        ahead: How many chunks are read whose turn has not come, at most.
+        ahead: Tells how many chunks are to wait for processes at most.
+        processes: Of the pool.
         ordered: Whether results come in the order of the iterable.
     """
 
     _chunks: Iterator[list[Any]]
     _make: Callable[[list[Any], Callable[[Outcome], None]], Unit]
     _put: Callable[[Iterable[Unit]], None]
-    _ahead: int
+    _ahead: Callable[[], int]
+    _processes: int
     _ordered: bool
 
     def __post_init__(self) -> None:
@@ -204,14 +210,19 @@ class IMapIterator:
         self._send()
 
     def _send(self, *, all_of_it: bool = False) -> None:
-        """Put as many chunks as may be ahead, if that is half of them: they go together."""
-        wanted = self._ahead - (self._sent - self._next)
-        if 2 * wanted < self._ahead and not all_of_it:
+        """Let every process have a chunk, and others wait for them: half of these are put anew."""
+        extra = min(self._next, self._ahead())
+        under_way = self._sent - self._received
+        if under_way - self._processes > extra // 2 and not all_of_it:
             return
+        kept = self._sent - self._next  # more than these if one holds up the results of others
+        wanted = min(
+            self._processes + extra - under_way, _KEPT * self._processes + 2 * extra - kept
+        )
         units = [
             self._make(chunk, functools.partial(self._deliver, self._sent + number))
             for number, chunk in enumerate(
-                itertools.islice(self._chunks, None if all_of_it else wanted)
+                itertools.islice(self._chunks, None if all_of_it else max(wanted, 0))
             )
         ]
         self._sent += len(units)

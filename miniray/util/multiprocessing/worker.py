@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -36,15 +37,15 @@ class PoolActor:
     """One process of a pool."""
 
     def __init__(self, initializer: Callable[..., Any] | None, initargs: Sequence[Any]) -> None:
-        #: What came of the last batch, if it has several units.
-        self._kept: list[Outcome] = []
+        #: What came of the last two batches: the second is sent before the first is read.
+        self._kept: collections.deque[tuple[int, list[Outcome]]] = collections.deque(maxlen=2)
         if initializer is not None:
             initializer(*initargs)
 
     def ping(self) -> None:
         """Answer once the process is ready."""
 
-    def run(self, *units: Work) -> tuple[list[Outcome], float]:
+    def run(self, number: int, *units: Work) -> tuple[list[Outcome], float]:
         """Run units one after the other, as many as end within ``TOGETHER``, and at least one.
 
         Returns:
@@ -58,15 +59,16 @@ class PoolActor:
             seconds = time.perf_counter() - began
             if seconds > TOGETHER:  # the others are shared out anew
                 break
-        self._kept = outcomes if len(units) > 1 else []
+        self._kept.append((number, outcomes if len(units) > 1 else []))
         return outcomes, seconds
 
-    def outcome(self, index: int) -> Outcome | None:
-        """Return the outcome of a unit of the last batch, if all cannot be pickled or read.
+    def outcome(self, number: int, index: int) -> Outcome | None:
+        """Return the outcome of one unit of a batch, if all together cannot be pickled or read.
 
         None if it did not run.
         """
-        return self._kept[index] if index < len(self._kept) else None
+        outcomes = dict(self._kept)[number]
+        return outcomes[index] if index < len(outcomes) else None
 
 
 def _run(func: Callable[..., Any], how: int, elements: Iterable[Any]) -> Outcome:

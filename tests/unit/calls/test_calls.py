@@ -111,6 +111,28 @@ def test_large_arguments_go_into_shared_memory_and_are_freed_with_the_call(
     me.link.close()
 
 
+def test_a_wait_for_calls_is_not_over_before_all_of_them_are_known(
+    me: Caller, channel: Noting
+) -> None:
+    """The first may end in one thread while another one still looks which there are."""
+    first, second = (me.call(channel) for _ in range(2))
+    peer = FakePeer(b"executor")
+    for call in (first, second):
+        me.calls.submit(call)
+        call.peer = peer  # type: ignore[assignment]
+    over: list[str] = []
+
+    def is_awaited(call: Call) -> bool:
+        if call is second:
+            me.reply(peer, first)
+        return True
+
+    assert not me.calls.when_ended(is_awaited, lambda: over.append("over"))
+    assert not over
+    me.reply(peer, second)
+    assert over == ["over"]
+
+
 # --- dependencies -------------------------------------------------------------------
 
 

@@ -91,7 +91,7 @@ def test_a_push_that_is_no_output_does_not_begin_the_lines_of_a_driver_again(rel
     clients: Any = Clients()
     pushed: list[str] = []
     waiting = [0]
-    conn = SimpleNamespace(backlog=lambda: waiting[0])
+    conn = SimpleNamespace(backlog=lambda: waiting[0], when_drained=lambda _tell: None)
     clients.clients[JOB] = SimpleNamespace(conn=conn)
     clients.push = lambda _to, topic, _body: pushed.append(topic) or True
     parts: Any = (clients, relay, SimpleNamespace(answers={}), None)

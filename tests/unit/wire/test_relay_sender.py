@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_doubles import eventually
 
 from miniray.common.config import config
 from miniray.messages import plain
@@ -84,6 +85,7 @@ def test_what_a_receiver_has_no_room_for_waits_for_its_credits(
 def test_a_flush_waits_until_there_is_room_for_everything(sender: RelaySender, link: Link) -> None:
     bodies = overflow(sender)
     flushing = in_thread(lambda: sender.flush_blocking(None))
+    eventually(lambda: sender._on_written)
     sender.credit(3 * len(bodies[0]))
     assert flushing.is_alive()
     sender.credit(config().relay_window)
@@ -95,8 +97,8 @@ def test_a_flush_waits_until_there_is_room_for_everything(sender: RelaySender, l
 
 def test_a_flush_does_not_wait_for_a_receiver_that_is_gone(sender: RelaySender, link: Link) -> None:
     overflow(sender)
-    sender.flush_posted()
     flushing = in_thread(lambda: sender.flush_blocking(None))
+    eventually(lambda: sender._on_written)
     sender.close()
     flushing.join(10)
     assert not flushing.is_alive()
@@ -106,11 +108,16 @@ def test_a_flush_does_not_wait_for_a_receiver_that_is_gone(sender: RelaySender, 
 
 
 def test_its_backlog_is_what_the_receiver_has_no_room_for(sender: RelaySender, link: Link) -> None:
-    assert sender.backlog() == 0
-    size = len(overflow(sender)[0])
+    drained: list[int] = []
+    sender.when_drained(lambda: drained.append(sender.backlog()))
+    assert drained == [0]  # nothing waits
+    bodies = overflow(sender)
+    size = len(bodies[0])
     sender.flush_posted()
     assert sender.backlog() == 8 * size
+    sender.when_drained(lambda: drained.append(sender.backlog()))
     sender.credit(3 * size)
     assert sender.backlog() == 5 * size
+    assert drained == [0]
     sender.credit(config().relay_window)
-    assert sender.backlog() == 0
+    assert drained == [0, 0]

@@ -161,12 +161,16 @@ def test_nothing_is_kept_for_a_caller_that_is_gone(results: Results, refs: Any) 
     assert kept(results) == [second]
 
 
-def test_all_is_counted_after_the_last_release_or_death(results: Results, refs: Any) -> None:
+def test_who_waits_until_all_is_counted_is_called_by_the_last_release_or_death(
+    results: Results, refs: Any
+) -> None:
+    called: list[bool] = []
     first, second = Peer(), Peer()
-    assert results.all_counted()
+    assert results.when_counted(lambda: called.append(True))
     pin = results.value([refs()], call(first))[1]
     results.value([refs()], call(second))
+    assert not results.when_counted(lambda: called.append(True))
     results.release(first, [pin])  # type: ignore[arg-type]
-    assert not results.all_counted()
+    assert called == []
     results.caller_gone(second)  # type: ignore[arg-type]
-    assert results.all_counted()
+    assert called == [True]
