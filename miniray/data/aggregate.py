@@ -131,6 +131,7 @@ class _OfColumn(AggregateFn):
     #: In the name of the results.
     word = ""
     leaves_out_nulls = True
+    needs_column = True
 
     def __init__(
         self,
@@ -138,6 +139,8 @@ class _OfColumn(AggregateFn):
         ignore_nulls: bool | None = None,
         alias_name: str | None = None,
     ) -> None:
+        if on is None and self.needs_column:
+            raise TypeError(f"{type(self).__name__}() needs the name of a column.")
         self.name, self.on = alias_name or f"{self.word}({on or ''})", on
         self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
 
@@ -241,6 +244,7 @@ class Count(_ByArrow):
     word = "count"
     parts = (("count", "sum"),)
     leaves_out_nulls = False
+    needs_column = False
 
 
 class Sum(_ByArrow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
-def check_whole(caller: str, name: str, value: Any, least: int) -> None:
-    """Raise ValueError if this is not a whole number that is ``least`` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def check_whole(caller: str, name: str, value: Any, least: int) -> int:
+    """Return a whole number, of Python or NumPy, that is ``least`` or more; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{caller}({name}={value!r}) must be a whole number, {least} or more.")
+    return int(value)
 
 
 class Batches:
@@ -149,11 +151,11 @@ class StreamIterator:
         drop_last: bool,
     ) -> Callable[[], Iterator[Rows]]:
         if size is not None:
-            check_whole(caller, "batch_size", size, 1)
+            size = check_whole(caller, "batch_size", size, 1)
         if buffer is not None:
-            check_whole(caller, "local_shuffle_buffer_size", buffer, 1)
+            buffer = check_whole(caller, "local_shuffle_buffer_size", buffer, 1)
         if seed is not None:
-            check_whole(caller, "local_shuffle_seed", seed, 0)
+            seed = check_whole(caller, "local_shuffle_seed", seed, 0)
 
         def batches() -> Iterator[Rows]:
             found = self._dataset._tables()

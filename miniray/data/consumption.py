@@ -88,8 +88,7 @@ class Consumption:
 
     def take(self, limit: int = 20) -> list[dict[str, Any]]:
         """Return the first rows, at most ``limit``, as dictionaries."""
-        check_whole("take", "limit", limit, 0)
-        plan = Limit((self._plan,), limit)
+        plan = Limit((self._plan,), check_whole("take", "limit", limit, 0))
         return [row for table in self._tables(plan) for row in table_to_rows(table)]
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
@@ -98,7 +97,7 @@ class Consumption:
         Raises:
             ValueError: The dataset is empty.
         """
-        check_whole("take_batch", "batch_size", batch_size, 1)
+        batch_size = check_whole("take_batch", "batch_size", batch_size, 1)
         table = self._whole(Limit((self._plan,), batch_size))
         if not table.num_rows:
             raise ValueError("take_batch(): the dataset is empty.")

@@ -154,7 +154,7 @@ class Dataset(Rearranging):
         """
         check_format("map_batches", batch_format)
         if batch_size not in (None, "auto"):
-            check_whole("map_batches", "batch_size", batch_size, 1)
+            batch_size = check_whole("map_batches", "batch_size", batch_size, 1)
         udf = udf_of("map_batches", fn, options)
         compute = compute_of("map_batches", udf, options)
         gpus = compute.options.get("num_gpus")
@@ -250,8 +250,7 @@ class Dataset(Rearranging):
 
     def limit(self, limit: int) -> Dataset:
         """Keep the first rows; nothing behind them is read."""
-        check_whole("limit", "limit", limit, 0)
-        return Dataset(Limit((self._plan,), limit))
+        return Dataset(Limit((self._plan,), check_whole("limit", "limit", limit, 0)))
 
     def union(self, *other: Dataset) -> Dataset:
         """Add the rows of other datasets behind these."""
@@ -296,7 +295,7 @@ class Dataset(Rearranging):
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
         del equal, locality_hints
-        check_whole("split", "n", n, 1)
+        n = check_whole("split", "n", n, 1)
         rows, dataset = self._counted()
         return dataset._between([-(-number * rows // n) for number in range(n + 1)])
 
@@ -380,7 +379,7 @@ class Dataset(Rearranging):
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
         del locality_hints
-        check_whole("streaming_split", "n", n, 1)
+        n = check_whole("streaming_split", "n", n, 1)
         found = None if equal or counted(optimised(self._plan)) else chain(optimised(self._plan))
         if found is None:
             return [StreamIterator(part) for part in self.split(n)]

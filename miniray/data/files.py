@@ -95,6 +95,8 @@ class FileRows(Content):
         """Return whether parts of a file can be read, each from a line on."""
         if not self.kind.lines or self.options or path.endswith(".gz"):
             return False
+        if self.kind is CSV:  # its names are looked for in the first line
+            return not self.filesystem.head(path, 1).isspace()
         if not path.endswith(".json"):
             return True
         # An object in each line, or a list.
@@ -103,9 +105,14 @@ class FileRows(Content):
 
     def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
         """Return the lines of a file that begin within these bytes, or all of it."""
+        from fsspec.utils import read_block
+
         if start == 0 and stop == ENDLESS:
             return bytes(self.filesystem.cat_file(path))
-        return bytes(self.filesystem.read_block(path, start, stop - start, b"\n"))
+        size = None if stop == ENDLESS else stop - start
+        # Filesystems have a method for it that wants files to tell their size, which not all do.
+        with self.filesystem.open(path, "rb") as file:
+            return bytes(read_block(file, start, size, b"\n"))
 
     def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
         """Yield the rows of a file, if there are any.

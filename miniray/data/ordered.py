@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +204,7 @@ class Join(Ordered):
             for name in names
             if name not in gone[side]
         ]
-        both = {name for side, name in kept if (1 - side, name) in kept}
+        both = set.intersection(*({name for s, name in kept if s == side} for side in (0, 1)))
         if both and self.suffixes == (None, None):
             raise ValueError(
                 f"Left and right columns suffixes cannot be both None (overlapping columns: "
@@ -213,8 +214,8 @@ class Join(Ordered):
         for side, name in kept:
             shared = name in both and name not in self.side_keys(side)
             found.append((side, name, name + (self.suffixes[side] or "") if shared else name))
-        called = [new for _, _, new in found]
-        twice = sorted({new for new in called if called.count(new) > 1})
+        called = collections.Counter(new for _, _, new in found)
+        twice = sorted(name for name, times in called.items() if times > 1)
         if twice:
             raise ValueError(
                 f"join(): both sides have {twice} with these suffixes; use other ones."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,12 +152,15 @@ class Exchange(PlanNode):
     partitions: int | None = None
 
     def __post_init__(self) -> None:
-        number = self.partitions
-        if number is not None and (not isinstance(number, int) or number < 1):
+        number: Any = self.partitions
+        if number is None:
+            return
+        if not isinstance(number, numbers.Integral) or number < 1:
             raise ValueError(
                 f"{self.name}: the number of blocks or partitions must be a whole number, 1 or "
                 f"more, not {number!r}."
             )
+        object.__setattr__(self, "partitions", int(number))
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from miniray.data.batches import check_whole
@@ -54,7 +55,7 @@ def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Datas
 def range(n: int, **options: Any) -> Dataset:
     """Return the numbers from 0 up to, without, n, in the column "id"."""
     checked_options("range", options, ())
-    check_whole("range", "n", n, 0)
+    n = check_whole("range", "n", n, 0)
     schema = pa.schema([("id", pa.int64())])
     return _of_units([Numbers(n).unit], "ReadRange", schema)
 
@@ -62,7 +63,7 @@ def range(n: int, **options: Any) -> Dataset:
 def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Dataset:
     """Return n tensors of a shape in the column "data", each filled with its number."""
     checked_options("range_tensor", options, ())
-    check_whole("range_tensor", "n", n, 0)
+    n = check_whole("range_tensor", "n", n, 0)
     schema = pa.schema([("data", pa.fixed_shape_tensor(pa.int64(), shape))])
     return _of_units([Numbers(n, tuple(shape)).unit], "ReadRange", schema)
 
@@ -231,7 +232,7 @@ def read_images(paths: Any, **options: Any) -> Dataset:
     such as "RGB".
     """
     size = options.get("size")
-    if size is not None and not (isinstance(size, list | tuple) and len(size) == 2):
+    if size is not None and np.shape(size) != (2,):
         raise ValueError(f"read_images(size={size!r}) must be (height, width), in pixels.")
     return _read("read_images", IMAGES, paths, options)
 

@@ -215,8 +215,7 @@ def drawn(caller: str, seed: int | None) -> int:
     """Return a seed of the user, or a new one."""
     if seed is None:
         return random.randrange(2**31)  # noqa: S311 -- no secret
-    check_whole(caller, "seed", seed, 0)
-    return seed
+    return check_whole(caller, "seed", seed, 0)
 
 
 class Rearranging(Consumption, Aggregating):
@@ -260,9 +259,10 @@ class Rearranging(Consumption, Aggregating):
                 raise ValueError(
                     "repartition(target_num_rows_per_block=...) takes no shuffle and no keys."
                 )
-            check_whole("repartition", "target_num_rows_per_block", target_num_rows_per_block, 1)
-            assert target_num_rows_per_block is not None
-            return self._of(Regroup((self._plan,), target_num_rows_per_block, strict))
+            rows = check_whole(
+                "repartition", "target_num_rows_per_block", target_num_rows_per_block, 1
+            )
+            return self._of(Regroup((self._plan,), rows, strict))
         if keys is not None:
             how: How = self._ordered("repartition", keys, False, name="Repartition")
         else:

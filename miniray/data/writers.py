@@ -179,8 +179,8 @@ def write(
     writer = Writer(name, kind, fs, folder.rstrip("/"), first, token, column, columns, further)
     below = dataset._plan
     if min_rows_per_file is not None:
-        check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
-        below = Regroup((below,), min_rows_per_file)
+        rows = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
+        below = Regroup((below,), rows)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Apply((below,), writer), ordered=False):
         pass

@@ -501,6 +501,8 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(TypeError, match=r"CountDistinct\(\) needs the name of a column"):
+        CountDistinct()
 
 
 def test_boundaries_are_where_blocks_of_a_sort_begin() -> None:

@@ -170,6 +170,28 @@ def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
     assert values(whole) == list(range(1000))
 
 
+@pytest.mark.parametrize("before", [b"\n", b"\r\n", b"\n\n"])
+def test_csv_that_does_not_begin_with_its_names_is_read_whole(
+    tmp_path: Path, before: bytes
+) -> None:
+    rows = b"".join(b"%d,%d\r\n" % (number, -number) for number in range(30))
+    (tmp_path / "n.csv").write_bytes(before + b"a,b\r\n" + rows)
+    source = data.read_csv(str(tmp_path))._plan.source
+    tables = [table for unit in source.units(CutWish(20)) for table in unit.read()]
+    assert [row for table in tables for row in table.to_pylist()] == [
+        {"a": number, "b": -number} for number in range(30)
+    ]
+
+
+def test_files_that_do_not_tell_their_size_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "n.txt").write_text("".join(f"{number}\n" for number in range(100)))
+    source = data.read_text(f"simplecache::file://{tmp_path}/n.txt")._plan.source
+    units = list(source.units(CutWish(20)))
+    found = [table.column("text").to_pylist() for unit in units for table in unit.read()]
+    assert len(units) > 1
+    assert [line for lines in found for line in lines] == [str(number) for number in range(100)]
+
+
 def test_an_object_over_several_lines_of_a_file_that_is_cut_is_told(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{"a": 0}\n' + '{"a":\n1}\n' * 100)
@@ -296,6 +318,26 @@ def test_batches_of_tensors() -> None:
     assert len(list(batches)) == 2  # each iteration reads anew
     (collated,) = dataset.iter_torch_batches(collate_fn=lambda arrays: arrays["data"].sum())
     assert collated == 12
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    dataset = data.range(np.int64(20))
+    one, two = np.int32(1), np.uint8(2)
+    assert dataset.take(two) == dataset.limit(two).take_all() == data.range(2).take_all()
+    assert len(dataset.take_batch(two)["id"]) == len(dataset.split(two)) == 2
+    shuffled = {"local_shuffle_buffer_size": two, "local_shuffle_seed": one}
+    sizes = [len(batch["id"]) for batch in dataset.iter_batches(batch_size=two, **shuffled)]
+    assert sizes == [2] * 10
+    for method in ("random_shuffle", "randomize_block_order"):
+        rows = [getattr(dataset, method)(seed=seed).take_all() for seed in (1, one)]
+        assert rows[0] == rows[1]
+    samples = [dataset.random_sample(0.5, seed=seed).take_all() for seed in (1, one)]
+    assert samples[0] == samples[1]
+    assert len(list(dataset.repartition(two)._tables())) == 2
+    assert dataset.repartition(target_num_rows_per_block=two).count() == 20
+    assert dataset.random_shuffle(seed=one, num_blocks=two).count() == 20
+    assert dataset.groupby("id", num_partitions=two).count().count() == 20
+    assert dataset.join(dataset, "inner", two, on=["id"]).count() == 20
 
 
 def test_arguments_that_make_no_sense_are_told() -> None:
