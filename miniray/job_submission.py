@@ -206,8 +206,7 @@ class JobSubmissionClient:
             runtime_env: Of the command, and of the drivers in it.
             metadata: Strings by name, shown with the job.
             submission_id: Its id; None: one is made. One that asks for the same is the same job.
-            entrypoint_num_cpus: What the command itself holds while it runs. If it holds nothing,
-                it runs on the head's node.
+            entrypoint_num_cpus: What the command holds; if nothing, it runs on the head's node.
             entrypoint_num_gpus: GPUs that it holds, and sees.
             entrypoint_memory: Bytes.
             entrypoint_resources: Custom resources.

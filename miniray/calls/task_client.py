@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -215,7 +214,7 @@ class TaskClient(Channel):
 
         def over() -> None:
             with self._lock:
-                group.next_look = math.inf
+                group.lose_patience()
                 self._pump(group)
 
         self._loop.call_later(delay, over)

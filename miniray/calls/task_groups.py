@@ -324,3 +324,7 @@ class TaskGroup:
         now = self._clock()
         until = min((w.until for w in self._first_wishes() if w.until > now), default=None)
         return None if until is None else (until, until - now)
+
+    def lose_patience(self) -> None:
+        """Note that the time for a look, which ``patience`` has told, is there."""
+        self.next_look = math.inf

@@ -177,7 +177,8 @@ def _image(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> An
 
     image: Any = Image.open(io.BytesIO(data))
     if (size := options.get("size")) is not None:
-        image = image.resize((size[1], size[0]))
+        height, width = size
+        image = image.resize((width, height))
     if (mode := options.get("mode")) is not None:
         image = image.convert(mode)
     return pa.table({"image": column([np.asarray(image)])})

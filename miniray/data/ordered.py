@@ -242,8 +242,12 @@ class Join(Ordered):
         found = found.select([*self.keys, *places])
         found = found.take(key_order(found, [*self.descending, *(False for _ in places)]))
         if self.kind.endswith(("semi", "anti")):
-            return (left if self.kind.startswith("left") else right).take(found.column(places[0]))
-        rows = [left.take(found.column(places[0])), right.take(found.column(places[1]))]
+            (place,) = places
+            return (left if self.kind.startswith("left") else right).take(found.column(place))
+        rows = [
+            side.take(found.column(place))
+            for side, place in zip((left, right), places, strict=True)
+        ]
         columns = {}
         for side, name, new in self.outgoing(left.column_names, right.column_names):
             of_either = self.kind == "full_outer" and not side and name in self.keys

@@ -248,8 +248,9 @@ class Directory:
         if node_id == self.node_id:
             self.store.change_owner(number, node_id)
         if key in self._entries:
-            self._forget_owner(key, self._entries[key])
-            self._entries[key].owner = self.node_id
+            entry = self._entries[key]
+            self._forget_owner(key, entry)
+            self._entries[key] = dataclasses.replace(entry, owner=self.node_id)
             self._by_owner.setdefault(self.node_id, set()).add(key)
 
     def free(self, key: Key) -> None:
