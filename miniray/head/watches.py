@@ -105,13 +105,9 @@ class Watches:
 
     def moved(self) -> None:
         """Note that something may have changed."""
-        if self._of:
-            self._push_later(self._pause)
-
-    def _push_later(self, seconds: float) -> None:
-        if not self._due:
+        if self._of and not self._due:
             self._due = True
-            self._timers.call_later(seconds, self._push)
+            self._timers.call_later(self._pause, self._push)
 
     def _push(self) -> None:
         self._due = False
@@ -120,8 +116,9 @@ class Watches:
             self._push_changed(name)
         changed = dict.fromkeys(self._cluster.actors.changes.take())
         for process_id, ids in self._to_tell.items():
+            goes_on = bool(ids)
             ids.update(changed)
-            if ids:
+            if ids and not goes_on:
                 self._push_actors(process_id)
         self._pause = max(_BETWEEN, _SHARE * (self._timers.time() - began))
 
@@ -136,8 +133,10 @@ class Watches:
                     self._tell(process_id, name, changed, gone)
 
     def _push_actors(self, process_id: bytes) -> None:
-        """Describe a piece of what a watcher does not know of actors."""
-        ids = self._to_tell[process_id]
+        """Describe a piece of what a watcher does not know of actors; soon the next one."""
+        ids = self._to_tell.get(process_id)
+        if ids is None:
+            return  # it watches them no more
         piece = list(itertools.islice(ids, _PIECE))
         for id in piece:
             del ids[id]
@@ -145,7 +144,7 @@ class Watches:
         rows = {key: row for key, row in found.items() if row is not None}
         self._tell(process_id, "actors", rows, [key for key in found if key not in rows])
         if ids:
-            self._push_later(_NEXT_PIECE)
+            self._timers.call_later(_NEXT_PIECE, lambda: self._push_actors(process_id))
 
     def _rows(self, name: str) -> Rows:
         field = _KEYS.get(name, "")

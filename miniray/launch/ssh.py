@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ _SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
+#: Seconds that the hosts have to end after the first one.
+_LAST_SECONDS = 15.0
 #: Runs in the place of a program that runs here: says that all hosts have joined, and stays.
 _STAYS = "import signal; print(flush=True); signal.pause()"
 #: Runs the program in a copy of a folder that comes by standard input, and its workers too; a
@@ -162,6 +165,8 @@ class _Session:
         #: What the first host has told the others, and whether all have joined then.
         self._published: dict[str, Any] | None = None
         self._joined = False
+        #: When hosts are no longer waited for.
+        self._until: float | None = None
         self._hosts: list[_Host] = []
         #: Ends the program, if that runs here.
         self._end_program: Callable[[], object] = lambda: None
@@ -179,11 +184,14 @@ class _Session:
         signal.signal(signal.SIGALRM, self._beat)
         signal.setitimer(signal.ITIMER_REAL, BEAT, BEAT)
         code = self._run_here() if self._run.here else None
-        while any(host.open for host in self._hosts):
+        while any(host.open for host in self._hosts) and not self._is_late():
             self._pass_on()
         if code is None:
             code = self._first.process.wait()
         return code if code >= 0 else 128 - code
+
+    def _is_late(self) -> bool:
+        return self._until is not None and time.monotonic() >= self._until
 
     def _close_all(self) -> None:
         for host in self._hosts:
@@ -205,7 +213,7 @@ class _Session:
 
     def _pass_on(self) -> None:
         """Wait until something happens; the first host gets the signals, if that is one."""
-        for number in self._events.wait(None):
+        for number in self._events.wait(self._until):
             self._asked += number in ENDING
             if self._asked <= 1:
                 self._first.send({"signal": number})
@@ -299,8 +307,8 @@ class _Session:
                 self._published = message
                 for other in self._hosts[1:]:
                     other.send(message)
-            elif text := line.decode("utf-8", "replace").strip():
-                host.last_line = text
+            elif (text := line.decode("utf-8", "replace").rstrip()).strip():
+                host.last_line = text.strip()
                 self._tell(f"{host.name}: {text}")
         if first and self._published is not None and host.output:
             self._joined = True
@@ -315,6 +323,7 @@ class _Session:
         if host.open:
             return
         if host is self._first:
+            self._until = time.monotonic() + _LAST_SECONDS
             self._end_program()
             self._close_all()
         elif code := host.process.wait():

@@ -77,7 +77,8 @@ class Probes:
         self, ids: list[bytes], look: Callable[[Client], Awaitable[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """Return what is found of each of these processes, with its rank and a note, if it has."""
-        clients = [each for each in self._all() if each.process_id in ids]
+        wanted = set(ids)
+        clients = [each for each in self._all() if each.process_id in wanted]
         ranks = self._ask(clients, _SOON, "rank")
         told, *found = await asyncio.gather(ranks, *map(look, clients))
         return [

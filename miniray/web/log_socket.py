@@ -10,7 +10,6 @@ import asyncio
 import base64
 import codecs
 import contextlib
-import functools
 import hashlib
 import re
 import urllib.parse
@@ -32,8 +31,8 @@ _PATH = re.compile(r"/api/jobs/([^/]+)/logs/tail")
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TEXT, _CLOSE = 0x1, 0x8
 _NORMAL, _FAILED = 1000, 1011
-#: Seconds for an answer of the head, and between two questions while nothing is new.
-_PATIENCE, _EVERY = 5.0, 0.3
+#: Seconds for which the head may have nothing new of a log before it is asked again.
+_PATIENCE = 600.0
 
 
 class LogSocket(asyncio.Protocol):
@@ -88,18 +87,17 @@ class LogSocket(asyncio.Protocol):
     async def _follow(self, job: str) -> None:
         """Send what a job prints, until it has ended."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        ask = functools.partial(self._link.head_request, "read_job_log", timeout=_PATIENCE)
         offset, over = 0, False
         with self._count():
             try:
                 while not over:
-                    with contextlib.suppress(TimeoutError):
-                        data, offset, over = await asyncio.to_thread(ask, job, offset, False)
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        # The head answers once there is something new.
+                        new = self._link.head_request_later("read_job_log", job, offset, True)
+                        data, offset, over = await asyncio.wait_for(new, _PATIENCE)
                         if text := decode(data):
                             self._frame(_TEXT, text.encode())
                             await self._writable.wait()
-                        elif not over:
-                            await asyncio.sleep(_EVERY)
             except (MinirayError, ValueError, OSError) as error:
                 self._frame(_CLOSE, _FAILED.to_bytes(2, "big") + str(error).encode()[:120])
             else:

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import functools
+import logging
 import marshal
 import time
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     #: Makes a row of what the head tells.
     Adapt = Callable[[Row], Row]
+
+
+logger = logging.getLogger(__name__)
 
 
 def _record(kind: type[State]) -> Adapt:
@@ -176,6 +180,9 @@ class Topics:
                 rows, facts = await asyncio.to_thread(source, self.source)
             except (ValueError, OSError, TimeoutError, MinirayError) as error:
                 table.fail(str(error))
+            except Exception as error:  # the page must not wait for ever
+                logger.exception("The rows of a topic cannot be made.")
+                table.fail(f"This cannot be shown, and web.log of the session says why: {error!r}")
             else:
                 before, table.facts = table.facts(), functools.partial(dict, facts)
                 table.replace(rows)

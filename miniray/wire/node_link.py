@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from miniray.wire.io_loop import IOLoop
 
+    #: Asks, with a method and its arguments, and gives what comes to the last argument.
+    _Asks = Callable[[str, tuple[Any, ...], Callable[[Any, Any, int], None]], None]
 
 #: Seconds that the daemon may take to put a report together, beyond what it waits for others.
 _PATIENCE = 10.0
@@ -217,6 +219,19 @@ class NodeLink:
 
         ``undo`` is called with the result if nobody takes it.
         """
+        return await self._later(self.node_request_async, method, args, undo)
+
+    async def head_request_later(self, method: str, *args: Any) -> Any:
+        """Do as ``head_request`` without blocking the event loop; it can be cancelled."""
+        return (await self._later(self.head_request_async, method, args))[0]
+
+    async def _later(
+        self,
+        ask: _Asks,
+        method: str,
+        args: tuple[Any, ...],
+        undo: Callable[[Any], None] | None = None,
+    ) -> tuple[Any, int]:
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -229,7 +244,7 @@ class NodeLink:
                 answer.abandon()
 
         answer = _Answer(arrived, undo)
-        self.node_request_async(method, args, answer.came)
+        ask(method, args, answer.came)
         try:
             await here.wait()
         except asyncio.CancelledError:
@@ -242,7 +257,7 @@ class NodeLink:
 
     def _wait(
         self,
-        ask: Callable[[str, tuple[Any, ...], Callable[[Any, Any, int], None]], None],
+        ask: _Asks,
         method: str,
         args: tuple[Any, ...],
         timeout: float | None,

@@ -130,12 +130,10 @@ class Questions:
         Returns:
             Of each its id, pid, role and job, then the answer and why there is none.
         """
-        clients = [
-            client
-            for client in self._clients.clients.values()
-            if not client.is_command
-            and (only is None or client.process_id in only or client.pid in only)
-        ]
+        clients = [each for each in self._clients.clients.values() if not each.is_command]
+        if only is not None:
+            wanted = {*only}
+            clients = [each for each in clients if wanted & {each.process_id, each.pid}]
         told = await self.ask_processes(clients, what, arguments, seconds)
         return [
             (client.process_id, client.pid, client.role, client.job_id, answer, missing)

@@ -81,6 +81,22 @@ def test_many_actors_are_described_piece_by_piece(daemon: FakeDaemon) -> None:
     assert {key for rows, _ in pushes for key in rows} == {id.hex() for id in ids}
 
 
+def test_other_listings_are_not_made_again_for_each_piece_of_actors(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, watcher = daemon.driver(), Watcher(daemon)
+    watcher.watch("actors", "jobs")
+    daemon.cluster.timers.pass_time(1)
+    watcher.told("actors")
+    watches, made = daemon.cluster.head.watches, []
+    monkeypatch.setattr(watches, "_push_changed", made.append)
+    for number in range(1, 2502):
+        add_actor(daemon, driver, number)
+    daemon.cluster.timers.pass_time(1)
+    assert sum(len(rows) for rows, _ in watcher.told("actors")) == 2501
+    assert len(made) <= 2
+
+
 def test_what_did_not_change_is_not_pushed(daemon: FakeDaemon) -> None:
     watcher = Watcher(daemon)
     watcher.watch("node_states", "jobs", "actors")

@@ -1,0 +1,66 @@
+"""The log of a job over a WebSocket: what the head is asked, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from miniray.web.log_socket import LogSocket
+
+REQUEST = b"GET /api/jobs/a/logs/tail HTTP/1.1\r\nHost: h\r\nSec-WebSocket-Key: x\r\n\r\n"
+
+
+class Head:
+    """Stands for the link to a head, which answers once a job has printed."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.printed: asyncio.Queue[tuple[bytes, int, bool]] = asyncio.Queue()
+
+    async def head_request_later(self, *asked: Any) -> tuple[bytes, int, bool]:
+        self.asked.append(asked)
+        return await self.printed.get()
+
+    def head_request(self, *asked: Any, timeout: float) -> tuple[bytes, int, bool]:
+        del timeout
+        self.asked.append(asked)
+        return b"", 0, False
+
+
+class Client(asyncio.Transport):
+    """Keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got = b""
+
+    def write(self, data: Any) -> None:
+        self.got += data
+
+
+async def soon() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_the_head_is_asked_again_only_when_it_has_told_something_new() -> None:
+    async def follow() -> None:
+        head, client = Head(), Client()
+        link: Any = head
+        followed = LogSocket(link, lambda *_: None, contextlib.nullcontext)
+        followed.connection_made(client)
+        followed.data_received(REQUEST)
+        await asyncio.sleep(0.5)
+        assert head.asked == [("read_job_log", "a", 0, True)]
+        head.printed.put_nowait(("ä".encode()[:1], 1, False))
+        head.printed.put_nowait(("ä".encode()[1:], 2, False))
+        await soon()
+        assert client.got.endswith(b"\x81\x02" + "ä".encode())
+        assert [asked[2] for asked in head.asked] == [0, 1, 2]
+        followed.connection_lost(None)
+        await soon()
+        assert followed._task is not None
+        assert followed._task.cancelled()
+
+    asyncio.run(follow())

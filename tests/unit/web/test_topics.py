@@ -1,0 +1,36 @@
+"""Topics whose rows are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray.web.tables import Table
+from miniray.web.topics import Topics
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_fault_in_what_makes_rows_is_logged_and_told_to_the_page(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Of:
+        source = None
+
+    def wrong(_source: Any) -> Any:
+        raise KeyError("metrics")
+
+    async def ask() -> Table:
+        table, topics = Table(), Of()
+        asking = asyncio.ensure_future(Topics._ask(topics, wrong, table))  # type: ignore[arg-type]
+        await asyncio.sleep(0.2)
+        assert not asking.done()
+        asking.cancel()
+        return table
+
+    with caplog.at_level(logging.ERROR):
+        table = asyncio.run(ask())
+    assert "KeyError('metrics')" in table.error
+    assert "KeyError: 'metrics'" in caplog.text
