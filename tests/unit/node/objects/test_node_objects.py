@@ -115,6 +115,20 @@ def run(test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
+def test_a_value_that_the_daemon_has_adopted_outlives_its_process_and_leaves_nothing() -> None:
+    async def test(node: Node) -> None:
+        before, key = node.known(), (ORIGIN, 7, HERE)
+        node.relay.notices[r.WROTE](ORIGIN, Relayed(notice=r.WROTE, items=(7, OWNER)))
+        node.objects.directory.adopt(key)
+        node.objects.process_died(OWNER)
+        assert not node.relay.sent
+        node.objects.directory.free(key)
+        assert node.relay.sent == [(ORIGIN, Relayed(notice=r.FREED, items=key))]
+        assert node.known() == before
+
+    run(test)
+
+
 def test_what_was_written_or_is_read_here_of_an_owner_goes_with_its_node() -> None:
     async def test(node: Node) -> None:
         before = node.known()

@@ -146,6 +146,20 @@ def test_what_a_dead_process_owned_is_freed_and_what_it_mapped_unmapped(
     assert store.process_died(OWNER) == []
 
 
+def test_a_store_forgets_processes_that_nothing_is_of_any_more(store: SegmentStore) -> None:
+    segment = written(store, PAGE)
+    store.map(segment.number, READER)
+    store.map(segment.number, WRITER)
+    store.change_owner(segment.number, b"other000")
+    assert store.process_died(OWNER) == []
+    store.unmap([segment.number], READER)
+    store.unmap([segment.number], WRITER)
+    assert store._of_process == {b"other000": {segment.number}, WRITER: {segment.number}}
+    assert store.written_by(WRITER) == {b"other000": [segment.number]}
+    assert store.process_died(b"other000") == [segment.number]
+    assert not store._of_process
+
+
 def test_an_owner_that_dies_before_its_value_is_written_leaves_nothing(
     store: SegmentStore,
 ) -> None:
@@ -223,6 +237,11 @@ class Store(RuleBasedStateMachine):
         if self.made:
             self.store.unmap([self.made[pick % len(self.made)]], process)
 
+    @rule(pick=picks, process=processes)
+    def adopt(self, pick: int, process: bytes) -> None:
+        if self.made:
+            self.store.change_owner(self.made[pick % len(self.made)], process)
+
     @rule()
     def spill(self) -> None:
         """The least recently used one leaves memory."""
@@ -274,6 +293,14 @@ class Store(RuleBasedStateMachine):
             if not (segment.mappers or not segment.sealed or segment.moves or segment.freed)
         }
         assert open_memory() == self.before + len(in_memory) + len(store.memories._pool)
+
+    @invariant()
+    def each_process_has_what_is_its(self) -> None:
+        found: dict[bytes, set[int]] = {}
+        for segment in self.store:
+            for process in (segment.owner, segment.writer, *segment.mappers):
+                found.setdefault(process, set()).add(segment.number)
+        assert self.store._of_process == found
 
     def teardown(self) -> None:
         for process in (b"process0", b"process1", b"process2"):

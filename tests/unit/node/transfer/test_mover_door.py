@@ -113,6 +113,8 @@ def test_one_without_a_certificate_is_refused_and_told_of(
                     return True
 
         assert await asyncio.to_thread(knock)
+        while "refused" not in caplog.text:  # the door tells of it after it has hung up
+            await asyncio.sleep(0.01)
 
     movers.run(test())
     assert "127.0.0.1 was refused at the port for large values" in caplog.text
