@@ -201,7 +201,7 @@ def read_csv(paths: Any, **options: Any) -> Dataset:
 
     Paths, ``filesystem``, ``include_paths`` and ``shuffle`` are as of ``read_parquet``. With
     ``read_options``, ``parse_options`` or ``convert_options`` of ``pyarrow.csv``, each file is read
-    by one task.
+    by one task. Values with line breaks need ``ParseOptions(newlines_in_values=True)``.
     """
     return _read("read_csv", CSV, paths, options)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
-from miniray.api import get, kill
+from miniray.api import get, is_initialized, kill
 from miniray.data.feeds import index_of, key_of
 from miniray.data.plan import Read, Stage, count_of, walk
 from miniray.data.sources import BlockRows, Place, ReadUnit
@@ -284,8 +284,9 @@ class PoolStage(TaskStage):
         self._load[call.actor] -= 1
 
     def _end(self) -> None:
-        for actor in self._load:
-            kill(actor)
+        if is_initialized():  # else they have ended with their cluster
+            for actor in self._load:
+                kill(actor)
 
 
 def _total(stage: Stage) -> int | None:

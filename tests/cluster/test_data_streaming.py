@@ -276,6 +276,29 @@ def test_tasks_run_while_pytorch_is_loaded(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
 
 
+def test_batches_that_nobody_reads_may_outlive_their_cluster() -> None:
+    program = """
+        import miniray
+
+        class Model:
+            def __call__(self, batch):
+                return batch
+
+        def begun():
+            miniray.init(address="local", num_cpus=1)
+            return iter(miniray.data.range(10).map_batches(Model, concurrency=1).iter_batches())
+
+        reader = begun()
+        miniray.shutdown()
+        del reader
+        assert not miniray.is_initialized()
+        reader = begun()
+    """
+    run = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(run, check=True, timeout=120, capture_output=True, text=True)
+    assert "Error" not in done.stderr, done.stderr
+
+
 def test_a_pool_goes_on_while_what_follows_it_waits_for_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
