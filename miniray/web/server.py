@@ -152,8 +152,8 @@ class WebServer:
     # --- letting in -----------------------------------------------------------------------
     async def _login(self, request: Request) -> Response:
         code = str((await self._answers.posted(request)).get("code", ""))
-        ask = self._topics.link.node_request
-        is_good, _ = await asyncio.to_thread(ask, "use_page_code", (code,), _PATIENCE)
+        asking = self._topics.link.node_request_later("use_page_code", (code,))
+        is_good, _ = await asyncio.wait_for(asking, _PATIENCE)
         if not is_good:
             text = "This code was used, or is older than a minute; `miniray dashboard` makes one."
             return refusal(401, text)

@@ -213,7 +213,10 @@ class NodeLink:
         return self._wait(self.node_request_async, method, args, timeout, undo)
 
     async def node_request_later(
-        self, method: str, args: tuple[Any, ...], undo: Callable[[Any], None]
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        undo: Callable[[Any], None] | None = None,
     ) -> tuple[Any, int]:
         """Do as ``node_request`` without blocking the event loop; it can be cancelled.
 
