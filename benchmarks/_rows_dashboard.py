@@ -35,7 +35,7 @@ def page_address() -> str:
     from miniray.client.command_connection import connect_for_cli
     from miniray.common.runtime import current_runtime
 
-    address = current_runtime().context().address
+    address = current_runtime().context().gcs_address
     with contextlib.closing(connect_for_cli(address, "address=", None)) as cluster:
         return cluster.page().url
 

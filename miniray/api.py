@@ -206,11 +206,13 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         # -1 is Ray's other way to say: without end.
         timeout = None if timeout == -1 else timeout_of("get", timeout)
     try:
-        if isinstance(object_refs, ObjectRef):
+        if type(object_refs) is ObjectRef:
             return runtime.objects.get((object_refs,), timeout)[0]
         if isinstance(object_refs, list | tuple):
             refs_only("get", object_refs)
             return runtime.objects.get(object_refs, timeout)
+        if isinstance(object_refs, ObjectRef):  # an engine's own, for which it looks longer
+            return runtime.objects.get((object_refs,), timeout)[0]
     except (KeyboardInterrupt, MinirayError) as error:
         raise error.with_traceback(None)
     if is_generator(object_refs):
@@ -238,7 +240,7 @@ def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
         TypeError: The value is a ref already, or can't be pickled; or an owner is given.
         ObjectStoreFullError: There is no room for it.
     """
-    if isinstance(value, ObjectRef):
+    if type(value) is ObjectRef:  # another engine refuses its own, which spares each value a look
         raise TypeError(
             f"put was given {value!r}, which is a ref already. Pass the ref on, or put it inside "
             f"a list to store the ref itself."
@@ -278,9 +280,9 @@ def wait(
     global _rest
     refs = ray_waitables
     given: Any = refs
-    if isinstance(given, ObjectRef):
-        raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
     if not isinstance(given, list | tuple):
+        if isinstance(given, ObjectRef):
+            raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
         raise TypeError(
             f"wait takes a list of refs, not {shown(given)} ({type(given).__name__})."
             f"{' Make a list of its refs.' * isinstance(given, Iterable)}"

@@ -87,7 +87,7 @@ class Submission(RuntimeCalls):
     def submit_actor_call(
         self, method: BoundMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        actor, info, options = method.actor, method.info, method.options
+        actor, info, name, options = method
         client = self.actors.client(actor, info)
         if not actor._owner_node:
             # Found by its name. Where it is known by a counted handle too, it lives until the call
@@ -99,8 +99,8 @@ class Submission(RuntimeCalls):
         if options.name or options.concurrency_group:
             how = (options.concurrency_group, options.name or None)
         call = Call(
-            method.name,
-            options.name or f"{info.name}.{method.name}",
+            name,
+            options.name or f"{info.name}.{name}",
             client,
             retries,
             options.retry_exceptions,

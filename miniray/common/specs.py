@@ -218,7 +218,7 @@ class CommandSpec(_Demand):
     secrets: Sequence[str] = ()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True)
 class MethodOptions:
     """Options of one method of an actor, from ``@method`` and ``.options``."""
 
@@ -230,6 +230,10 @@ class MethodOptions:
     name: str = ""
     #: As in ``TaskOptions``.
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[type[MethodOptions], tuple[Any, ...]]:
+        # Without the names of the fields: each handle has those of all methods.
+        return MethodOptions, tuple([getattr(self, name) for name in field_names(MethodOptions)])
 
 
 # --- what the head grants --------------------------------------------------------------

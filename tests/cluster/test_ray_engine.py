@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pickle
 import socket
@@ -23,7 +24,13 @@ import miniray
 from miniray.cli.main import main
 from miniray.cluster_utils import Cluster
 from miniray.engines.capabilities import REFUSED
-from miniray.exceptions import ActorDiedError, DeathCause, EngineError, TaskError
+from miniray.exceptions import (
+    ActorDiedError,
+    DeathCause,
+    EngineError,
+    TaskError,
+    WorkerCrashedError,
+)
 from miniray.util import metrics, state, tpu
 
 if TYPE_CHECKING:
@@ -67,6 +74,37 @@ def test_an_error_has_the_name_that_its_call_was_given() -> None:
             with pytest.raises(ZeroDivisionError) as caught:
                 miniray.get(named.remote(0))
             assert f"{name}() failed" in str(caught.value)
+
+
+def test_each_result_of_a_call_that_ray_ends_names_it() -> None:
+    @miniray.remote(num_returns=2, max_retries=0)
+    def ends() -> tuple[int, int]:
+        os._exit(1)
+
+    for ref in ends.remote():
+        with pytest.raises(WorkerCrashedError, match=r"^ends failed: "):
+            miniray.get(ref, timeout=60)
+
+
+def test_threads_name_more_calls_than_are_remembered() -> None:
+    from miniray.engines.ray import errors
+
+    class Called:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def task_id(self) -> Called:
+            return self
+
+        def binary(self) -> bytes:
+            return self.number.to_bytes(8, "little")
+
+    def name(of: range) -> None:
+        for number in of:
+            errors.name_call(Called(number), "call")
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(name, [range(at, at + 30_000) for at in range(0, 120_000, 30_000)]))
 
 
 class Unreadable:

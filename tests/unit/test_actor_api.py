@@ -15,7 +15,8 @@ import pytest
 from fake_runtime import FakeRuntime, fake_runtime
 
 import miniray
-from miniray.actor import exit_actor
+from miniray.actor import ActorHandle, exit_actor
+from miniray.common.object_ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,6 +231,12 @@ def test_a_handle_that_was_sent_calls_the_same_actor(runtime: FakeRuntime) -> No
     assert len(sent["handle"].pair.remote()) == 2
     with pytest.raises(TypeError, match="too many"):
         sent["handle"].add.remote(1, 2)
+
+
+def test_a_handle_that_is_sent_does_not_spell_what_its_class_has_by_default() -> None:
+    counter = ActorHandle(ObjectRef(bytes(16), b""), Counter._info)
+
+    assert b"generator_backpressure" not in pickle.dumps(counter)
 
 
 def test_a_copy_of_a_handle_is_the_handle(runtime: FakeRuntime) -> None:

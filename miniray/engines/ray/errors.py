@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import os
 import pickle
@@ -25,9 +26,12 @@ _CAUSES = {
     "unexpectedly exit": DeathCause.EXITED,
 }
 # Between the worker and user code.
-transport.own_folders += "python/ray/", *ray.__path__, *concurrent.futures.__path__
+transport.own_folders += (
+    "python/ray/",
+    *(f"{path}/" for path in (*ray.__path__, *concurrent.futures.__path__)),
+)
 #: Names of the last calls, by Ray's ids of their tasks: its errors don't tell them.
-_calls: dict[bytes, str] = {}
+_calls: collections.OrderedDict[bytes, str] = collections.OrderedDict()
 _MOST = 10_000
 
 
@@ -35,7 +39,7 @@ def name_call(ref: Any, call: str) -> None:
     """Have errors of the value of Ray's ref name what was called."""
     _calls[ref.task_id().binary()] = call
     if len(_calls) > _MOST:
-        del _calls[next(iter(_calls))]
+        _calls.popitem(last=False)  # one step, as other threads call too
 
 
 def call_of(ref: Any) -> str:

@@ -74,8 +74,9 @@ def submit(args: Any, kwargs: Any, num_returns: int | str, remote: Any, call: st
     if num_returns == "streaming" and util.client.ray.is_connected():
         refuse("generators over ray://")
     found = asks(remote)(*args, **kwargs)
-    if type(found) is ray.ObjectRef:
-        errors.name_call(found, call)
+    first = found[0] if isinstance(found, list) and found else found
+    if type(first) is ray.ObjectRef:  # others are of the same task
+        errors.name_call(first, call)
     elif type(found) is ray.ObjectRefGenerator:
         found.__class__ = RayGenerator
         found.core_worker = found.worker.core_worker
@@ -96,14 +97,16 @@ class Code(seam.Exported):
 
     def prepared(self, options: Any, info: Any = None) -> tuple[Any, str]:
         """Return what makes a task, or an actor with this info, and how errors name it."""
-        if self._prepared[0] is not options:
+        prepared = self._prepared  # of one thread's call: others have other options
+        if prepared[0] is not options:
             most = options.given.get("max_calls", int("GPU" in options.resources))
             if most not in self._made:
                 self._made[most] = self._class(info, options) if info else self._task(most)
             given, where = as_ray(options)
             call = (options.name or short_name(self.name)) + where
-            self._prepared = options, self._made[most].options(**given).remote, call
-        return self._prepared[1:]
+            made = self._made[most].options(**given).remote
+            self._prepared = prepared = options, made, call
+        return prepared[1:]
 
     def _task(self, max_calls: int) -> Any:
         """Return Ray's function for one that calls the user's in a worker that is ready for it."""
