@@ -322,7 +322,7 @@ class TaskGroup:
         None if none waits.
         """
         now = self._clock()
-        until = min((w.until for w in self._first_wishes() if w.until > now), default=None)
+        until = min((wish.until for wish in self._first_wishes()), default=None)
         return None if until is None else (until, until - now)
 
     def lose_patience(self) -> None:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process_doubles import NODE
 
-from miniray.calls.task_groups import RATE
+from miniray.calls.task_groups import RATE, TaskGroup
 from miniray.common.config import config
 from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 
 if TYPE_CHECKING:
     from task_world import TaskWorld
+
+    from miniray.calls.call import Call
+    from miniray.calls.task_groups import HeldLease
 
 FAR = b"far away"
 LARGE = 200 << 20
@@ -73,6 +76,24 @@ def test_a_task_with_less_patience_than_the_one_before_it_does_not_wait_longer(
     world.now += LARGE / RATE
     world.me.loop.fire()
     assert small.number in idle.calls
+
+
+def test_a_task_whose_wait_ends_while_a_lease_is_refused_to_it_is_looked_at_again(
+    world: TaskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = world.grant()
+    take = TaskGroup.take
+
+    def take_late(group: TaskGroup, lease: HeldLease) -> Call | None:
+        taken = take(group, lease)
+        world.now += LARGE / RATE
+        return taken
+
+    monkeypatch.setattr(TaskGroup, "take", take_late)
+    call = world.call(world.stored(FAR, LARGE))
+    assert idle.calls == []
+    world.me.loop.fire()
+    assert idle.calls == [call.number]
 
 
 def test_a_busy_worker_gets_first_what_its_node_has(world: TaskWorld) -> None:
