@@ -132,11 +132,13 @@ class ActorClients(Channel):
 
     def _spec(self, cls: Exported, info: ActorClassInfo, options: ActorOptions) -> ActorSpec:
         facts = self.facts
+        groups = {name: method.concurrency_group for name, method in info.methods.items()}
         return ActorSpec.of(
             options,
             class_key=cls.key,
             class_name=info.name,
             info=pickle.dumps(info, 5),
+            method_groups={name: group for name, group in groups.items() if group},
             is_async=info.is_async,
             namespace=options.namespace or facts.namespace,
             detached=(options.lifetime or facts.default_actor_lifetime) == "detached",

@@ -190,6 +190,9 @@ class ActorSpec(_Actor):
     class_name: str
     #: Pickled ``ActorClassInfo``.
     info: bytes
+    #: The concurrency groups of the methods that have one: the worker has these before user code,
+    #: which ``info`` may need.
+    method_groups: Mapping[str, str]
     is_async: bool
     #: That its name is in.
     namespace: str

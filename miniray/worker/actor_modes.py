@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
-import pickle
 import queue
 import threading
 import time
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from miniray.client.cluster_runtime import ClusterRuntime
-    from miniray.common.runtime import ActorClassInfo
     from miniray.common.specs import ActorSpec
     from miniray.wire.io_loop import IOLoop
     from miniray.worker.call_loop import Loaded
@@ -50,7 +48,7 @@ class ThreadedExecutor(Executor):
         super().__init__(runtime, end, actor)
         self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
         self._sizes = {DEFAULT_GROUP: actor.max_concurrency or 1, **actor.concurrency_groups}
-        self._group_of = _groups_of(actor)
+        self._group_of = actor.method_groups
         #: Calls that no thread has taken: whoever takes one out of here answers it.
         self._unbegun: dict[tuple[bytes, int], Work] = {}
 
@@ -176,7 +174,7 @@ class AsyncExecutor(Executor):
             name: CallLoop(runtime, self._execute, self.replies.answer_error, size, loaders)
             for name, size in {DEFAULT_GROUP: limit, **actor.concurrency_groups}.items()
         }
-        self._group_of = _groups_of(actor)
+        self._group_of = actor.method_groups
         self._main_loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
         self._warned = False
@@ -313,13 +311,6 @@ class _LoopEvent:
     async def wait(self) -> None:
         await self._event.wait()
         self._event.clear()
-
-
-def _groups_of(actor: ActorSpec) -> dict[str, str]:
-    """Return the concurrency groups of the methods that have one."""
-    info: ActorClassInfo = pickle.loads(actor.info)
-    groups = {name: method.concurrency_group for name, method in info.methods.items()}
-    return {name: group for name, group in groups.items() if group}
 
 
 def executor_of(

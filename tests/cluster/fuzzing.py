@@ -92,6 +92,7 @@ _ACTOR = ActorSpec(
     class_key=b"key",
     class_name="A",
     info=b"",
+    method_groups={},
     is_async=False,
     namespace="raw",
     detached=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import subprocess
 import sys
@@ -216,6 +217,27 @@ def test_an_async_actor_may_have_a_constructor_that_blocks() -> None:
             return self.value
 
     assert miniray.get(Prepared.remote().get.remote()) == 4
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_an_actor_is_told_to_lack_a_module_that_its_methods_options_need(
+    is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_the_driver_has_it.py").write_text("class Refused(Exception): pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = importlib.import_module("only_the_driver_has_it").Refused
+
+    def read(_self: object) -> None:
+        """Never runs."""
+
+    async def read_later(_self: object) -> None:
+        """Never runs."""
+
+    method = miniray.method(retry_exceptions=[refused], max_task_retries=1)
+    reader = type("Reader", (), {"read": method(read_later if is_async else read)})
+    actor = miniray.remote(max_concurrency=2)(reader).remote()
+    with pytest.raises(ActorDiedError, match="No module named 'only_the_driver_has_it'"):
+        miniray.get(actor.read.remote(), timeout=30)
 
 
 def test_a_constructor_may_be_a_coroutine() -> None:

@@ -150,6 +150,7 @@ SPEC = ActorSpec(
     class_key=b"key",
     class_name="A",
     info=b"",
+    method_groups={},
     is_async=False,
     namespace="raw",
     detached=False,

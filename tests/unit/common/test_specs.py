@@ -35,6 +35,7 @@ def actor_spec(options: ActorOptions, **others: Any) -> ActorSpec:
         "class_key": b"key",
         "class_name": "A",
         "info": b"info",
+        "method_groups": {"read": "io"},
         "is_async": True,
         "namespace": "space",
         "detached": True,

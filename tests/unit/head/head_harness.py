@@ -229,6 +229,7 @@ def actor_spec(**changes: Any) -> tuple[Any, ...]:
         "class_key": b"k" * 16,
         "class_name": "Thing",
         "info": b"info",
+        "method_groups": {},
         "resources": {},
         "placement_resources": {"CPU": 1},
         "namespace": "tests",
