@@ -190,6 +190,9 @@ _REPLACE = "REPLACE INTO things VALUES (?, ?, ?)"
 _DELETE = "DELETE FROM things WHERE kind = ? AND key = ?"
 #: Seconds until a disk that took nothing is tried again, at first and at most.
 _RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
+#: Bytes of a record at most. SQLite takes no longer ones (10^9), and what is written together with
+#: one would never be written.
+_LONGEST = 999_000_000
 #: What has changed: kind and key.
 _What = tuple[str, bytes]
 #: Ended things of each kind that the next head is told of.
@@ -312,6 +315,10 @@ class SqliteStorage(Storage):
         self._note((kind, key), _Change(None, record))
 
     def _note(self, what: _What, change: _Change) -> None:
+        if len(change.record or b"") > _LONGEST:
+            text = "the %s %.80r is too large to be kept: a restart of the head will miss it"
+            logger.error(text, *what)
+            change = _Change(None)
         self._changes[what] = change
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write_all())

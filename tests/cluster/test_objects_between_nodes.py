@@ -952,6 +952,7 @@ def test_a_transfer_whose_mover_is_killed_goes_on(nodes: Cluster, third: Node, s
         total = reader.sum.remote(np.ones(64 * MIB, dtype=np.uint8))
         mover.kill()
         assert miniray.get(total) == 64 * MIB
+        mover.wait(10)  # on a busy machine it may outlive the transfer
         # If the transfer was over before, the next one finds that the mover is gone.
         miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8)))
 

@@ -72,6 +72,8 @@ class AdoptedObjects:
     def __post_init__(self) -> None:
         self._objects: dict[bytes, _Adopted] = {}
         self._owners: dict[bytes, _Owner] = {}
+        #: What each borrower holds, so that its end costs no walk over all.
+        self._held_by: dict[bytes, set[bytes]] = {}
         #: The nodes of borrowers that are not of this one.
         self._elsewhere: dict[bytes, bytes] = {}
         #: Detached actors whose arguments are kept here.
@@ -132,6 +134,8 @@ class AdoptedObjects:
                 self.directory.adopt(key_of(value))
             counts = {process: count for process, _node, count in borrowers}
             self._objects[id] = _Adopted(value, counts, contained)
+            for process in counts:
+                self._held_by.setdefault(process, set()).add(id)
             owned = self._owners.setdefault(owner, _Owner())
             owned.objects += 1
             owned.partly = partly
@@ -246,12 +250,17 @@ class AdoptedObjects:
     def process_died(self, process_id: bytes) -> None:
         """Free what only a process that is gone, of any node, held."""
         self._elsewhere.pop(process_id, None)
-        for id, adopted in list(self._objects.items()):
+        for id in list(self._held_by.get(process_id, ())):
+            adopted = self._objects.get(id)
+            if adopted is None:
+                continue
             borrowers = adopted.borrowers
-            if borrowers.pop(process_id, 0):
-                if not any(count > 0 for count in borrowers.values()):
-                    borrowers.clear()  # these released it before their borrow was reported
-                self._free_if_unused(id)
+            self._count(id, process_id, -borrowers.get(process_id, 0))
+            if not any(count > 0 for count in borrowers.values()):
+                # Nobody holds it: these released it before their borrow was reported.
+                for process, count in list(borrowers.items()):
+                    self._count(id, process, -count)
+            self._free_if_unused(id)
 
     def node_died(self, node_id: bytes) -> None:
         """Free what only processes of a node that is gone held, its daemon included."""
@@ -265,10 +274,18 @@ class AdoptedObjects:
 
     def _count(self, id: bytes, process: bytes, step: int) -> None:
         adopted = self._objects.get(id)
-        if adopted is not None:
-            adopted.borrowers[process] = adopted.borrowers.get(process, 0) + step
-            if not adopted.borrowers[process]:
-                del adopted.borrowers[process]
+        if adopted is None:
+            return
+        count = adopted.borrowers.get(process, 0) + step
+        held = self._held_by.setdefault(process, set())
+        if count:
+            adopted.borrowers[process] = count
+            held.add(id)
+        else:
+            adopted.borrowers.pop(process, None)
+            held.discard(id)
+        if not held:
+            del self._held_by[process]
 
     def _free_if_unused(self, id: bytes) -> None:
         """Free an object, and those that only it held: a loop, for chains can be long."""

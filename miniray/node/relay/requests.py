@@ -162,8 +162,12 @@ class NodeRequests:
                     raise NoAnswerError("it did not answer in time")
                 return await came
             finally:
-                if late or not size:  # else they may be on their way, though nobody waits for them
+                came.cancel()  # unless it is there
+                if late or not size:
                     peer.close(number)
+                elif limit is not None and number in peer.open:
+                    # Nobody waits any more, but the bytes may be on their way.
+                    asyncio.get_running_loop().call_later(limit, peer.close, number)
         finally:
             self._forget_idle(node_id, peer)
 

@@ -43,8 +43,11 @@ class Evictions(Protocol):
     def move_out(self, count: int) -> bool:
         """Begin to move some values out, whatever their size; return whether there are any."""
 
-    def trouble(self) -> str:
-        """Say why the last value could not be written to disk; empty if it could."""
+    def trouble(self, since: float) -> str:
+        """Say why the last value could not be written to disk; empty if it could.
+
+        Empty too if that was long before ``since`` (``time.monotonic``).
+        """
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -62,6 +65,8 @@ class Claim:
     askers: collections.Counter[bytes] = dataclasses.field(default_factory=collections.Counter)
     #: The memory, once it is granted.
     turn: asyncio.Future[Memory] = dataclasses.field(init=False)
+    #: When it was made (``time.monotonic``).
+    made: float = dataclasses.field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         if self.writer:
@@ -215,13 +220,16 @@ class AdmissionQueue:
             overtakes = claim is not first and not holders.isdisjoint(claim.askers)
             if overtakes and self._grant(claim):
                 continue
-            others = holders.difference(claim.askers) or self.store.has_memory_without_segment()
-            if not claim.waits or ((overtakes or claim is first) and not others):
+            served_next = overtakes or claim is first
+            if not claim.waits or (served_next and not self._others_hold(claim, holders)):
                 self._refuse(claim, self._full(claim))
+
+    def _others_hold(self, claim: Claim, holders: set[bytes]) -> bool:
+        return not holders <= claim.askers.keys() or self.store.has_memory_without_segment()
 
     def _full(self, claim: Claim) -> ObjectStoreFullError:
         store = self.store
-        notes = [self.evictions.trouble()]
+        notes = [self.evictions.trouble(claim.made)]
         if claim.waits:  # else no process sees this error
             COUNTED.count("object_store_full_errors_total")
         if claim.waits and claim.size <= store.capacity:

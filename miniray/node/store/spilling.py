@@ -84,9 +84,12 @@ class Spilling:
         """Whether values may be written to disk: it has not failed a moment ago."""
         return not self._failure or time.monotonic() - self._failed_at >= _AFTER_FAILURE
 
-    def trouble(self) -> str:
-        """Say why the last value could not be written to disk; empty if it could."""
-        if not self._failure:
+    def trouble(self, since: float) -> str:
+        """Say why the last value could not be written to disk; empty if it could.
+
+        Empty too if that was long before ``since``: nothing was to be written then.
+        """
+        if not self._failure or self._failed_at < since - _AFTER_FAILURE:
             return ""
         failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
         return f"{failed} {self._taken}" if self._taken else failed

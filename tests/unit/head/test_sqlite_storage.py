@@ -1,4 +1,4 @@
-"""What the head keeps when writing fails: nothing is lost."""
+"""What the head keeps when writing fails: nothing is lost but what is too large for the file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.head import storage as storage_module
 from miniray.head.storage import SqliteStorage
 
 if TYPE_CHECKING:
@@ -52,6 +53,24 @@ def test_every_text_may_be_a_key(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert kept(path) == {"half of a pair: \ud800": b"1", b"bytes": b"2"}
+
+
+def test_a_value_that_is_too_large_for_the_file_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert storage_module._LONGEST < 10**9  # SQLite's limit, of which a test takes too long
+    monkeypatch.setattr(storage_module, "_LONGEST", 10_000)
+    path = tmp_path / "head.db"
+
+    async def run() -> None:
+        async with storage_at(path, []) as storage:
+            storage.key_value("space", b"large", b"small at first")
+            storage.key_value("space", b"large", bytes(10_001))
+            storage.key_value("space", b"other", b"1")
+
+    asyncio.run(run())
+    assert kept(path) == {b"other": b"1"}
+    assert "large" in caplog.text
 
 
 def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(

@@ -91,6 +91,25 @@ def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
     assert not service.speaks_for(OWNER)
 
 
+class Unwalked(dict[Any, Any]):
+    def items(self) -> Any:
+        raise AssertionError("all objects are walked over")
+
+    __iter__ = values = items
+
+
+def test_the_end_of_a_process_costs_no_walk_over_all_objects(
+    parts: tuple[AdoptedObjects, Relay, Directory],
+) -> None:
+    service, _relay, directory = parts
+    service._objects = Unwalked(service._objects)
+    service.process_died(b"another")
+    assert not directory.freed
+    service.node_died(FAR)
+    assert directory.freed == [(NODE, 7, NODE)]
+    assert not service._held_by
+
+
 def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
     parts: tuple[AdoptedObjects, Relay, Directory],
 ) -> None:

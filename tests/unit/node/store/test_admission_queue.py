@@ -37,7 +37,7 @@ class Disk:
     def move_out(self, _count: int) -> bool:
         return False
 
-    def trouble(self) -> str:
+    def trouble(self, _since: float) -> str:
         return self.failure
 
 
@@ -238,6 +238,32 @@ def test_the_error_names_what_is_held_and_what_the_disk_has_refused(run: Run) ->
         assert f"does not fit into the object store of node {NODE.hex()}, which" in str(full.value)
         assert full.value.node_id == NODE.hex()
         assert held
+
+    run(steps)
+
+
+def test_many_refusals_cost_no_walk_over_all_values_and_claims_each(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values that nobody looks at fill the store, and the disk takes none."""
+
+    async def steps(node: Node) -> None:
+        segments = [node.store.create(PAGE, 0, OWNER, OWNER) for _ in range(ROOM)]
+        real, looks = node.store.has_memory_without_segment, 0
+
+        def counted() -> bool:
+            nonlocal looks
+            looks += 1
+            return real()
+
+        monkeypatch.setattr(node.store, "has_memory_without_segment", counted)
+        asked = [node.ask(b"asker%03d" % number) for number in range(100)]
+        await settled()
+        for segment in segments:
+            node.store.seal(segment.number)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(result, ObjectStoreFullError) for result in results)
+        assert looks <= 2 * len(asked)
 
     run(steps)
 

@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -275,7 +276,7 @@ def test_copies_on_disk_that_nobody_looks_at_make_room_there(
             assert isinstance(room, DiskPlace)
             node.spilling.give_back(room)
         assert [node.store.has(copy) for copy in copies] == [True, False, False]
-        assert not node.spilling.trouble()
+        assert not node.spilling.trouble(0.0)
         assert all(content(value) == os.pread(value.fd, PAGE, 0) for value in values)
 
     run(steps)
@@ -309,7 +310,8 @@ def test_a_writer_waits_for_others_when_the_disk_is_full_as_well(
             await node.read(value)
         waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
         await until(lambda: len(node.spilling.queue))
-        await until(node.spilling.trouble)
+        await until(lambda: node.spilling.trouble(time.monotonic()))
+        assert not node.spilling.trouble(time.monotonic() + 3600)  # an hour later
         assert not waiting.done()
         await until(lambda: node.spilling.spilled == 0)
         node.store.unmap([values[0].number], READER)
@@ -663,7 +665,7 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
 
     async def steps(node: Node) -> None:
         values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
-        assert not node.spilling.trouble()
+        assert not node.spilling.trouble(0.0)
         assert not all(value.in_memory for value in values)
 
     run(steps)

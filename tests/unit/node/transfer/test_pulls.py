@@ -35,7 +35,7 @@ class NoDisk:
     def make_room(self, _target: int) -> int:
         return 0
 
-    def trouble(self) -> str:
+    def trouble(self, _since: float) -> str:
         return ""
 
 

@@ -240,6 +240,21 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
     run(tmp_path, True, test)
 
 
+def test_what_a_silent_node_never_sends_stops_to_count_after_a_while(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        a.requests.handlers["read"] = lambda *_: None
+        read = b.requests.ask(a.id, "read", size=IN_FLIGHT, limit=0.3)
+        reading = asyncio.ensure_future(read)
+        await asyncio.sleep(0.05)
+        reading.cancel()
+        await asyncio.wait([reading])
+        a.requests.handlers["read"] = lambda asked: asked.answer("yes", b"bytes")
+        again = b.requests.ask(a.id, "read", size=IN_FLIGHT)
+        assert await asyncio.wait_for(again, 10) == ("yes", b"bytes")
+
+    run(tmp_path, True, test)
+
+
 def test_a_request_without_bytes_does_not_wait_behind_those_with_bytes(tmp_path: Path) -> None:
     size = 1_000_000
 
