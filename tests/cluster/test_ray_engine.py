@@ -86,6 +86,19 @@ def test_each_result_of_a_call_that_ray_ends_names_it() -> None:
             miniray.get(ref, timeout=60)
 
 
+def test_what_ray_client_does_not_tell_is_that_of_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.util.client import runtime_context
+
+    told = runtime_context._ClientWorkerPropertyAPI(object()).build_runtime_context()
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: told)
+    context = miniray.get_runtime_context()
+    with pytest.raises(AttributeError):
+        context.get_placement_group_id()
+    monkeypatch.setattr(ray.util.client.ray, "is_connected", lambda: True)
+    assert context.get_placement_group_id() is None
+
+
 def test_threads_name_more_calls_than_are_remembered() -> None:
     from miniray.engines.ray import errors
 

@@ -195,7 +195,12 @@ class RayContext:
     def __getattr__(self, name: str) -> Any:
         now = ray.get_runtime_context()
         usual = getattr(type(now), f"get_{name}", operator.attrgetter(name))
-        return _FACTS.get(name, usual)(now)
+        try:
+            return _FACTS.get(name, usual)(now)
+        except AttributeError:
+            if not util.client.ray.is_connected():  # Ray Client does not tell all of them
+                raise
+        return getattr(seam.RuntimeContextData, name, {})
 
 
 class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.RuntimeHead):
