@@ -26,10 +26,8 @@ _CAUSES = {
     "unexpectedly exit": DeathCause.EXITED,
 }
 # Between the worker and user code.
-transport.own_folders += (
-    "python/ray/",
-    *(f"{path}/" for path in (*ray.__path__, *concurrent.futures.__path__)),
-)
+_between = "python/ray", *ray.__path__, *concurrent.futures.__path__
+transport.own_folders += tuple(f"{path}/" for path in _between)
 #: Names of the last calls, by Ray's ids of their tasks: its errors don't tell them.
 _calls: collections.OrderedDict[bytes, str] = collections.OrderedDict()
 _MOST = 10_000
