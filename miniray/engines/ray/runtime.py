@@ -113,7 +113,9 @@ class Code(seam.Exported):
         blob = self.blob
 
         def task(*args: Any, **kwargs: Any) -> Any:
-            return _loaded(blob)(*args, **kwargs)
+            made = _loaded(blob)(*args, **kwargs)
+            # Ray sends values into generators, which those in `yield from` may not take.
+            return (item for item in made) if inspect.isgenerator(made) else made
 
         task.__name__ = task.__qualname__ = short_name(self.name)
         task.__module__ = self._target.__module__
