@@ -175,7 +175,7 @@ class Slow:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         (self.folder / "begun").touch()
-        wait_for_file(self.folder / "go")
+        wait_for_file(self.folder / "go", timeout=20)  # Ray ends no unpickling before that
 
 
 def test_a_cancel_that_comes_while_an_argument_is_unpickled_is_a_cancel(tmp_path: Path) -> None:
