@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from miniray.common.names import format_bytes
 from miniray.common.process_state import RESERVE, limit
-from miniray.node.base.tasks import ended
 from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
@@ -176,10 +175,8 @@ class SpillFiles:
         return describe_disk(disk, self.used) if disk is not None else ""
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run a function in a thread; a cancellation waits for its end, as it is at a file."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-        await ended(work)
-        return work.result()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *args)
 
 
 def _blocks(size: int) -> int:

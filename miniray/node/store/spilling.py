@@ -199,7 +199,7 @@ class Spilling:
         claim.waits = False
         with contextlib.suppress(ObjectStoreFullError):
             return await self.queue.get(claim)
-        place = await self._make_place(claim.size)
+        place = await self._place_for(claim.size)
         if place is not None:
             return place
         claim.waits = True
@@ -212,8 +212,21 @@ class Spilling:
         else:
             self._store.put_back(room)
 
-    async def _make_place(self, size: int) -> DiskPlace | None:
+    async def _place_for(self, size: int) -> DiskPlace | None:
         """Find a place on disk that a process may write to; None if the disk has no room."""
+        making = asyncio.ensure_future(self._make_place(size))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._release_made)  # a thread may be at its file
+            raise
+
+    def _release_made(self, making: asyncio.Task[DiskPlace | None]) -> None:
+        place = None if making.cancelled() else making.result()
+        if place is not None:
+            self._files.release(place)
+
+    async def _make_place(self, size: int) -> DiskPlace | None:
         try:
             return await self._place(lambda: self._files.reserve_file(size), self._files.allocate)
         except OSError as error:

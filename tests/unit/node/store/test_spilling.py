@@ -362,10 +362,9 @@ def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
         waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
         await until(begun.is_set)
         waiting.cancel()
-        await asyncio.wait([waiting], timeout=0.05)
+        await asyncio.wait([waiting])
         assert node.spilling.spilled == PAGE  # a thread is at it
         go_on.set()
-        await asyncio.wait([waiting])
         await until(lambda: node.spilling.spilled == 0)
 
     run(steps)
@@ -753,7 +752,7 @@ def test_closing_does_not_wait_for_the_disk(run: Run, monkeypatch: pytest.Monkey
         slow = Slow(monkeypatch)
         waiting = asyncio.ensure_future(node.create())
         await slow.begun.wait()
-        await node.spilling.close()
+        await asyncio.wait_for(node.spilling.close(), 10)
         waiting.cancel()
         slow.go_on.set()
 
