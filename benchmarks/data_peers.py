@@ -109,8 +109,8 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=4_000_000)
     arguments.add_argument("--workers", type=int, default=2)
     args = arguments.parse_args()
-    if not args.folder.is_dir():
-        args.folder.mkdir(parents=True)
+    if not any(args.folder.glob("*.parquet")):
+        args.folder.mkdir(parents=True, exist_ok=True)
         tables(str(args.folder), args.rows)
     before, began = seconds_of_processors(), time.perf_counter()
     rows = drain(LOADERS[args.loader](str(args.folder), args.workers))

@@ -253,9 +253,10 @@ def to_numpy(values: Any) -> Any:
 
 
 def is_plain(values: Any) -> bool:
-    """Whether a column has numbers of one shape alone: of any rows, its array is a part of its own.
+    """Return whether a column has nothing but numbers of one shape.
 
-    Where a column has null or lists, it is up to the rows what their array is.
+    The array of some of its rows is then a part of its array. With nulls or lists it may have
+    another type or shape.
     """
     if values.null_count:
         return False
