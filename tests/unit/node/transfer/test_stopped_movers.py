@@ -27,7 +27,17 @@ from miniray.node.transfer.mover_client import Move, MoverClient, Opened
 from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _stalls_are_short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait for a mover of a thread, which keeps its connections when it is ended, for 0.2 s."""
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    yield
+    config.cache_clear()
 
 
 class StoppedMovers:
@@ -51,12 +61,8 @@ class StoppedMovers:
 
 
 @pytest.mark.parametrize("what", ["sends", "receives"])
-def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(tmp_path: Path, what: str) -> None:
     data = os.urandom(3 * MIB)
-    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
-    config.cache_clear()
     movers = StoppedMovers()
 
     async def test(a: End, b: End) -> None:
@@ -70,17 +76,12 @@ def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
         assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
 
     starts = (movers.start, mover_in_thread)
-    try:
-        with_ends(tmp_path, test, starts=starts if what == "sends" else starts[::-1])
-    finally:
-        config.cache_clear()
+    with_ends(tmp_path, test, starts=starts if what == "sends" else starts[::-1])
 
 
 def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
-    config.cache_clear()
     movers = StoppedMovers()
 
     async def test(a: End, b: End) -> None:
@@ -93,17 +94,12 @@ def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
         assert movers.killed == 1
         assert not b.store.used
 
-    try:
-        with_ends(tmp_path, test, starts=(mover_in_thread, movers.start))
-    finally:
-        config.cache_clear()
+    with_ends(tmp_path, test, starts=(mover_in_thread, movers.start))
 
 
 def test_a_mover_that_is_stopped_after_an_answer_is_ended_for_what_it_was_told_before_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
-    config.cache_clear()
     ours, theirs = control_pair()
 
     left_open: list[bool] = []
@@ -131,8 +127,6 @@ def test_a_mover_that_is_stopped_after_an_answer_is_ended_for_what_it_was_told_b
 def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
-    config.cache_clear()
     movers = StoppedMovers()
 
     async def test(a: End, b: End) -> None:
@@ -153,10 +147,7 @@ def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_
         assert movers.killed == movers.started == 1
         assert not b.store.used
 
-    try:
-        with_ends(tmp_path, test, starts=(mover_in_thread, movers.start))
-    finally:
-        config.cache_clear()
+    with_ends(tmp_path, test, starts=(mover_in_thread, movers.start))
 
 
 @pytest.mark.parametrize("message", ["opened", "fetch"])
