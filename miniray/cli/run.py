@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from miniray.cli.parsing import boot_arguments, node_options, wrong_use
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _REST: dict[str, Any] = {"nargs": -1, "required": True, "type": click.UNPROCESSED}
 _SETTINGS = {"allow_interspersed_args": False}
+_AT_LEAST_ONE = click.IntRange(1)
+#: Numbers, of which none is infinite.
+_SECONDS, _WHOLE_SECONDS = click.FloatRange(0, 10**8), click.IntRange(0)
 _LIMITS = (
     click.option("--strict", is_flag=True, help="End the run when a host is lost."),
     click.option(
         "--grace",
-        type=float,
+        type=_SECONDS,
         default=30.0,
         show_default=True,
         help="Seconds that the program may take to end after SIGTERM; the nodes hold for as long.",
     ),
     click.option(
         "--wait",
-        type=float,
+        type=_SECONDS,
         default=300.0,
         show_default=True,
         help="Seconds to wait for all hosts.",
@@ -81,26 +86,39 @@ def run(
     from miniray.launch import allocation
     from miniray.launch.events import run_below_init
     from miniray.launch.lone_host import RunOptions
-    from miniray.launch.program import ProgramError
     from miniray.launch.run import run as run_part
 
-    names = (allocation.RANK_VARIABLE, allocation.SIZE_VARIABLE, allocation.HEAD_VARIABLE)
-    by_hand = zip(names, (index, nodes, head), strict=True)
-    environ = {**os.environ, **{name: value for name, value in by_hand if value is not None}}
+    by_hand = {
+        allocation.RANK_VARIABLE: index,
+        allocation.SIZE_VARIABLE: nodes,
+        allocation.HEAD_VARIABLE: head,
+    }
+    environ = {**os.environ, **{name: each for name, each in by_hand.items() if each is not None}}
     own = {name: given.pop(name) for name in ("wait", "grace", "strict", "rendezvous", "authority")}
     with wrong_use():
         options = RunOptions(command, node=boot_arguments(given), **own)
         place = allocation.find_allocation(environ)
-        try:
-            code = run_below_init(lambda: run_part(options, place, _tell))
-        except ProgramError as error:
-            click.echo(f"Error: {error}", err=True)
-            code = error.code
-    raise SystemExit(code)
+        _exit_as(lambda: run_below_init(lambda: run_part(options, place, _tell)))
 
 
 def _tell(line: str) -> None:
     click.echo(f"miniray: {line}", err=True)
+
+
+def _exit_as(run_program: Callable[[], int]) -> NoReturn:
+    """Exit with the code of a run, or that of what has kept its program from ending by itself."""
+    from miniray.launch.events import StoppedError
+    from miniray.launch.program import ProgramError
+
+    try:
+        code = run_program()
+    except ProgramError as error:
+        click.echo(f"Error: {error}", err=True)
+        code = error.code
+    except StoppedError as error:
+        _tell(f"The run was {error}.")
+        code = 128 + error.number
+    raise SystemExit(code)
 
 
 class _UntilDashes(click.Command):
@@ -114,9 +132,7 @@ class _UntilDashes(click.Command):
 
 
 @click.command(cls=_UntilDashes, options_metavar="[OPTIONS]")
-@click.option(
-    "--hosts", "file", metavar="FILE", help="Read names of hosts from a file, a line each."
-)
+@click.option("--hosts", "file", type=click.File(), help="Read names of hosts from a file, too.")
 @click.option(
     "--python", default=sys.executable, help="Python on the hosts.  [default: the path of this one]"
 )
@@ -137,7 +153,7 @@ class _UntilDashes(click.Command):
 def ssh(
     ctx: click.Context,
     names: tuple[str, ...],
-    file: str | None,
+    file: TextIO | None,
     python: str,
     wait: float,
     grace: float,
@@ -157,16 +173,13 @@ def ssh(
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch.ssh import SshRun, run_over_ssh
 
+    hosts = (*names, *(file.read().split() if file is not None else ()))
     program: tuple[str, ...] = ctx.meta["program"]
-    if not program:
-        raise click.UsageError("Give the program after --: miniray ssh HOST -- python train.py")
-    if file is not None:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        names = (*names, *(line.strip() for line in lines if line.strip()))
+    if not hosts or not program:
+        raise click.UsageError("Give hosts, -- and a program: miniray ssh HOST -- python train.py")
     options = ("--wait", f"{wait:g}", "--grace", f"{grace:g}", *(["--strict"] if strict else []))
-    with wrong_use():
-        run = SshRun(names, program, python, options, working_dir, here, grace)
-    raise SystemExit(run_over_ssh(run, lambda line: click.echo(line, err=True)))
+    run = SshRun(hosts, program, python, options, working_dir, here, grace)
+    _exit_as(lambda: run_over_ssh(run, lambda line: click.echo(line, err=True)))
 
 
 @click.group()
@@ -175,13 +188,15 @@ def slurm() -> None:
 
 
 @slurm.command(context_settings=_SETTINGS)
-@click.option("-N", "--nodes", type=int, required=True, help="Nodes of the job.")
-@click.option("--cpus-per-task", "cpus", type=int, help="CPUs of each node.  [default: all]")
-@click.option("--gpus-per-node", "gpus", type=int, help="GPUs of each node.")
+@click.option("-N", "--nodes", type=_AT_LEAST_ONE, required=True, help="Nodes of the job.")
+@click.option(
+    "--cpus-per-task", "cpus", type=_AT_LEAST_ONE, help="CPUs of each node.  [default: all]"
+)
+@click.option("--gpus-per-node", "gpus", type=click.IntRange(0), help="GPUs of each node.")
 @click.option("--time", help="Time limit, as Slurm takes it: 8:00:00.")
 @click.option(
     "--grace",
-    type=int,
+    type=_WHOLE_SECONDS,
     default=110,
     help="Seconds that the program gets to save its state before the time limit.",
 )
@@ -193,11 +208,10 @@ def script(**given: Any) -> None:
     miniray slurm script -N 4 --gpus-per-node 8 --time 8:00:00 -- python train.py > job.sbatch
     sbatch --partition=long job.sbatch
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
-    from miniray.launch.slurm import SlurmJob
     from miniray.launch.slurm import script as text_of
 
     with wrong_use():
-        click.echo(text_of(SlurmJob(**given)), nl=False)
+        click.echo(text_of(**given), nl=False)
 
 
 @click.group()
@@ -215,12 +229,16 @@ def k8s() -> None:
     help="The Secret of the run: `miniray token new FOLDER`, then `kubectl create secret generic "
     "NAME --from-file FOLDER`.",
 )
-@click.option("--nodes", type=int, default=1, help="Pods of the Job.")
+@click.option("--nodes", type=_AT_LEAST_ONE, default=1, help="Pods of the Job.")
 @click.option("--cpus", help="CPUs of each pod.")
 @click.option("--memory", help="Memory of each pod: 32Gi.")
-@click.option("--gpus", type=int, help="GPUs of each pod (nvidia.com/gpu).")
-@click.option("--wait", type=int, default=300, help="Seconds for which pods wait for each other.")
-@click.option("--grace", type=int, default=30, help="Seconds to save state after SIGTERM.")
+@click.option("--gpus", type=click.IntRange(0), help="GPUs of each pod (nvidia.com/gpu).")
+@click.option(
+    "--wait", type=_WHOLE_SECONDS, default=300, help="Seconds for which pods wait for each other."
+)
+@click.option(
+    "--grace", type=_WHOLE_SECONDS, default=30, help="Seconds to save state after SIGTERM."
+)
 @click.option("--kueue", "queue", metavar="QUEUE", help="Let Kueue start the Job from this queue.")
 @click.option(
     "--kind",

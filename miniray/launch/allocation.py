@@ -77,9 +77,8 @@ class _Scheduler:
     size: str
     #: Where the first host is: the words of the first line, of which all are tried.
     head: str = ""
-    #: Variables of which the first that is set tells this run from others, and what precedes it.
+    #: Variables of which the first that is set tells this run from others.
     ids: tuple[str, ...] = ()
-    prefix: str = ""
     #: How many processes are on this host, and how to have one.
     local_size: str = ""
     remedy: str = ""
@@ -100,7 +99,7 @@ class _Scheduler:
             self.name,
             _number(environ, self.rank),
             _number(environ, self.size),
-            run_id=_joined(self.prefix, next(filter(None, map(environ.get, self.ids)), None)),
+            run_id=_joined(self.name, next(filter(None, map(environ.get, self.ids)), None)),
             head=tuple(environ.get(self.head, "").partition("\n")[0].replace(",", " ").split()),
         )
 
@@ -149,7 +148,6 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], HostAllocation | None], ...] = (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         ids=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-        prefix="mpi",
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         remedy="mpirun -N 1",
     ).read,
@@ -159,7 +157,6 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], HostAllocation | None], ...] = (
         "SKYPILOT_NUM_NODES",
         "SKYPILOT_NODE_IPS",
         ids=("SKYPILOT_TASK_ID",),
-        prefix="sky",
     ).read,
     _slurm,
     # The Hydra of MPICH and Intel MPI, and others with PMI, below PBS or LSF.
@@ -168,7 +165,6 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], HostAllocation | None], ...] = (
         "PMI_RANK",
         "PMI_SIZE",
         ids=("PMI_JOBID", "PBS_JOBID", "LSB_JOBID"),
-        prefix="pmi",
         local_size="MPI_LOCALNRANKS",
         remedy="mpiexec -ppn 1",
     ).read,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,16 +34,15 @@ class Events:
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
         self._interrupts = True
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], object]] = {}
-        self._poll.register(reader, select.POLLIN)
+        self._selector = selectors.PollSelector()
+        self._selector.register(reader, selectors.EVENT_READ)
 
     def collect(self) -> None:
         """Note signals from now on: there is something to end in order."""
         self._interrupts = False
 
-    def note(self, number: int, _frame: Any) -> None:
-        """Handle a signal."""
+    def note(self, number: int, _frame: Any = None) -> None:
+        """Handle a signal; or do as if it came, where something else is to end the run."""
         if not self._interrupts:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._writer, bytes([number]))
@@ -52,8 +51,7 @@ class Events:
 
     def when_readable(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` in ``wait`` whenever there is something to read."""
-        self._handlers[descriptor] = handler
-        self._poll.register(descriptor, select.POLLIN)
+        self._selector.register(descriptor, selectors.EVENT_READ, handler)
 
     def when_ended(self, pid: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` in ``wait`` once a child has ended."""
@@ -68,17 +66,17 @@ class Events:
 
     def forget(self, descriptor: int) -> None:
         """Look at a descriptor no more."""
-        del self._handlers[descriptor]
-        self._poll.unregister(descriptor)
+        self._selector.unregister(descriptor)
 
     def wait(self, until: float | None) -> list[int]:
         """Wait until something happens, or until a time; return the signals that have come."""
-        left = None if until is None else max(0.0, until - time.monotonic()) * 1000
-        ready = [descriptor for descriptor, _ in self._poll.poll(left)]
-        for descriptor in ready:
-            if descriptor in self._handlers:
-                self._handlers[descriptor]()
-        return list(os.read(self._reader, 512)) if self._reader in ready else []
+        came = b""
+        for key, _ in self._selector.select(None if until is None else until - time.monotonic()):
+            if key.fd == self._reader:
+                came = os.read(self._reader, 512)
+            else:
+                key.data()
+        return list(came)
 
 
 @contextlib.contextmanager

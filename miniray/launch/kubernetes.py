@@ -50,8 +50,6 @@ class KubernetesJob:
     kind: str = "job"
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {self.kind!r}.")
         longest = _LONGEST_NAME - (self.kind == "jobset") * len(f"-{_REPLICATED}-0")
         for what in ("name", "secret"):
             name = getattr(self, what)
@@ -60,8 +58,6 @@ class KubernetesJob:
                     f"{what} must be of at most {longest} small letters, digits and -, and "
                     f"begin with a letter, not {name!r}."
                 )
-        if self.nodes < 1:
-            raise ValueError(f"nodes must be at least 1, not {self.nodes}.")
 
 
 def manifest(job: KubernetesJob) -> str:

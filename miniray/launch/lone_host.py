@@ -6,7 +6,6 @@ Hosts with others add to it (``several_hosts.py``), and this imports nothing tha
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.client.cluster_choice import node_of
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.exceptions import MinirayError
-from miniray.launch.program import ChildWait, Program, ProgramError
+from miniray.launch.program import Program, ProgramError
 from miniray.system.boot_options import BootError, BootOptions
 from miniray.system.launch import StartingNode
 from miniray.system.session import RUN_VARIABLE
@@ -56,11 +55,6 @@ class RunOptions:
         return self.rendezvous == STREAMS
 
     def __post_init__(self) -> None:
-        if not self.command:
-            raise ValueError("Give the program to run: miniray run -- python train.py")
-        for name in ("wait", "grace"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0 s, not {getattr(self, name):g}.")
         if RANK_LABEL in self.node.get("labels", {}):
             raise ValueError(f"The label {RANK_LABEL!r} is set by miniray run: choose another.")
 
@@ -76,14 +70,10 @@ class HostPart:
     #: Shows a line to the user.
     _tell: Callable[[str], object]
 
-    def __post_init__(self) -> None:
-        self._rank, self._size = self._allocation.rank, self._allocation.size
-        self._child = ChildWait(self._events, self._options.grace)
-
     def _of_node(self, **further: Any) -> dict[str, Any]:
         """Return the arguments of ``BootOptions`` for the node of this host."""
         given = self._options.node
-        labels = {**given.get("labels", {}), RANK_LABEL: str(self._rank)}
+        labels = {**given.get("labels", {}), RANK_LABEL: str(self._allocation.rank)}
         return {**given, **further, "labels": labels, "parent_pid": os.getpid()}
 
 
@@ -108,10 +98,9 @@ class LoneHost(HostPart):
                 self._events.forget(starting.answers)
                 try:
                     node = node_of(starting.ready())
+                    self._watch(node)
                 except (BootError, MinirayError, OSError) as error:
-                    self._give_up(program, str(error))
-                else:
-                    self._watch(program, node)
+                    self._give_up(str(error))
 
             self._events.when_readable(starting.answers, answered)
             return self._until_end(program)
@@ -129,25 +118,22 @@ class LoneHost(HostPart):
         variables = {ADDRESS_VARIABLE: address, RUN_VARIABLE: session_dir}
         return Program(self._options.command, variables, stdin=not self._options.piped)
 
-    def _watch(self, program: Program, node: LocalNode) -> None:
+    def _watch(self, node: LocalNode) -> None:
         """End the program if its node ends."""
         assert node.process is not None
-        self._events.when_ended(
-            node.process.pid,
-            lambda: self._give_up(program, f"The node of this host has ended. {logs_of(node)}"),
-        )
+        why = f"The node of this host has ended. {logs_of(node)}"
+        self._events.when_ended(node.process.pid, lambda: self._give_up(why))
 
     def _until_end(self, program: Program, check: Callable[[], object] | None = None) -> int:
         """Wait for the program's end; return its exit code."""
-        kill = functools.partial(program.send, signal.SIGKILL)
-        self._child.until_end(program.pid, program.pass_on, kill, check)
-        return program.finish() or int(self._failed)
+        code = program.until_end(self._events, self._options.grace, check)
+        return code or int(self._failed)
 
-    def _give_up(self, program: Program, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
+        """End the program, which has the grace for that."""
         self._tell(reason)
         self._failed = True
-        program.send(signal.SIGTERM)
-        self._child.limit()
+        self._events.note(signal.SIGTERM)
 
 
 def logs_of(node: LocalNode) -> str:

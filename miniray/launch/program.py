@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -77,58 +77,57 @@ class Program:
         if self._has_group or number != signal.SIGINT:
             self.send(number)
 
-    def finish(self) -> int:
-        """Wait for its end, kill what it has left in its group, and return the exit code."""
-        # It is reaped last: until then no other group can have its number.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        if self._has_group:
+    def until_end(
+        self, events: Events, grace: float, check: Callable[[], object] | None = None
+    ) -> int:
+        """Wait for its end, kill what it has left in its group, and return the exit code.
+
+        Args:
+            events: What comes meanwhile; it gets the signals.
+            grace: Seconds that it has to end after one that ends the run.
+            check: Called each second until that.
+        """
+        try:
+            kill = functools.partial(self.send, signal.SIGKILL)
+            await_child(events, self.pid, grace, self.pass_on, kill, check)
+        finally:
+            # It is reaped last: until then no other group can have its number.
             self.send(signal.SIGKILL)
-        code = self._process.wait()
+            code = self._process.wait()
         return code if code >= 0 else 128 - code
 
 
-@dataclasses.dataclass(eq=False)
-class ChildWait:
-    """Waits for the end of a child, which has a grace after a signal that ends the run."""
+def await_child(
+    events: Events,
+    pid: int,
+    grace: float,
+    pass_on: Callable[[int], object],
+    end: Callable[[], object],
+    check: Callable[[], object] | None = None,
+) -> None:
+    """Return when a child has ended, which has a grace after a signal that ends the run.
 
-    _events: Events
-    #: Seconds.
-    _grace: float
-    #: When the child is ended.
-    _until: float | None = None
-
-    def until_end(
-        self,
-        pid: int,
-        pass_on: Callable[[int], object],
-        end: Callable[[], object],
-        check: Callable[[], object] | None = None,
-    ) -> None:
-        """Return when the child has ended.
-
-        Args:
-            pid: Of the child.
-            pass_on: Takes the signals that come.
-            end: Called when the grace is over.
-            check: Called each second until that begins.
-        """
-        ended: list[bool] = []
-        self._events.when_ended(pid, lambda: ended.append(True))
-        while True:
-            look = None if check is None else time.monotonic() + _BETWEEN_CHECKS
-            for number in self._events.wait(look if self._until is None else self._until):
-                pass_on(number)
-                if number in DEADLY:
-                    self.limit()
-            if ended:
-                return
-            if self._until is not None and time.monotonic() >= self._until:
-                end()
-                self._until += _BETWEEN_ENDS
-            elif self._until is None and check is not None:
-                check()
-
-    def limit(self) -> None:
-        """Begin the grace, if it has not begun."""
-        if self._until is None:
-            self._until = time.monotonic() + self._grace
+    Args:
+        events: What comes meanwhile.
+        pid: Of the child.
+        grace: Seconds.
+        pass_on: Takes the signals.
+        end: Called when the grace is over.
+        check: Called each second until it begins.
+    """
+    ended: list[bool] = []
+    until: float | None = None
+    events.when_ended(pid, lambda: ended.append(True))
+    while True:
+        look = None if check is None else time.monotonic() + _BETWEEN_CHECKS
+        for number in events.wait(look if until is None else until):
+            pass_on(number)
+            if number in DEADLY and until is None:
+                until = time.monotonic() + grace
+        if ended:
+            return
+        if until is not None and time.monotonic() >= until:
+            end()
+            until += _BETWEEN_ENDS
+        elif until is None and check is not None:
+            check()

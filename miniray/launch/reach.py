@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import json
 import time
 from concurrent import futures
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address, parse_address
 from miniray.security.token import parse_token
-from miniray.system.machine import address_towards, own_addresses
+from miniray.system.machine import address_towards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -119,14 +118,6 @@ def first_to_answer(door: HeadOffer) -> str:
         raise kind(" ".join(map(str, errors)))
     finally:
         pool.shutdown(wait=False)
-
-
-def own_addresses_v4() -> list[str]:
-    """Return the addresses of this host at which another one might reach it."""
-    found = [ipaddress.ip_address(host.partition("%")[0]) for host in own_addresses()]
-    return [
-        str(ip) for ip in found if ip.version == 4 and not ip.is_loopback and not ip.is_link_local
-    ]
 
 
 def leading_to(other: str, own: Collection[str]) -> str | None:

@@ -74,8 +74,6 @@ class MeetingPlace:
 
     #: Port of the head; 0: any free one.
     port = 0
-    #: Folder of the token and certificate of the head; None: it makes its own.
-    authority: str | None = None
 
     def publish(self, door: HeadOffer) -> None:
         """Tell the other hosts where the head is."""
@@ -185,7 +183,6 @@ class Mounted(MeetingPlace):
             raise AllocationError(
                 "Where the head is has to be known with --authority: give --head HOST:PORT."
             )
-        self.authority = str(authority)
         _, self.port = parse_address(head[0])
         self._door = HeadOffer(head, read_token_file(token_in(authority)), listens=False)
 

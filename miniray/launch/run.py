@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.launch.allocation import few_cpus
-from miniray.launch.events import StoppedError, events
+from miniray.launch.events import events
 from miniray.launch.lone_host import LoneHost
 from miniray.security.token import take_token
 from miniray.system.machine import cpu_count
@@ -28,6 +28,7 @@ def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], o
 
     Raises:
         ProgramError: The program cannot be started.
+        StoppedError: A signal came before that.
         BootError, MinirayError, OSError, ValueError: The node cannot be started, or has failed, or
             other hosts have not joined the first one.
     """
@@ -40,11 +41,7 @@ def run(options: RunOptions, allocation: HostAllocation, tell: Callable[[str], o
         tell(f"Warning: {warning}")
     # By a pipe, the end of the connection is a signal too, and may have to end a wait to print.
     with events(last=not options.piped) as seen:
-        try:
-            return _part_of(options, allocation)(options, allocation, seen, tell).run()
-        except StoppedError as error:
-            tell(f"The run was {error}.")
-            return 128 + error.number
+        return _part_of(options, allocation)(options, allocation, seen, tell).run()
 
 
 def _part_of(options: RunOptions, allocation: HostAllocation) -> type[LoneHost] | type[OtherHost]:

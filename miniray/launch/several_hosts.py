@@ -17,7 +17,8 @@ from miniray.exceptions import MinirayError
 from miniray.launch.events import StoppedError
 from miniray.launch.lone_host import RANK_LABEL, HostPart, LoneHost, logs_of
 from miniray.launch.pipe import Pipe
-from miniray.launch.reach import HeadOffer, leading_to, own_addresses_v4, reach_head
+from miniray.launch.program import await_child
+from miniray.launch.reach import HeadOffer, leading_to, reach_head
 from miniray.launch.rendezvous import (
     HostState,
     MeetingPlace,
@@ -28,14 +29,13 @@ from miniray.launch.rendezvous import (
 )
 from miniray.security.token import read_token_file
 from miniray.system.boot_options import BootError, BootOptions
-from miniray.system.machine import address_for_others
+from miniray.system.machine import address_for_others, reachable_addresses
 
 if TYPE_CHECKING:
     from miniray.client.cluster_choice import LocalNode
     from miniray.launch.allocation import HostAllocation
     from miniray.launch.events import Events
     from miniray.launch.lone_host import RunOptions
-    from miniray.launch.program import Program
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts have to reach it
 #: Seconds for which the other hosts wait for a head that is lost: it comes back at once, or not.
@@ -67,13 +67,9 @@ class FirstHost(LoneHost):
             place.close()
             self._events.collect()
             program = self._start_program(node.address, node.session_dir)
-            self._watch(program, node)
-            return self._until_end(
-                program,
-                functools.partial(self._require_all, program, node)
-                if self._options.strict
-                else None,
-            )
+            self._watch(node)
+            require_all = functools.partial(self._require_all, node)
+            return self._until_end(program, require_all if self._options.strict else None)
         # Before the node ends: who is about to join it reads why there is nothing to join.
         except StoppedError as error:
             place.close(f"it was {error} before all hosts had joined.")
@@ -86,7 +82,7 @@ class FirstHost(LoneHost):
                 node.end()
 
     def _boot_options(self, place: MeetingPlace) -> BootOptions:
-        given = self._of_node(port=place.port, authority=place.authority)
+        given = self._of_node(port=place.port, authority=self._options.authority)
         given["host"] = given.get("host") or _EVERYWHERE
         if given["host"] == _EVERYWHERE and given.get("node_ip_address") is None:
             given["node_ip_address"] = self._own_address(place)
@@ -101,17 +97,17 @@ class FirstHost(LoneHost):
         until = time.monotonic() + self._options.wait
         with contextlib.suppress(OSError):
             return address_for_others(4)
-        usable = own_addresses_v4()
+        usable = reachable_addresses(4)
         for address in os.environ.get("SSH_CONNECTION", "").split()[2:3]:
             if self._options.piped and address in usable:
                 return address
         told = isinstance(place, SharedFolder)  # else others tell nothing
-        while len(usable) > 1 and told and time.monotonic() < until:
+        while usable and told and time.monotonic() < until:
             reports = place.reports()
             others = [a for state in reports.values() for a in state.addresses]
             for address in filter(None, (leading_to(other, usable) for other in others)):
                 return address
-            if len(reports) == self._size - 1:
+            if len(reports) == self._allocation.size - 1:
                 break
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
         return next(iter(usable), "127.0.0.1")
@@ -121,32 +117,32 @@ class FirstHost(LoneHost):
         told, port = parse_address(node.address)
         hosts = [told]
         if self._options.node.get("host") in (None, _EVERYWHERE):
-            hosts += [*own_addresses_v4(), "127.0.0.1"]
+            hosts += [*reachable_addresses(4), "127.0.0.1"]
         token = read_token_file(Path(node.session_dir) / "token")
         return HeadOffer(tuple(join_host_port(host, port) for host in dict.fromkeys(hosts)), token)
 
     def _await_hosts(self, node: LocalNode, place: MeetingPlace) -> None:
         began = time.monotonic()
-        told: set[int] = set()
-        while missing := set(range(self._size)) - _living_ranks(node):
-            reports = place.reports()
-            for rank in missing & reports.keys() - told:
-                if reports[rank].trouble:
-                    told.add(rank)
-                    host = f"host {rank} ({reports[rank].host})"
-                    self._tell(f"Still waiting for {host}: {reports[rank].trouble}")
-            late = time.monotonic() - began > self._options.wait
-            if late or any(reports[rank].failure for rank in missing & reports.keys()):
-                waited = min(self._options.wait, time.monotonic() - began)
-                raise BootError(describe_missing(self._size, missing, reports, waited))
+        while missing := self._missing(node):
+            reports = {rank: each for rank, each in place.reports().items() if rank in missing}
+            waited = min(time.monotonic() - began, self._options.wait)
+            if waited == self._options.wait or any(each.failure for each in reports.values()):
+                raise BootError(describe_missing(self._allocation.size, missing, reports, waited))
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
 
-    def _require_all(self, program: Program, node: LocalNode) -> None:
+    def _missing(self, node: LocalNode) -> set[int]:
+        """Return the ranks of which no node lives."""
+        nodes = CommandConnection(node).listing("nodes")
+        labels = [each["Labels"] for each in nodes if each["Alive"]]
+        living = {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}
+        return set(range(self._allocation.size)) - living
+
+    def _require_all(self, node: LocalNode) -> None:
         """End the run if a host is lost."""
-        lost = sorted(set(range(self._size)) - _living_ranks(node))
+        lost = sorted(self._missing(node))
         if lost:
             hosts = f"Host{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
-            self._give_up(program, f"{hosts} of the run: lost. It ends (--strict).")
+            self._give_up(f"{hosts} of the run: lost. It ends (--strict).")
 
 
 class OtherHost(HostPart):
@@ -155,24 +151,20 @@ class OtherHost(HostPart):
     def run(self) -> int:
         """Return 0 if the run has ended as it should."""
         place = _meeting_place(self._options, self._allocation, self._events)
-        keep = False
         try:
-            self._report(place, addresses=own_addresses_v4())
-            try:
-                node = self._join(place)
-            except RunEndedError:
-                raise
-            except (BootError, MinirayError, OSError, ValueError) as error:
-                self._report(place, failure=" ".join(str(error).split()))
-                keep = True  # the first host has to read it
-                raise
-            return self._stay(node)
-        finally:
-            if not keep:
-                place.leave(self._rank)
+            self._report(place, addresses=reachable_addresses(4))
+            node = self._join(place)
+        except (StoppedError, RunEndedError):
+            place.leave(self._allocation.rank)
+            raise
+        except (BootError, MinirayError, OSError, ValueError) as error:
+            # It stays: the first host has to read it.
+            self._report(place, failure=" ".join(str(error).split()))
+            raise
+        return self._stay(node)
 
     def _report(self, place: MeetingPlace, **facts: Any) -> None:
-        place.report(self._rank, HostState(socket.gethostname(), **facts))
+        place.report(self._allocation.rank, HostState(socket.gethostname(), **facts))
 
     def _join(self, place: MeetingPlace) -> LocalNode:
         try:
@@ -195,18 +187,13 @@ class OtherHost(HostPart):
     def _stay(self, node: LocalNode) -> int:
         """Hold through SIGTERM, which all hosts get: the program may save what it has."""
         assert node.process is not None
+        grace = self._options.grace
 
         def end() -> None:
-            self._tell(f"The run did not end within {self._options.grace:g} s: this node does.")
+            self._tell(f"The run did not end within {grace:g} s: this node does.")
             node.end()
 
-        self._child.until_end(node.process.pid, lambda _: None, end)
+        await_child(self._events, node.process.pid, grace, lambda _: None, end)
         if node.process.wait() != 0:
             raise BootError(f"The node of this host has failed. {logs_of(node)}")
         return 0
-
-
-def _living_ranks(node: LocalNode) -> set[int]:
-    nodes = CommandConnection(node).listing("nodes")
-    labels = [each["Labels"] for each in nodes if each["Alive"]]
-    return {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}

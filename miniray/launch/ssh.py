@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import shlex
@@ -20,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE
-from miniray.launch.events import ENDING, Events, StoppedError, events
+from miniray.launch.events import ENDING, Events, events
 from miniray.launch.lone_host import STREAMS
 from miniray.launch.pipe import BEAT
-from miniray.launch.program import ChildWait, Program, ProgramError
+from miniray.launch.program import Program
 from miniray.launch.reach import HeadOffer, NotReachedError, first_to_answer
 from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
@@ -66,13 +65,6 @@ class SshRun:
     #: Seconds that it has there to end after SIGTERM; on a host that is one of the arguments.
     grace: float = 30.0
 
-    def __post_init__(self) -> None:
-        if not self.hosts:
-            raise ValueError("Give the hosts: miniray ssh HOST HOST -- python train.py")
-        for host in self.hosts:
-            if host.startswith("-") or not host.strip():
-                raise ValueError(f"A host is a name for ssh, such as user@host, not {host!r}.")
-
     def archive(self, index: int) -> bytes:
         """Return the files that one host gets.
 
@@ -110,14 +102,13 @@ def run_over_ssh(run: SshRun, tell: Callable[[str], object]) -> int:
 
     Raises:
         RuntimeEnvSetupError: Its folder is too large or cannot be read.
+        ProgramError, NotReachedError: It runs here, and cannot be started or reach the hosts.
+        StoppedError: A signal came before that.
     """
     with events() as seen:
         session = _Session(run, seen, tell)
         try:
             return session.run()
-        except StoppedError as error:
-            tell(f"The run was {error}.")
-            return 128 + error.number
         finally:
             session.end()
 
@@ -134,9 +125,9 @@ class _Host:
     #: What has not ended: the process, and the stream that is read.
     open: int = 2
 
-    def send(self, message: dict[str, Any] | None = None) -> None:
-        """Send a line; without a message, one that says that this end lives."""
-        self.write(b"\n" if message is None else json.dumps(message).encode() + b"\n")
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a line."""
+        self.write(json.dumps(message).encode() + b"\n")
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
@@ -168,8 +159,8 @@ class _Session:
         #: When hosts are no longer waited for.
         self._until: float | None = None
         self._hosts: list[_Host] = []
-        #: Ends the program, if that runs here.
-        self._end_program: Callable[[], object] = lambda: None
+        #: What runs here, if anything.
+        self._program: Program | None = None
 
     @property
     def _first(self) -> _Host:
@@ -184,14 +175,13 @@ class _Session:
         signal.signal(signal.SIGALRM, self._beat)
         signal.setitimer(signal.ITIMER_REAL, BEAT, BEAT)
         code = self._run_here() if self._run.here else None
-        while any(host.open for host in self._hosts) and not self._is_late():
+        while any(host.open for host in self._hosts):
+            if self._until is not None and time.monotonic() >= self._until:
+                break
             self._pass_on()
         if code is None:
             code = self._first.process.wait()
         return code if code >= 0 else 128 - code
-
-    def _is_late(self) -> bool:
-        return self._until is not None and time.monotonic() >= self._until
 
     def _close_all(self) -> None:
         for host in self._hosts:
@@ -207,9 +197,9 @@ class _Session:
             host.process.wait()
 
     def _beat(self, _number: int, _frame: Any) -> None:
-        """Handle SIGALRM."""
+        """Handle SIGALRM: say that this end lives."""
         for host in self._hosts:
-            host.send()
+            host.write(b"\n")
 
     def _pass_on(self) -> None:
         """Wait until something happens; the first host gets the signals, if that is one."""
@@ -242,35 +232,15 @@ class _Session:
                 variables[JOB_CONFIG_VARIABLE] = json.dumps({"runtime_env": environment})
             try:
                 variables[ADDRESS_VARIABLE] = first_to_answer(door)
-                return self._until_end(Program(self._run.command, variables))
+                self._program = Program(self._run.command, variables)
+                return self._program.until_end(self._events, self._run.grace)
             except NotReachedError as error:
-                self._tell(f"This machine does not reach the hosts, as --here needs: {error}")
-                return 1
-            except ProgramError as error:
-                self._tell(str(error))
-                return error.code
+                raise NotReachedError(
+                    f"This machine does not reach the hosts, as --here needs: {error}"
+                ) from None
             finally:
+                self._program = None
                 self._close_all()
-
-    def _until_end(self, program: Program) -> int:
-        """Wait for the program's end, which comes after that of the hosts' cluster too."""
-        child = ChildWait(self._events, self._run.grace)
-
-        def cluster_ended() -> None:
-            self._tell("The cluster of the hosts has ended, and so does the program.")
-            program.send(signal.SIGTERM)
-            child.limit()
-
-        self._end_program = cluster_ended
-        try:
-            child.until_end(
-                program.pid, program.pass_on, functools.partial(program.send, signal.SIGKILL)
-            )
-        finally:
-            self._end_program = lambda: None
-            program.send(signal.SIGKILL)
-            code = program.finish()
-        return code
 
     # --- one host -----------------------------------------------------------------------
     def _connect(self, index: int) -> None:
@@ -295,11 +265,12 @@ class _Session:
         assert host.process.stdout is not None
         descriptor = host.process.stdout.fileno()
         data = os.read(descriptor, 1 << 16)
+        first = host is self._first
+        host.output += data
         if not data:
             self._events.forget(descriptor)
-            self._part_ended(host)
-        host.output += data
-        first = host is self._first
+            if not (first and self._published is not None):
+                host.output += b"\n"  # a last line that the host has not ended is one too
         while not (first and self._published is not None) and b"\n" in host.output:
             line, _, host.output = host.output.partition(b"\n")
             message = _message(line) if first else None
@@ -316,6 +287,8 @@ class _Session:
                 sys.stdout.buffer.write(host.output)
                 sys.stdout.buffer.flush()
             host.output = b""
+        if not data:
+            self._part_ended(host)
 
     def _part_ended(self, host: _Host) -> None:
         """Note the end of the process, or of its output; when both have ended, the host has."""
@@ -324,8 +297,10 @@ class _Session:
             return
         if host is self._first:
             self._until = time.monotonic() + _LAST_SECONDS
-            self._end_program()
             self._close_all()
+            if self._program is not None:
+                self._tell("The cluster of the hosts has ended, and so does the program.")
+                self._events.note(signal.SIGTERM)
         elif code := host.process.wait():
             why = f"ssh ended with exit code {code}: {host.last_line}".rstrip(": ")
             self._first.send({"rank": host.index, "host": host.name, "failure": why})

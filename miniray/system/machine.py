@@ -83,7 +83,8 @@ def node_ip(
             return address
         if head is not None:
             return "127.0.0.1"
-    return next(iter(_reachable((interfaces or own_addresses)())), "127.0.0.1")
+    found = [*reachable_addresses(4, interfaces), *reachable_addresses(6, interfaces)]
+    return next(iter(found), "127.0.0.1")
 
 
 def address_for_others(
@@ -104,11 +105,7 @@ def address_for_others(
     outwards = (route or _local_address)(_ELSEWHERE[version])
     if outwards is not None:
         return outwards
-    found = [
-        address
-        for address in _reachable((interfaces or own_addresses)())
-        if ipaddress.ip_address(address).version == version
-    ]
+    found = reachable_addresses(version, interfaces)
     if not found:
         raise OSError(
             f"This machine has no IPv{version} address at which others could reach it. Leave "
@@ -122,12 +119,21 @@ def address_for_others(
     return found[0]
 
 
-def _reachable(addresses: list[str]) -> Iterator[str]:
-    """Yield those that other machines may reach."""
-    for address in addresses:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-        if not ip.is_loopback and not ip.is_link_local:
-            yield address
+def reachable_addresses(
+    version: int, interfaces: Callable[[], list[str]] | None = None
+) -> list[str]:
+    """Return the addresses of this machine at which others may reach it.
+
+    Args:
+        version: Of IP, 4 or 6.
+        interfaces: As of ``node_ip``.
+    """
+    found = {each: ipaddress.ip_address(each) for each in (interfaces or own_addresses)()}
+    return [
+        each
+        for each, ip in found.items()
+        if ip.version == version and not ip.is_loopback and not ip.is_link_local
+    ]
 
 
 def address_towards(target: str) -> str:

@@ -19,6 +19,7 @@ while [ "$1" != "--" ]; do shift; done
 case $2 in
 fails) exit 3 ;;
 hangs) exec sleep 60 ;;
+cut) printf 'no end of line'; exit 1 ;;
 trace) printf 'Traceback:\\n  File "a\\303'; sleep 0.2; printf '\\244.py"\\n\\n'; exit 1 ;;
 esac
 """
@@ -38,6 +39,12 @@ def test_a_host_whose_ssh_hangs_does_not_keep_a_run_that_has_ended(
     began = time.monotonic()
     assert ssh.run_over_ssh(ssh.SshRun(("fails", "hangs"), ("true",)), print) == 3
     assert time.monotonic() - began < 30
+
+
+def test_a_last_line_that_a_host_has_not_ended_is_told() -> None:
+    told: list[str] = []
+    ssh.run_over_ssh(ssh.SshRun(("fails", "cut"), ("true",)), told.append)
+    assert told == ["cut: no end of line"]
 
 
 def test_lines_of_a_host_are_told_as_they_are_indented_and_whole() -> None:

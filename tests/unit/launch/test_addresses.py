@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from miniray.cli.run import run
 from miniray.launch import several_hosts
 from miniray.launch.allocation import HostAllocation
 from miniray.launch.lone_host import STREAMS, RunOptions
@@ -46,7 +48,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise BootError("There is no node in this test.")
 
     monkeypatch.setattr(several_hosts, "address_for_others", no_route)
-    monkeypatch.setattr(several_hosts, "own_addresses_v4", lambda: ["10.0.0.1", "10.1.0.1"])
+    monkeypatch.setattr(several_hosts, "reachable_addresses", lambda _: ["10.0.0.1", "10.1.0.1"])
     monkeypatch.setattr(several_hosts, "start_node", start)
     return found
 
@@ -108,14 +110,16 @@ def test_each_missing_host_is_named_with_what_is_known_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("words", "text"),
     [
-        ({"command": ()}, "Give the program to run"),
-        ({"wait": -1}, "wait must be at least 0 s, not -1"),
-        ({"node": {"labels": {"rank": "7"}}}, "The label 'rank' is set by miniray run"),
+        ((), "Missing argument 'COMMAND...'"),
+        (("--wait", "-1", "true"), "Invalid value for '--wait': -1.0 is not in the range"),
+        (("--grace", "inf", "true"), "Invalid value for '--grace': inf is not in the range"),
+        (("--labels", "rank=7", "true"), "The label 'rank' is set by miniray run"),
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused(changes: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        RunOptions(**{"command": ("true",), **changes})  # type: ignore[arg-type]
+def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], text: str) -> None:
+    refused = CliRunner().invoke(run, words)
+    assert refused.exit_code == 2
+    assert text in refused.output

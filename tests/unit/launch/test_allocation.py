@@ -60,19 +60,19 @@ PLACES = {
         HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-0", cpus=16),
     ),
     "slurm, the batch script of one node": ({"SLURM_JOB_ID": "1", "SLURM_NNODES": "1"}, ALONE),
-    "open mpi": (OPEN_MPI, HostAllocation("Open MPI", 1, 2, run_id="mpi-prterun-n1-5_1")),
+    "open mpi": (OPEN_MPI, HostAllocation("Open MPI", 1, 2, run_id="Open_MPI-prterun-n1-5_1")),
     "open mpi 4": (
         {**OPEN_MPI, "PMIX_NAMESPACE": "", "OMPI_MCA_ess_base_jobid": "99"},
-        HostAllocation("Open MPI", 1, 2, run_id="mpi-99"),
+        HostAllocation("Open MPI", 1, 2, run_id="Open_MPI-99"),
     ),
     "open mpi in slurm": (
         {**SLURM, **OPEN_MPI},
-        HostAllocation("Open MPI", 1, 2, run_id="mpi-prterun-n1-5_1"),
+        HostAllocation("Open MPI", 1, 2, run_id="Open_MPI-prterun-n1-5_1"),
     ),
     "mpich": (HYDRA, HostAllocation("MPI", 0, 2)),
     "mpich in pbs": (
         {**HYDRA, "PBS_JOBID": "12.pbs"},
-        HostAllocation("MPI", 0, 2, run_id="pmi-12.pbs"),
+        HostAllocation("MPI", 0, 2, run_id="MPI-12.pbs"),
     ),
     "mpich in slurm": ({**SLURM, **HYDRA}, HostAllocation("Slurm", 3, 4, run_id="slurm-77-2-0")),
     "kubernetes": (JOB, HostAllocation("Kubernetes", 2, 3, head=("train-0.train",))),
@@ -80,11 +80,15 @@ PLACES = {
     "lws": (LWS, HostAllocation("LeaderWorkerSet", 1, 2, head=("x-0.x.default",))),
     "skypilot": (
         SKY,
-        HostAllocation("SkyPilot", 1, 2, run_id="sky-sky-2026-11-24_train", head=("10.0.0.4",)),
+        HostAllocation(
+            "SkyPilot", 1, 2, run_id="SkyPilot-sky-2026-11-24_train", head=("10.0.0.4",)
+        ),
     ),
     "skypilot in slurm": (
         {**SLURM, **SKY},
-        HostAllocation("SkyPilot", 1, 2, run_id="sky-sky-2026-11-24_train", head=("10.0.0.4",)),
+        HostAllocation(
+            "SkyPilot", 1, 2, run_id="SkyPilot-sky-2026-11-24_train", head=("10.0.0.4",)
+        ),
     ),
     "by hand": (HAND, HostAllocation("by hand", 1, 2, head=("a:7000", "b:7000"))),
     "by hand in slurm": (
