@@ -176,6 +176,13 @@ class JobSubmissionClient:
         # A cluster elsewhere is reached through a node of this process's own.
         self._finalizer = weakref.finalize(self, self._jobs.close)
 
+    @classmethod
+    def over(cls, jobs: JobConnection) -> JobSubmissionClient:
+        """Return a client of a cluster that is connected to already."""
+        client = cls.__new__(cls)
+        client._jobs, client._metadata = jobs, {}
+        return client
+
     def get_address(self) -> str:
         """Return ``HOST:PORT`` of the cluster's head."""
         return self._jobs.address
@@ -228,9 +235,12 @@ class JobSubmissionClient:
             name=_wanted_id(submission_id, job_id),
             command=_command(entrypoint),
             metadata={**self._metadata, **JobConfig(metadata=metadata).metadata},
-            resources=_resources(
-                entrypoint_resources, entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory
-            ),
+            resources={
+                **check.resources("entrypoint_resources", entrypoint_resources or {}),
+                **_amount("entrypoint_num_cpus", "CPU", entrypoint_num_cpus),
+                **_amount("entrypoint_num_gpus", "GPU", entrypoint_num_gpus),
+                **_amount("entrypoint_memory", "memory", entrypoint_memory),
+            },
             label_selector=check.label_selector(
                 "entrypoint_label_selector", entrypoint_label_selector or {}
             ),
@@ -286,7 +296,7 @@ class JobSubmissionClient:
 
     def list_jobs(self) -> list[JobDetails]:
         """Return the submitted jobs, then the other programs that are or were attached."""
-        submitted = [job_details(each) for each in self._jobs.ask("job_infos")]
+        submitted = [job_details(each) for each in self._jobs.ask("state", "submissions")]
         listed = self._jobs.ask("state", "jobs")
         others = [each for each in listed if "job_submission_id" not in each["metadata"]]
         return [*submitted, *map(_driver_details, others)]
@@ -318,22 +328,12 @@ class JobSubmissionClient:
                 yield text
 
 
-def new_submission_id() -> str:
-    """Return an id that no other job has."""
-    return f"job-{new_id().hex()}"
-
-
-def shell_command(text: str) -> list[str]:
-    """Return the command that runs a text by a shell."""
-    return ["/bin/sh", "-c", text]
-
-
 def _command(entrypoint: str | Sequence[str]) -> list[str]:
     """Return the program and its arguments."""
     if isinstance(entrypoint, str):
         if not entrypoint.strip():
             raise ValueError("entrypoint is empty; give the command, as 'python train.py'.")
-        return shell_command(entrypoint)
+        return ["/bin/sh", "-c", entrypoint]
     words = list(entrypoint) if isinstance(entrypoint, list | tuple) else []
     if not words or not all(isinstance(word, str) for word in words):
         raise check.wrong_type("entrypoint", entrypoint, "a command, as text or as list of texts")
@@ -344,36 +344,24 @@ def _wanted_id(submission_id: str | None, job_id: str | None) -> str:
     """Return the id that the user has chosen, under either name, else a new one."""
     if job_id is not None and submission_id is not None:
         raise ValueError("Give submission_id alone; job_id is its earlier name.")
-    wanted = submission_id if submission_id is not None else job_id
-    return new_submission_id() if wanted is None else check.text("submission_id", wanted)
+    wanted = job_id if submission_id is None else submission_id
+    if wanted is None:
+        return f"job-{new_id().hex()}"
+    if not isinstance(wanted, str):
+        raise check.wrong_type("submission_id", wanted, "a string")
+    return wanted
 
 
-def _resources(
-    custom: Mapping[str, float] | None,
-    num_cpus: float | None,
-    num_gpus: float | None,
-    memory: int | None,
-) -> dict[str, float]:
-    """Return what the command holds, by the names of resources."""
-    found = dict(check.resources("entrypoint_resources", custom or {}))
-    for name, resource, value in (
-        ("entrypoint_num_cpus", "CPU", num_cpus),
-        ("entrypoint_num_gpus", "GPU", num_gpus),
-        ("entrypoint_memory", "memory", memory),
-    ):
-        if value is not None:
-            found[resource] = check.amount(name, value, resource)
-    return found
+def _amount(name: str, resource: str, value: float | None) -> dict[str, float]:
+    """Return what the command holds of a resource, if anything is asked for."""
+    return {} if value is None else {resource: check.amount(name, value, resource)}
 
 
 def job_details(told: Mapping[str, Any]) -> JobDetails:
     """Make the record of a submitted job of what the head tells."""
     resources = dict(told["resources"])
     cpus, gpus, memory = (resources.pop(name, None) for name in ("CPU", "GPU", "memory"))
-    driver = None
-    if told["drivers"]:
-        job_id, host, pid = told["drivers"][-1]
-        driver = DriverInfo(id=job_id, node_ip_address=host, pid=str(pid))
+    driver = DriverInfo(**told["driver_info"]) if told["driver_info"] else None
     return JobDetails(
         type=JobType.SUBMISSION,
         job_id=driver.id if driver is not None else None,

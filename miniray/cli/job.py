@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -28,9 +28,7 @@ from miniray.cli.services import finds_cluster
 from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.client.command_connection import JobConnection
-from miniray.common.specs import CommandSpec
-from miniray.engines import ENGINE_VARIABLE, engine_of
-from miniray.job_submission import STOP_GRACE, job_details, new_submission_id, shell_command
+from miniray.job_submission import STOP_GRACE, JobSubmissionClient, job_details
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,11 +47,6 @@ def job() -> None:
 
     They run there whether or not the terminal stays.
     """
-    if engine_of(None, None) == "ray":
-        raise click.UsageError(
-            f"{ENGINE_VARIABLE} is ray, and Ray submits its own jobs: `ray job submit --address "
-            f"http://HOST:8265 -- env {ENGINE_VARIABLE}=ray python train.py`"
-        )
 
 
 def _asks_jobs(function: Callable[..., Any]) -> Any:
@@ -70,30 +63,37 @@ def _asks_jobs(function: Callable[..., Any]) -> Any:
 
 
 @job.command(context_settings={"ignore_unknown_options": True})
-@click.option("--id", "--submission-id", "name", help="Id of the job.  [default: one is made]")
+@click.option("--submission-id", "--id", help="Id of the job.  [default: one is made]")
 @click.option("--working-dir", help="Folder or .zip file that the job runs in a copy of.")
 @click.option("--runtime-env-json", type=JSON, help="""Its environment: '{"pip": ["emoji"]}'.""")
 @click.option("--env", multiple=True, type=PAIR, help="Environment variable of the job.")
 @click.option(
     "--env-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with a NAME=VALUE in each line.",
+    type=click.File(),
+    help="File with a NAME=VALUE in each line; empty ones and those with # say nothing.",
 )
 @click.option(
     "--secret",
+    "secrets",
     multiple=True,
     metavar="NAME",
     help="Variable of the job whose value is not shown; if no other option has it, it is that of "
     "this process.",
 )
 @click.option("--metadata", multiple=True, type=PAIR, help="Shown with the job.")
-@click.option("--num-cpus", "--entrypoint-num-cpus", type=float, help="CPUs for the command.")
-@click.option("--num-gpus", "--entrypoint-num-gpus", type=float, help="GPUs for the command.")
-@click.option("--memory", "--entrypoint-memory", type=SIZE, help="Memory for the command.")
-@click.option("--resources", "--entrypoint-resources", type=JSON, help="What else it holds.")
-@click.option("--label", type=LABELS, help="Conditions on the labels of its node.")
+@click.option("--entrypoint-num-cpus", "--num-cpus", type=float, help="CPUs for the command.")
+@click.option("--entrypoint-num-gpus", "--num-gpus", type=float, help="GPUs for the command.")
+@click.option("--entrypoint-memory", "--memory", type=SIZE, help="Memory for the command.")
+@click.option("--entrypoint-resources", "--resources", type=JSON, help="What else it holds.")
+@click.option(
+    "--label",
+    "entrypoint_label_selector",
+    type=LABELS,
+    help="Conditions on the labels of its node.",
+)
 @click.option(
     "--retries",
+    "max_retries",
     type=click.IntRange(0),
     default=0,
     show_default=True,
@@ -104,64 +104,44 @@ def _asks_jobs(function: Callable[..., Any]) -> Any:
 @click.option("--no-wait", is_flag=True, help="Return when the cluster has the job.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 @_asks_jobs
-def submit(jobs: JobConnection, command: tuple[str, ...], **options: Any) -> None:
+def submit(
+    jobs: JobConnection, command: tuple[str, ...], *, shell: bool, no_wait: bool, **asked: Any
+) -> None:
     """Run COMMAND in the cluster; show what it prints, and exit with its code.
 
     Without resources or a label it runs on the head's node. Write -- before COMMAND.
     """
-    if options["shell"] and len(command) != 1:
+    if shell and len(command) != 1:
         raise click.UsageError("--shell takes COMMAND as one argument; put it into quotes.")
-    held = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options["memory"]}
-    held = {name: amount for name, amount in held.items() if amount is not None}
-    name = new_submission_id() if options["name"] is None else options["name"]
-    spec = CommandSpec(
-        name=name,
-        command=shell_command(command[0]) if options["shell"] else [*command],
-        metadata=dict(options["metadata"]),
-        resources={**(options["resources"] or {}), **held},
-        label_selector=options["label"] or {},
-        max_retries=options["retries"],
-        max_time=options["max_time"],
-        secrets=[*options["secret"]],
+    environment = _take_environment(asked)
+    name = JobSubmissionClient.over(jobs).submit_job(
+        entrypoint=command[0] if shell else command,
+        runtime_env=environment,
+        metadata=dict(asked.pop("metadata")),
+        **asked,
     )
-    jobs.submit(spec, _environment(options))
-    if options["no_wait"]:
+    if no_wait:
         click.echo(name)
         return
     click.echo(f"Job {name} is submitted.", err=True)
     _follow(jobs, name)
 
 
-def _environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the runtime environment of a job, with what options of their own add to it."""
-    environment = dict(options["runtime_env_json"] or {})
-    if options["working_dir"] is not None:
-        environment["working_dir"] = options["working_dir"]
-    variables = {**_variables(options["env_file"]), **dict(options["env"])}
-    for name in options["secret"]:
-        if name in variables or name in environment.get("env_vars", ()):
-            continue
-        if name not in os.environ:
+def _take_environment(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the runtime environment of a job, made of the options for it, which it takes out."""
+    environment = dict(asked.pop("runtime_env_json") or {})
+    lines = [line.strip() for line in asked.pop("env_file") or ()]
+    in_file = [pair(line) for line in lines if line and not line.startswith("#")]
+    variables = {**environment.get("env_vars", {}), **dict([*in_file, *asked.pop("env")])}
+    for name in asked["secrets"]:
+        value = variables.setdefault(name, os.environ.get(name))
+        if value is None:
             raise click.UsageError(
                 f"--secret {name}: no variable of that name is set here, in --env, in --env-file "
                 "or in --runtime-env-json."
             )
-        variables[name] = os.environ[name]
-    if variables:
-        environment["env_vars"] = {**environment.get("env_vars", {}), **variables}
-    return environment
-
-
-def _variables(file: Path | None) -> dict[str, str]:
-    """Read a file of variables; empty lines and those that begin with # say nothing."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(file.read_text().splitlines() if file is not None else (), 1):
-        if line.strip() and not line.strip().startswith("#"):
-            try:
-                found.update([pair(line.strip())])
-            except ValueError as error:
-                raise click.UsageError(f"Line {number} of {file}: {error}") from None
-    return found
+    own = {"working_dir": asked.pop("working_dir"), "env_vars": variables or None}
+    return {**environment, **{name: value for name, value in own.items() if value is not None}}
 
 
 @job.command(name="list")
@@ -170,7 +150,7 @@ def _variables(file: Path | None) -> dict[str, str]:
 @_asks_jobs
 def list_jobs(jobs: JobConnection, *, everything: bool, as_json: bool) -> None:
     """List the submitted jobs that wait or run."""
-    told = jobs.ask("job_infos")
+    told = jobs.ask("state", "submissions")
     found = [each for each in told if everything or each["end_time"] is None]
     if as_json:
         print_json([_plain(each) for each in found])
@@ -246,7 +226,7 @@ def stop(jobs: JobConnection, name: str, grace: float, *, no_wait: bool) -> None
         click.echo(f"Job {name} had ended: {jobs.ask('job_info', name)['status']}.")
         return
     if not no_wait:
-        for _ in jobs.follow(name):
+        for _ in jobs.follow(name, since=0.0):
             pass
     told = jobs.ask("job_info", name)
     click.echo(f"Job {name} {'is being ended' if no_wait else 'is ' + told['status']}.")
@@ -275,12 +255,10 @@ def _follow(jobs: JobConnection, name: str, since: float | None = None) -> None:
         _exit(_CLUSTER_GONE, str(error))
     except KeyboardInterrupt:
         _exit(_INTERRUPTED, f"Job {name} goes on. Look at it: miniray job logs -f {name}")
-    code = told["driver_exit_code"]
     if told["status"] == "SUCCEEDED":
         return
     click.echo(f"Job {name}: {told['status']}. {told['message']}", err=True)
-    if code is None:
-        sys.exit(1)
+    code = told["driver_exit_code"] or 1  # one that was ended may have exited with 0 then
     sys.exit(128 - code if code < 0 else code)
 
 
@@ -296,8 +274,6 @@ def _write(data: bytes) -> None:
 
 def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the head tells of a job with Ray's names, as JSON has it."""
-    import dataclasses
-
     return dataclasses.asdict(job_details(told))
 
 

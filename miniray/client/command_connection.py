@@ -256,11 +256,10 @@ class JobConnection:
     def log(self, name: str, since: float | None = None) -> Iterator[bytes]:
         """Yield what a job has printed up to now; ``since``: in so many seconds."""
         offset = self._offset(name, since)
+        end = self._offset(name, 0.0)  # one that prints faster than it is read has no other
         with self._cluster().attached() as attachment:
-            while True:
+            while offset < end:
                 data, offset, _ = attachment.link.head_request("read_job_log", name, offset, False)
-                if not data:
-                    return
                 yield data
 
     def _offset(self, name: str, since: float | None) -> int:

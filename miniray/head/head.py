@@ -153,7 +153,6 @@ def _for_anybody(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
         "job_output": cluster.submissions.output,
         "job_log_offset": cluster.submissions.log_offset,
         "job_info": state.submitted_job,
-        "job_infos": state.submitted_jobs,
         "state": state.listing,
         "actor_row": state.actor_row,
         "status": state.status,
@@ -364,7 +363,7 @@ class Head:
 
     def _lease_started(self, started: head_pb2.LeaseStarted) -> None:
         self.cluster.leases.started(started.lease, started.process_id, started.calls_left)
-        self.cluster.submissions.command_started(started.lease, started.pid)
+        self.cluster.submissions.command_started(started.lease)
 
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
         submissions = self.cluster.submissions

@@ -211,10 +211,13 @@ class ClusterState:
             "resources": dict(spec.resources),
             "driver_node_id": job.node,
             "driver_exit_code": job.exit_code,
-            "drivers": [
-                (driver.id.hex(), self._address_of(driver.spec.driver_node), driver.pid)
-                for driver in drivers
-            ],
+            "driver_info": {
+                "id": drivers[-1].id.hex(),
+                "node_ip_address": self._address_of(drivers[-1].spec.driver_node),
+                "pid": str(drivers[-1].pid),
+            }
+            if drivers
+            else None,
             "detached_actors": [
                 actor.spec.name or actor.class_name
                 for actor in self._cluster.actors.all()

@@ -82,14 +82,13 @@ class JobRoutes:
     async def _submit(self, request: Request) -> Response:
         asked = await self._answers.posted(request)
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
+        given.setdefault("entrypoint", "")  # which says what is missing
 
         def submit() -> Any:
             environment = self._with_packages(asked.get("runtime_env") or {})
             id = self._client.submit_job(runtime_env=environment, **given)
             return {"job_id": id, "submission_id": id}
 
-        if "entrypoint" not in given:
-            raise HTTPException(400, "entrypoint is missing: the command that the job runs.")
         return await self._answers.of(submit)
 
     def _of(self, path: str, method: str, function: Callable[..., Any]) -> Route:

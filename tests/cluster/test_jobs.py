@@ -277,6 +277,16 @@ def test_no_secret_is_in_the_environment_of_a_job(cluster: CommandLine) -> None:
     assert token.read_text().strip().rpartition(".")[2] not in variables
 
 
+def test_variables_come_from_a_file_too(cluster: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "variables"
+    file.write_text("# what it needs\n\n ONE=from the file\nTWO=not this\n")
+    options = ("--env-file", str(file), "--env", "TWO=but this")
+    done = cluster.run("job", "submit", *options, "--shell", "echo $ONE, $TWO")
+    assert done.stdout == "from the file, but this\n"
+    file.write_text("ONE")
+    assert "'ONE' is no NAME=VALUE" in one_line(cluster.run("job", "submit", *options, "--", "env"))
+
+
 def test_a_secret_of_a_job_reaches_its_command_and_is_not_shown(cluster: CommandLine) -> None:
     options = ["--env", "OTHER=given", "--runtime-env-json", '{"env_vars": {"THIRD": "too"}}']
     options += [word for name in ("KEY", "OTHER", "THIRD") for word in ("--secret", name)]
@@ -355,6 +365,15 @@ def test_a_command_that_fails_runs_again_as_often_as_it_may(
 def test_a_command_that_runs_for_too_long_is_ended_and_that_is_said(cluster: CommandLine) -> None:
     done = cluster.run("job", "submit", "--max-time", "0.3s", "--", "sleep", "1000")
     assert done.returncode == 128 + 15
+    assert "FAILED. It was ended after 0.3 s" in done.stderr
+
+
+def test_a_job_that_was_ended_for_its_time_has_failed_whatever_its_command_exits_with(
+    cluster: CommandLine,
+) -> None:
+    saves = "trap 'exit 0' TERM; echo begun; sleep 1000 & wait"
+    done = cluster.run("job", "submit", "--max-time", "0.3s", "--shell", saves)
+    assert (done.returncode, done.stdout) == (1, "begun\n"), done.stderr
     assert "FAILED. It was ended after 0.3 s" in done.stderr
 
 

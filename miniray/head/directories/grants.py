@@ -136,6 +136,10 @@ class GrantTable:
         """Return a number for ``submit``: the requester has to know it before it is answered."""
         return self._numbers()
 
+    def is_of_before(self, number: int) -> bool:
+        """Return whether an earlier head has made a number."""
+        return number >> _NUMBER_BITS != self.epoch
+
     def submit(
         self,
         number: int,

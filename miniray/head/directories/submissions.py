@@ -89,8 +89,6 @@ class SubmittedJobs:
     def __post_init__(self) -> None:
         self._by_name: dict[str, SubmittedJob] = {}
         self._by_lease: dict[int, SubmittedJob] = {}
-        #: After a restart of the head: jobs whose nodes are to report them, by lease.
-        self._awaited: dict[int, SubmittedJob] = {}
         self._logs: dict[str, StreamLog] = {}
         #: Who waits for more of a log, and the offset from which on.
         self._followers: dict[str, list[tuple[Waiter, int]]] = collections.defaultdict(list)
@@ -195,8 +193,9 @@ class SubmittedJobs:
         self._clients.answer(*waiter, (data, end, job.is_over and end >= log.size))
 
     def log_offset(self, name: str, seconds: float) -> int:
-        """Return the offset at which what a job has printed in the last seconds begins."""
-        return self._log(self.get(name)).offset_at(time.time() - seconds)
+        """Return the offset at which what a job has printed in the last seconds begins; 0: ends."""
+        log = self._log(self.get(name))
+        return log.offset_at(time.time() - seconds) if seconds else log.size
 
     # --- what daemons say --------------------------------------------------------------
     def output(self, lease: int, offset: int, data: bytes) -> None:
@@ -211,11 +210,11 @@ class SubmittedJobs:
         self._log(job).write(job.log_start + offset, data)
         self._tell_followers(job)
 
-    def command_started(self, lease: int, pid: int) -> None:
+    def command_started(self, lease: int) -> None:
         """Note that the command of a job runs."""
         job = self._by_lease.get(lease)
         if job is not None and job.state == PENDING:
-            job.state, job.pid, job.started = RUNNING, pid, time.time()
+            job.state, job.started = RUNNING, time.time()
             self._keeper.submitted_job(job)
             self._limit_time(job)
 
@@ -237,7 +236,7 @@ class SubmittedJobs:
         job = self._by_lease.get(lease)
         if job is None:
             return
-        job.command_ended(how.code)
+        job.exit_code = how.code
         if job.expired:
             self._end(job, FAILED, f"It was ended after {job.spec.max_time:g} s (max_time).")
         elif job.stop_grace is not None:
@@ -331,13 +330,13 @@ class SubmittedJobs:
             return
         self._jobs.hold(_holder(job), job.id)
         if job.node:
-            self._by_lease[job.lease] = self._awaited[job.lease] = job
+            self._by_lease[job.lease] = job
         else:
             self._submit(job, job.demand())
 
     def node_reports(self, node: ClusterNode, running: Container[int]) -> None:
         """Take over the commands that a node reports; start those that never reached it."""
-        for number, job in self._take_awaited(node.name):
+        for number, job in self._awaited(node.name):
             if number in running:
                 self._grants.restore(number, self, job, job.demand())
                 if job.stop_grace is not None:
@@ -354,15 +353,14 @@ class SubmittedJobs:
 
     def node_never_came(self, name: str) -> None:
         """Fail the jobs of a node that did not report."""
-        for number, job in self._take_awaited(name):
+        for number, job in self._awaited(name):
             self.lost(job, number)
 
-    def _take_awaited(self, node: str) -> list[tuple[int, SubmittedJob]]:
-        """Return the jobs that a node was to report and that have not ended; await them no more."""
-        found = [(number, job) for number, job in self._awaited.items() if job.node == node]
-        for number, _ in found:
-            del self._awaited[number]
-        return [(number, job) for number, job in found if number in self._by_lease]
+    def _awaited(self, node: str) -> list[tuple[int, SubmittedJob]]:
+        """Return the jobs that an earlier head has given to a node, which is to report them."""
+        is_of_before = self._grants.is_of_before
+        jobs = self._by_lease.items()
+        return [(number, job) for number, job in jobs if job.node == node and is_of_before(number)]
 
     # --- the end -------------------------------------------------------------------------
     def _stop_command(self, job: SubmittedJob) -> None:

@@ -44,7 +44,6 @@ class SubmittedJob:
     lease: int = 0
     #: Hex id of the node of its lease; empty: it waits.
     node: str = ""
-    pid: int = 0
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
@@ -80,9 +79,6 @@ class SubmittedJob:
     def waits_as(self, lease: int) -> None:
         """Note the number of its request; 0: it has no lease any more, and is to ask for one."""
         self.state, self.node, self.lease = PENDING, "", lease
-
-    def command_ended(self, code: int | None) -> None:
-        self.exit_code = code
 
     def may_run_again(self, *, lost: bool) -> bool:
         """Count a failure of its command, or a loss of its node, and return whether it runs again.

@@ -102,7 +102,7 @@ async def test_the_next_head_lists_and_starts_jobs_in_the_order_of_their_submiss
     async with heads.head() as cluster:
         daemon = cluster.node({"CPU": 1, "there": 1}, node_id=NODE)
         assert (await started(daemon)).command.name == "c"
-        listed = daemon.ask(NODE, "job_infos")
+        listed = daemon.ask(NODE, "state", "submissions")
         assert [each["submission_id"] for each in listed] == ["c", "a", "b"]
 
 
@@ -200,6 +200,7 @@ async def test_the_log_since_a_time_begins_where_that_output_does(
         lease = await started(daemon)
         for offset, text in ((0, b"old "), (4, b"newer "), (10, b"new")):
             daemon.ask(NODE, "job_output", lease.number, offset, text)
+            assert daemon.ask(NODE, "job_log_offset", "a", 0.0) == offset + len(text)
             now[0] += 30
     async with heads.head() as cluster:
         daemon = cluster.node(node_id=NODE, leases=[report(lease)])
