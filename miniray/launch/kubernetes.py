@@ -18,12 +18,6 @@ _RESERVE = 10
 _USER = 1000
 #: Names of pods are the Job's, an index, and five more characters: at most 63.
 _LONGEST_NAME = 50
-#: What can be printed: kind and version of its API.
-_KINDS = {
-    "job": ("Job", "batch/v1"),
-    "jobset": ("JobSet", "jobset.x-k8s.io/v1alpha2"),
-    "lws": ("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1"),
-}
 #: The name of the only Job of a JobSet.
 _REPLICATED = "run"
 
@@ -69,7 +63,6 @@ def documents(job: KubernetesJob) -> list[dict[str, Any]]:
     """Return the objects of the manifest."""
     labels = {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "miniray"}
     queued = {"kueue.x-k8s.io/queue-name": job.queue} if job.queue else {}
-    kind, version = _KINDS[job.kind]
     template = {"metadata": {"labels": labels}, "spec": _pod(job, labels)}
     suspended = {"suspend": True} if job.queue and job.kind != "lws" else {}
     indexed = {
@@ -79,28 +72,32 @@ def documents(job: KubernetesJob) -> list[dict[str, Any]]:
         "backoffLimit": 0,
         "template": template,
     }
-    specs = {
-        "job": {**indexed, **suspended},
-        "jobset": {
-            "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": indexed}}],
-            "network": {"enableDNSHostnames": True, "subdomain": job.name},
-            "failurePolicy": {"maxRestarts": 0},
-            **suspended,
-        },
-        "lws": {
-            "replicas": 1,
-            "leaderWorkerTemplate": {
-                "size": job.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "workerTemplate": template,
-            },
-        },
+    replicated = {"name": _REPLICATED, "replicas": 1, "template": {"spec": indexed}}
+    job_set = {
+        "replicatedJobs": [replicated],
+        "network": {"enableDNSHostnames": True, "subdomain": job.name},
+        "failurePolicy": {"maxRestarts": 0},
+        **suspended,
     }
+    group = {
+        "size": job.nodes,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "workerTemplate": template,
+    }
+    kind, version, spec = {
+        "job": ("Job", "batch/v1", {**indexed, **suspended}),
+        "jobset": ("JobSet", "jobset.x-k8s.io/v1alpha2", job_set),
+        "lws": (
+            "LeaderWorkerSet",
+            "leaderworkerset.x-k8s.io/v1",
+            {"replicas": 1, "leaderWorkerTemplate": group},
+        ),
+    }[job.kind]
     main = {
         "apiVersion": version,
         "kind": kind,
         "metadata": {"name": job.name, "labels": {**labels, **queued}},
-        "spec": specs[job.kind],
+        "spec": spec,
     }
     service = {
         "apiVersion": "v1",

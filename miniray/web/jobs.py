@@ -34,18 +34,6 @@ _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.(zip|whl|jar)")
 #: Bytes of one package, and of all that are kept.
 _LARGEST_PACKAGE, _MOST_PACKAGES = 512 << 20, 2 << 30
 _GCS = "gcs://"
-#: Fields of a submission that are arguments of ``submit_job``.
-_FIELDS = (
-    "entrypoint",
-    "submission_id",
-    "job_id",
-    "metadata",
-    "entrypoint_num_cpus",
-    "entrypoint_num_gpus",
-    "entrypoint_memory",
-    "entrypoint_resources",
-    "entrypoint_label_selector",
-)
 
 
 class JobRoutes:
@@ -80,13 +68,14 @@ class JobRoutes:
 
     # --- jobs ------------------------------------------------------------------------------
     async def _submit(self, request: Request) -> Response:
-        asked = await self._answers.posted(request)
-        given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
-        given.setdefault("entrypoint", "")  # which says what is missing
+        posted = await self._answers.posted(request)
+        # Its fields are the arguments of `submit_job`, which says what is missing or not known.
+        given = {name: value for name, value in posted.items() if value is not None}
+        asked = {"entrypoint": "", **given}
 
         def submit() -> Any:
-            environment = self._with_packages(asked.get("runtime_env") or {})
-            id = self._client.submit_job(runtime_env=environment, **given)
+            environment = self._with_packages(dict(asked.pop("runtime_env", {})))
+            id = self._client.submit_job(**asked, runtime_env=environment)
             return {"job_id": id, "submission_id": id}
 
         return await self._answers.of(submit)

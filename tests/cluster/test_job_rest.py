@@ -157,6 +157,8 @@ def test_what_cannot_be_submitted_is_said(page: PageClient) -> None:
     for body, words in (
         ({}, "entrypoint"),
         ({"entrypoint": "true", "metadata": {"a": 1}}, "metadata"),
+        ({"entrypoint": "true", "runtime_env": 3}, "int"),
+        ({"entrypoint": "true", "priority": 3}, "'priority'"),
         ({"entrypoint": "true", "runtime_env": {"working_dir": "gcs://no.zip"}}, "not uploaded"),
         ({"entrypoint": "true", "runtime_env": {"working_dir": "/etc"}}, "no package"),
     ):
