@@ -17,7 +17,7 @@ from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError, Where
 from miniray.data.work import PoolWorker, task_of
 from miniray.decorator import remote
-from miniray.exceptions import MinirayError, TaskError
+from miniray.exceptions import ActorDiedError, MinirayError, TaskError
 
 if TYPE_CHECKING:
     from miniray.data.feeds import Feed, Setting
@@ -93,6 +93,8 @@ class Running:
         except TaskError as error:
             raise DataError(f"Reading {self.label} failed: {_told(error)}") from error
         except MinirayError as error:
+            if isinstance(error, ActorDiedError) and error.creation_error is not None:
+                raise DataError(_told(error.creation_error)) from None
             raise DataError(f"The task for {self.label} has ended: {error}") from error
 
     @property
@@ -218,9 +220,10 @@ class TaskStage:
 
     def _start_up(self) -> None:
         """Make what runs the calls."""
+        name = self._stage.name[:100]
         self._task: Any = self._remote(
-            task_of(self._work),
-            name=self._stage.name[:100],
+            task_of(self._work, name),
+            name=name,
             max_retries=self._setting.context.max_task_retries,
             _generator_backpressure_num_objects=_UNREAD,
         )

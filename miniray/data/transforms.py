@@ -105,12 +105,17 @@ class Udf:
 
 
 def failed(step: str, where: Where, rows: str, error: BaseException) -> DataError:
-    """Return the error of a function of the user, with that function's stack only."""
+    """Return the error of a function of the user on some rows."""
+    return _error_of(f"{step} failed on {rows} of {where.label}", error)
+
+
+def _error_of(what: str, error: BaseException) -> DataError:
+    """Return the error of what the user has written, with the stack of that only."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/miniray/data/" not in frame.filename]
     stack = "".join(traceback.format_list(own)).rstrip()
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    text = f"{step} failed on {rows} of {where.label}: {said}"
+    text = f"{what}: {said}"
     return DataError(f"{text}\n{stack}" if stack else text)
 
 
@@ -146,7 +151,18 @@ class UserStep(Transform):
     user = True
 
     def prepared(self) -> Transform:
-        return dataclasses.replace(self, udf=self.udf.made())
+        return dataclasses.replace(self, udf=self.made())
+
+    def made(self) -> Udf:
+        """Return the function, or an object in place of the class.
+
+        Raises:
+            DataError: The constructor of the class has failed.
+        """
+        try:
+            return self.udf.made()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - its text and stack are shown
+            raise _error_of(f"{self.name}: {self.udf.name}() failed", error) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +257,7 @@ class MapBatches(UserStep):
 
     def prepared(self) -> Transform:
         # An object, as of a model, may keep a GPU busy meanwhile.
-        return dataclasses.replace(self, udf=self.udf.made(), ahead=int(self.udf.is_class))
+        return dataclasses.replace(self, udf=self.made(), ahead=int(self.udf.is_class))
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         batches = read_ahead(self._batches(tables, where), self.ahead, "miniray-batches")

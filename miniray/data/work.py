@@ -98,12 +98,13 @@ class StageWork:
                     raise
 
 
-def task_of(work: StageWork) -> Callable[..., Iterator[Any]]:
-    """Return the function that tasks run."""
+def task_of(work: StageWork, name: str) -> Callable[..., Iterator[Any]]:
+    """Return the function that tasks run; errors and warnings about its size call it by a name."""
 
     def run(where: Where, unit: ReadUnit, *values: Any) -> Iterator[Any]:
         yield from work.blocks(where, unit, values)
 
+    run.__qualname__ = name
     return run
 
 

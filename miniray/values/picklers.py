@@ -88,8 +88,9 @@ def _parts(value: Any) -> Iterator[Part]:
             yield Part("attribute", name, getattr(value, name))
     else:
         yield from _items(value)
-        # One of miniray's says itself why it cannot be pickled.
-        if type(value).__module__.partition(".")[0] != "miniray":
+        # One of miniray's that pickles itself says why it cannot be pickled.
+        ours = type(value).__module__.partition(".")[0] == "miniray"
+        if not ours or type(value).__reduce__ is object.__reduce__:
             yield from _attributes(value)
 
 

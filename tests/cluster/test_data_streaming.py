@@ -189,6 +189,35 @@ def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
         read.map(Fails, concurrency=1).take_all()
 
 
+def test_a_constructor_that_fails_is_named_and_shows_its_own_stack_only() -> None:
+    class Model:
+        def __init__(self, path: str) -> None:
+            raise FileNotFoundError(path)
+
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    dataset = miniray.data.range(10).map_batches(
+        Model, concurrency=1, fn_constructor_args=("weights.pt",)
+    )
+    with pytest.raises(miniray.data.DataError) as caught:
+        dataset.take_all()
+    told = str(caught.value)
+    assert told.startswith("MapBatches(Model): Model() failed: FileNotFoundError: weights.pt\n")
+    assert told.count("File ") == 1
+
+
+def test_what_cannot_be_pickled_is_named_in_the_function_that_refers_to_it() -> None:
+    lock = threading.Lock()
+
+    def locked(row: Any) -> Any:
+        with lock:
+            return row
+
+    with pytest.raises(TypeError, match=r"Map\(locked\) cannot .* variable 'lock' is a lock"):
+        miniray.data.range(10).map(locked).take_all()
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
