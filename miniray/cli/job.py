@@ -19,6 +19,8 @@ from miniray.cli.parsing import (
     LABELS,
     PAIR,
     SIZE,
+    Parsed,
+    json_object,
     json_option,
     pair,
     print_json,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Characters of a command that a listing shows.
 _MAX_COMMAND = 60
+#: An environment, for help and errors.
+_ENVIRONMENT = '{"pip": ["emoji"]}'
 #: Exit codes of what follows a log that is cut, and of one that Ctrl-C has ended.
 _CLUSTER_GONE, _INTERRUPTED = 3, 128 + signal.SIGINT
 
@@ -65,7 +69,11 @@ def _asks_jobs(function: Callable[..., Any]) -> Any:
 @job.command(context_settings={"ignore_unknown_options": True})
 @click.option("--submission-id", "--id", help="Id of the job.  [default: one is made]")
 @click.option("--working-dir", help="Folder or .zip file that the job runs in a copy of.")
-@click.option("--runtime-env-json", type=JSON, help="""Its environment: '{"pip": ["emoji"]}'.""")
+@click.option(
+    "--runtime-env-json",
+    type=Parsed("JSON", lambda text: json_object(text, _ENVIRONMENT)),
+    help=f"Its environment: '{_ENVIRONMENT}'.",
+)
 @click.option("--env", multiple=True, type=PAIR, help="Environment variable of the job.")
 @click.option(
     "--env-file",

@@ -67,3 +67,11 @@ def test_labels_come_as_pairs_or_as_json() -> None:
     assert LABELS.convert("zone=a, disk=", None, None) == expected
     assert LABELS.convert('{"zone": "a", "disk": ""}', None, None) == expected
     assert JSON.convert("{}", None, None) == {}
+
+
+def test_an_environment_that_is_no_json_is_told_with_an_environment(
+    miniray: Callable[..., Result],
+) -> None:
+    result = miniray("job", "submit", "--runtime-env-json", "{pip", "--", "true")
+    assert result.exit_code == 2
+    assert """Write it as '{"pip": ["emoji"]}'.""" in result.output
