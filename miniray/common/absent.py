@@ -8,24 +8,33 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import NoReturn
 
+#: How much of two names is the same, of 1, if one is taken for the other.
+_NEARLY = 0.85
 #: By module: what Ray has there and miniray has not, with what to do instead.
 _OF_RAY: dict[str, Mapping[str, str]] = {}
 
 
-def absent(module: str, name: str, of_ray: Mapping[str, str]) -> AttributeError:
+def absent(
+    module: str, name: str, of_ray: Mapping[str, str], known: Iterable[str] = ()
+) -> AttributeError:
     """Return the error of a module's ``__getattr__``.
 
     Args:
         module: Its name.
         name: What was looked up there.
         of_ray: What Ray has there and miniray has not, with what to do instead.
+        known: The names that it has: one that is nearly the same was probably meant.
     """
-    instead = instead_of(name, of_ray)
-    text = f"module {module!r} has no attribute {name!r}" if instead is None else instead
-    return AttributeError(text, name=name)
+    import difflib
+
+    meant = [] if name in of_ray else difflib.get_close_matches(name, known, 1, _NEARLY)
+    text = f"module {module!r} has no attribute {name!r}"
+    if meant:
+        text += f". Did you mean {meant[0]!r}?"
+    return AttributeError((not meant and instead_of(name, of_ray)) or text, name=name)
 
 
 def instead_of(name: str, of_ray: Mapping[str, str]) -> str | None:
@@ -60,7 +69,7 @@ def lazy(
         if name in modules:
             return importlib.import_module(f"{module}.{name}")
         if name not in homes:
-            raise absent(module, name, of_ray)
+            raise absent(module, name, of_ray, [*homes, *modules])
         value = getattr(importlib.import_module(homes[name]), name)
         setattr(sys.modules[module], name, value)
         return value

@@ -130,8 +130,9 @@ class FileRows(Content):
             if table is not None:
                 yield with_path(from_file(table), path, include=self.paths)
         except (pa.ArrowException, OSError, ValueError) as error:
-            called = self.kind.called
-            raise DataError(f"{path} can't be read as a {called} file: {error}") from error
+            kind = self.kind.called
+            article = "an" if kind == "image" else "a"
+            raise DataError(f"{path} can't be read as {article} {kind} file: {error}") from error
 
 
 def _csv(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:

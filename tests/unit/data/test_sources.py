@@ -121,6 +121,13 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         data.read_parquet("/nowhere")
 
 
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    (tmp_path / "x.png").write_bytes(b"no image")
+    with pytest.raises(data.DataError, match=r"x\.png can't be read as an image file: "):
+        data.read_images(str(tmp_path)).take()
+
+
 def test_csv_json_text_numpy_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,x\n2,y\n")
     assert data.read_csv(str(tmp_path / "x.csv")).take() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
@@ -371,6 +378,10 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.filter(expr=pc.field("id") > 1)
     with pytest.raises(AttributeError, match="no 'write_sql': write from a function"):
         dataset.write_sql("insert into t values (?)", None)
+    with pytest.raises(AttributeError, match=r"'read_parqet'\. Did you mean 'read_parquet'\?"):
+        data.read_parqet("nowhere")
+    with pytest.raises(AttributeError, match="no 'read_sql': read it in a function"):
+        data.read_sql("select 1", None)
     with pytest.raises(AttributeError, match="Did you mean 'target_max_block_size'"):
         data.DataContext.get_current().target_max_blocksize = 5
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
