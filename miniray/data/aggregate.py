@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from miniray.data.blocks import column, pickled, table_to_rows, values_of
+from miniray.data.blocks import column, pickled, shown_type, table_to_rows, values_of
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
-from miniray.data.transforms import Transform, Where, check_columns, told
+from miniray.data.transforms import DataError, Transform, Where, check_columns, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -386,7 +386,12 @@ class Partial(Transform):
             if pa.types.is_null(values.type) and isinstance(agg, Std):
                 values = values.cast(pa.float64())
             columns = columns.append_column(_column(place), values)
-        found = grouped_by(columns, self.keys, _calls(self.aggs, again=False))
+        try:
+            found = grouped_by(columns, self.keys, _calls(self.aggs, again=False))
+        except pa.ArrowNotImplementedError:
+            used = dict.fromkeys(agg.on for agg in self.aggs if agg.on is not None)
+            typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
+            raise DataError(f"{self.name} can't be computed of {', '.join(typed)}.") from None
         if ROWS not in found.column_names:
             return found
         whole = table.combine_chunks()

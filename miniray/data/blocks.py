@@ -148,8 +148,21 @@ def _of_values(values: list[Any]) -> Any:
         return pickled(values)
     try:
         return pa.array(values)
-    except (pa.ArrowException, TypeError, OverflowError):
-        return pickled(values)
+    except (pa.ArrowException, TypeError, OverflowError, ValueError):
+        plain = _without_missing(values)
+        return pickled(values) if plain is None else _of_values(plain)
+
+
+def _without_missing(values: list[Any]) -> list[Any] | None:
+    """Return values with None in place of those by which pandas says that there is none.
+
+    None if there are none of these.
+    """
+    pandas = sys.modules.get("pandas")
+    missing = set() if pandas is None else {id(pandas.NaT), id(pandas.NA)}
+    if missing.isdisjoint(map(id, values)):
+        return None
+    return [None if id(value) in missing else value for value in values]
 
 
 def _of_arrays(values: list[Any]) -> Any:

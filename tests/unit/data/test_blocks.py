@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 from typing import Any
@@ -56,6 +57,16 @@ def test_python_objects_travel_pickled_but_never_out_of_a_file(tmp_path: Any) ->
     pq.write_table(table, tmp_path / "x.parquet")
     (first, _) = blocks.table_to_rows(blocks.from_file(pq.read_table(tmp_path / "x.parquet")))
     assert isinstance(first["x"], bytes)
+
+
+def test_missing_values_of_pandas_are_null_beside_times_and_numbers() -> None:
+    pandas = pytest.importorskip("pandas")
+    day = datetime.datetime(2020, 1, 1)
+    for missing, value in ((pandas.NaT, day), (pandas.NA, 3)):
+        for values in ([missing, value], [value, missing], [missing]):
+            table = blocks.rows_to_table([{"x": each} for each in values])
+            expected = [None if each is missing else each for each in values]
+            assert [row["x"] for row in blocks.table_to_rows(table)] == expected
 
 
 @pytest.mark.parametrize("version", [1, 2])
