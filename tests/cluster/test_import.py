@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -32,7 +33,10 @@ HEAVY = (
 )
 #: Times the processor time that importing asyncio takes, which is about as much work: seconds
 #: would say how fast and how busy the machine is.
-LIMIT = 1.6
+LIMIT = 1.5
+#: How often both are timed, at least and at most. What others do on the same core adds half to a
+#: processor time, for seconds on end; only the least of many says how much work it is.
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
 
 
 def run(code: str, cache: Path) -> str:
@@ -65,13 +69,16 @@ def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
     code = "import time; start = time.process_time(); {}\n"
     code += "print(time.process_time() - start)"
     ours, asyncio = f"import miniray; {USED}", "import asyncio"
-    seconds: dict[str, list[float]] = {ours: [], asyncio: []}
-    for _ in range(6):
-        for statement, found in seconds.items():
-            found.append(float(run(code.format(statement), tmp_path)))
+    for statement in (ours, asyncio):
+        run(statement, tmp_path)  # compiles it
+    least = {ours: math.inf, asyncio: math.inf}
+    for rounds in range(MOST_ROUNDS):
+        if rounds >= LEAST_ROUNDS and least[ours] < LIMIT * least[asyncio]:
+            break
+        for statement, known in least.items():
+            least[statement] = min(known, float(run(code.format(statement), tmp_path)))
 
-    # The first of each had to compile.
-    assert min(seconds[ours][1:]) < LIMIT * min(seconds[asyncio][1:])
+    assert least[ours] < LIMIT * least[asyncio]
 
 
 @pytest.mark.parametrize("name", miniray.__all__)
