@@ -22,10 +22,9 @@ _ASK_LIBRARY = (sys.executable, "-I", str(Path(__file__).with_name("ascendcl.py"
 
 
 #: Power and temperature of a chip; and in the row below its use, and bytes used and in all.
-_CHIP = re.compile(
+_CHIP = (
     r"^\| \d+ +\S+ +\| \S+ +\| (\S+) +(\S+) .*\n"
-    r"\| \d+ .*?\| \S+:\S+ +\| (\S+) .*?(\d+) */ *(\d+) *\|$",
-    re.MULTILINE,
+    r"\| \d+ .*?\| \S+:\S+ +\| (\S+) .*?(\d+) */ *(\d+) *\|$"
 )
 _USE = (
     ("power_watts", "", 1),
@@ -59,7 +58,7 @@ class AscendNPU(Family):
 
     def use(self, host: Host, timeout: float) -> dict[str, Use]:
         """Read the table of ``npu-smi``: two rows a chip, which the runtime numbers from 0."""
-        chips = _CHIP.findall(host.run(["npu-smi", "info"], timeout))
+        chips = re.findall(_CHIP, host.run(["npu-smi", "info"], timeout), re.MULTILINE)
         return {str(id): numbers(_USE, told) for id, told in enumerate(chips)}
 
 

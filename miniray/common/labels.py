@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 #: Kubernetes' rule for labels, which Ray follows: an optional domain, then a name.
 _NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
-_KEY = re.compile(rf"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{{0,251}}[a-zA-Z0-9])?/)?{_NAME}")
-_VALUE = re.compile(rf"(?:{_NAME})?")
-_CONDITION = re.compile(
+_KEY = rf"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{{0,251}}[a-zA-Z0-9])?/)?{_NAME}"
+_VALUE = rf"(?:{_NAME})?"
+_CONDITION = (
     rf"(?P<negated>!?)(?:in\((?P<many>{_NAME}(?: *, *{_NAME})*)\)|(?P<there>exists\(\))"
     rf"|(?P<one>{_NAME}))|same\((?P<same>{_NAME})\)|(?P<empty>)"
 )
@@ -92,7 +92,7 @@ def parse_condition(where: str, key: str, text: str, of_bundle: bool = False) ->
     Raises:
         ValueError: The condition is malformed; the text begins with ``where``.
     """
-    found = _CONDITION.fullmatch(text)
+    found = re.fullmatch(_CONDITION, text)
     if found is not None and found["same"] and not of_bundle:
         raise ValueError(f"{where} can't be {text!r}, which is for bundles only.")
     if found is None:
@@ -111,7 +111,7 @@ def parse_condition(where: str, key: str, text: str, of_bundle: bool = False) ->
 
 def check_key(where: str, key: str) -> None:
     """Raise ValueError, whose text begins with ``where``, if a label can't have this key."""
-    if not _KEY.fullmatch(key):
+    if not re.fullmatch(_KEY, key):
         raise ValueError(
             f"{where} must be 1 to 63 {_FORM}, and an optional 'domain/' before it, not {key!r}."
         )
@@ -119,7 +119,7 @@ def check_key(where: str, key: str) -> None:
 
 def check_value(where: str, value: str) -> None:
     """Raise ValueError, whose text begins with ``where``, if a label can't have this value."""
-    if not _VALUE.fullmatch(value):
+    if not re.fullmatch(_VALUE, value):
         raise ValueError(f"{where} must be up to 63 {_FORM}, not {value!r}.")
 
 

@@ -47,16 +47,13 @@ class Requests:
         by["watch"] = watches.watch
         self._by, self._later = by.keys(), later.keys()
         self._handlers = {**by, **later, **_for_anybody(cluster, state)}
-        self._arguments = {
-            name: Arguments(handler, name in by or name in later)
-            for name, handler in self._handlers.items()
-        }
+        #: Of requests that were made: an embedded cluster sees few of them.
+        self._arguments: dict[str, Arguments] = {}
         self._counts = {
             name: COUNTED.values(("counter", "head_requests_total", "", ()), (("method", name),))
             for name in self._handlers
         }
         self._failing = _on_refused_notice(cluster)
-        self._failing_arguments = {name: Arguments(fail, 2) for name, fail in self._failing.items()}
 
     def handle(self, request: common_pb2.ClientRequest) -> None:
         """Answer a request; its sender gets the error if it fails."""
@@ -66,7 +63,7 @@ class Requests:
             arguments = tuple(plain.loads(request.body))
             handler = self._handler(method)
             add(self._counts[method])
-            arguments = self._arguments[method].check(arguments)
+            arguments = self._arguments_of(method, handler).check(arguments)
             if method in self._later:
                 handler((who, number), *arguments)
                 return
@@ -87,6 +84,13 @@ class Requests:
             )
         return handler
 
+    def _arguments_of(self, method: str, handler: Callable[..., Any]) -> Arguments:
+        known = self._arguments.get(method)
+        if known is None:
+            given = method in self._by or method in self._later
+            known = self._arguments[method] = Arguments(handler, given)
+        return known
+
     def _refuse(
         self, request: common_pb2.ClientRequest, arguments: tuple[Any, ...], error: Exception
     ) -> None:
@@ -99,7 +103,7 @@ class Requests:
         if fail is None:
             return
         try:
-            self._failing_arguments[method].check(arguments)
+            Arguments(fail, 2).check(arguments)
         except ValueError:
             return  # it does not even say for what somebody waits
         why = f"the head refused it ({type(error).__name__}: {error})"

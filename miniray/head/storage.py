@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import marshal
-import sqlite3
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,7 +65,7 @@ class Storage:
         then()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Saved:
     """What was kept by the heads of this cluster before."""
 
@@ -216,6 +215,8 @@ class SqliteStorage(Storage):
         self._path = path
         self.job_logs = path.parent / "logs" / "jobs"
         self._warn = warn
+        import sqlite3  # the heads of embedded clusters have no database
+
         # Made here, then used by the writing thread only.
         self._database = sqlite3.connect(path, check_same_thread=False)
         path.chmod(0o600)

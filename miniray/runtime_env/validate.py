@@ -276,13 +276,13 @@ def merge(parent: Mapping[str, Any] | None, child: Mapping[str, Any] | None) -> 
     return merged
 
 
-_NESTED = re.compile(r"(?:-r\s*|--requirement(?:\s*=\s*|\s+))(?P<path>.+)")
+_NESTED = r"(?:-r\s*|--requirement(?:\s*=\s*|\s+))(?P<path>.+)"
 #: Options whose value is a path relative to the file that has them ...
-_FILE_OPTION = re.compile(r"(?P<option>-c|--constraint|-f|--find-links)(?:\s*=\s*|\s+)(?P<path>.+)")
+_FILE_OPTION = r"(?P<option>-c|--constraint|-f|--find-links)(?:\s*=\s*|\s+)(?P<path>.+)"
 #: ... and to the working directory, as paths of requirements are.
-_EDITABLE = re.compile(r"(?P<option>-e|--editable)(?:\s*=\s*|\s+)(?P<path>.+)")
+_EDITABLE = r"(?P<option>-e|--editable)(?:\s*=\s*|\s+)(?P<path>.+)"
 #: A comment begins at the start of a line or after a space, as in pip.
-_COMMENT = re.compile(r"(^|\s+)#.*$")
+_COMMENT = r"(^|\s+)#.*$"
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
@@ -313,7 +313,7 @@ def expand(lines: Iterable[str], folder: Path, including: tuple[Path, ...] = ())
     """
     expanded: list[str] = []
     for line in lines:
-        nested = _NESTED.fullmatch(line)
+        nested = re.fullmatch(_NESTED, line)
         if nested:
             expanded.extend(read_requirements(_absolute(nested["path"], folder), including))
         else:
@@ -324,13 +324,13 @@ def expand(lines: Iterable[str], folder: Path, including: tuple[Path, ...] = ())
 def _logical_lines(text: str) -> list[str]:
     """Leave comments out, and join lines that end in a backslash to the next."""
     joined = re.sub(r"\\\r?\n", " ", text)
-    stripped = (_COMMENT.sub("", line).strip() for line in joined.splitlines())
+    stripped = (re.sub(_COMMENT, "", line).strip() for line in joined.splitlines())
     return [line for line in stripped if line]
 
 
 def _absolute_line(line: str, folder: Path) -> str:
     for pattern, base in ((_FILE_OPTION, folder), (_EDITABLE, Path.cwd())):
-        option = pattern.fullmatch(line)
+        option = re.fullmatch(pattern, line)
         if option:
             value = option["path"]
             return line if "://" in value else f"{option['option']} {_absolute(value, base)}"
