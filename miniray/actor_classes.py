@@ -35,7 +35,7 @@ BUILT_IN = {
 _RESERVED = ("_info", "_ref")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class ActorClassDetails(ActorClassInfo):
     """Adds what handles need to check calls before they are sent."""
 

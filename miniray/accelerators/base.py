@@ -42,7 +42,7 @@ class Detected(NamedTuple):
         return cls(tuple(map(str, range(count))), type)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Description:
     """What a node says of a family beside its devices."""
 

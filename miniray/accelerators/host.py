@@ -126,7 +126,7 @@ def read_metadata(key: str, timeout: float) -> str | None:
     return text or None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Host:
     """A machine as detection sees it; the defaults are the machine we run on."""
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from miniray.wire.peers import Peer, PeerTable
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ActorClient(Channel):
     """One actor, seen from one caller. Thread-safe."""
 

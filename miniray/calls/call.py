@@ -70,7 +70,7 @@ class Channel:
         """Fail a call that was not sent, or ask its executor to cancel it."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Origin:
     """A task or an actor's call that has run: all that is needed to run it once more."""
 
@@ -109,7 +109,7 @@ class Origin:
         return is_shared(self.arguments)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One call, from its submission to its result."""
 

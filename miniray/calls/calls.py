@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 NOT_ATTACHED = "this process is not attached to its cluster any more"
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class CallTable:
     """The calls in flight of this process. Thread-safe."""
 

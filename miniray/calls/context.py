@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.common.specs import GrantedLease
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Execution:
     """One running task or method call."""
 
@@ -56,7 +56,7 @@ class Execution:
         return name if code is None else f"{module_of(code)}.{name}"
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ProcessFacts:
     """What a process is for the cluster; set once when it attaches, then by its lease."""
 

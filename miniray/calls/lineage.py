@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.messages.value import Value
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Lineage:
     """The origins of this process's results, bounded in number and size. Thread-safe."""
 

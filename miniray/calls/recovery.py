@@ -38,7 +38,7 @@ _LIMITS = (
 )
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ValueRecovery:
     """Runs tasks again whose results were lost. Thread-safe."""
 

@@ -42,7 +42,7 @@ _MOST_TOLD = 100
 _MAX_LEASES = 1024
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class TaskClient(Channel):
     """Queues and leases of all shapes; ``Call.options`` is the group of a task. Thread-safe."""
 

@@ -130,7 +130,7 @@ def preferred(
     return (best, saved) if saved >= LEAST else None
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class HeldLease:
     """A worker that runs this client's tasks of one shape."""
 
@@ -176,7 +176,7 @@ class HeldLease:
         return not self.leaving and self.remaining != 0
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class TaskGroup:
     """All tasks of one shape."""
 

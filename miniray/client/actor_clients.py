@@ -53,7 +53,7 @@ class _Creation(NamedTuple):
     may_restart: bool
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ActorClients(Channel):
     """Clients of actors by id. Thread-safe; the channel of calls that create actors."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Introduction:
     """What a process tells the daemon of its node when it attaches."""
 

@@ -43,7 +43,7 @@ _WAITS = {
 _WORKER = "miniray.worker."
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class CallReports:
     """Answers the daemon."""
 

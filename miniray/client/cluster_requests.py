@@ -34,7 +34,7 @@ _GROUPS_IN_FLIGHT = 256
 _DEEP = 10
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ClusterRequests(RuntimeHead):
     """Requests to the head."""
 

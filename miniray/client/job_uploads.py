@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from miniray.wire.node_link import NodeLink
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class JobUploads:
     """Functions, classes, and the files of environments, each made available once."""
 

@@ -43,7 +43,7 @@ _TO_MAP = 1.0
 _NEXT = 4
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ObjectAccess(RuntimeObjects):
     """Values, from wherever they are."""
 

@@ -85,7 +85,7 @@ class Holds:
         return [*holds, *self._reasons[entry.id].values()]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ObjectReports:
     """Answers the daemon."""
 
@@ -110,7 +110,7 @@ class ObjectReports:
         return lambda: look.report(limit)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class _Look:
     """The objects and calls of a process at one moment.
 

@@ -27,7 +27,7 @@ _DRAIN_AGAIN = 0.02
 _SETTLE = 1.0
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class RefTracking:
     """Counts the refs of this process."""
 

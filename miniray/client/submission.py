@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from miniray.wire.io_loop import IOLoop
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Submission(RuntimeCalls):
     """Makes calls of what user code calls; the call table has them sent."""
 
@@ -165,7 +165,7 @@ class Submission(RuntimeCalls):
         self.calls.cancel(ref, force, recursive)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Returns:
     """What calls return at once: refs that get their values later, or a generator of refs."""
 

@@ -249,7 +249,7 @@ class LineSplitter:
         self._rows = [_Row()]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Row:
     """A line that is not finished."""
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 #: Of the environment of a rank's process: its rank.
 RANK_VARIABLE = "MINIRAY_TRAIN_RANK"
 #: What stands before the host in an address: a user and a password, or a token alone.
-_CREDENTIALS = re.compile(r"(?<=://)(?P<user>[^\s/@:]*)(?P<password>:[^\s/]*)?@")
+_CREDENTIALS = r"(?<=://)(?P<user>[^\s/@:]*)(?P<password>:[^\s/]*)?@"
 
 
 def without_passwords(text: str) -> str:
     """Leave the passwords and tokens out of the addresses in a text: ``https://me:***@host``."""
-    return _CREDENTIALS.sub(
-        lambda found: f"{found['user']}:***@" if found["password"] else "***@", text
+    return re.sub(
+        _CREDENTIALS, lambda found: f"{found['user']}:***@" if found["password"] else "***@", text
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class ActorClassInfo:
     """What a handle knows of its actor's class, pickled with the handle."""
 
@@ -59,7 +59,7 @@ class BoundMethod(NamedTuple):
     options: MethodOptions
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class RuntimeContextData:
     """Who and where the calling code is, by Ray's names; ids are hex strings."""
 

@@ -63,10 +63,13 @@ def field_names(cls: Any) -> tuple[str, ...]:
 _T = TypeVar("_T", bound="Spec")
 
 
-class Spec:
+class Spec:  # noqa: PLW1641 - no spec is a key
     """A dataclass that travels as the tuple of its fields' values."""
 
     __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.to_wire() == other.to_wire()
 
     def to_wire(self) -> tuple[Any, ...]:
         return tuple([getattr(self, name) for name in field_names(type(self))])
@@ -82,7 +85,7 @@ class Spec:
 
 
 # --- tasks and actors ------------------------------------------------------------------
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class _Demand(Spec):
     """What tasks and actors ask for alike, in their options and in their specs."""
 
@@ -119,7 +122,7 @@ class _Demand(Spec):
         return self.placement if isinstance(self.placement, BundleAffinity) else None
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class TaskOptions(_Demand):
     """Checked options of a task."""
 
@@ -138,7 +141,7 @@ class TaskOptions(_Demand):
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class LeaseSpec(_Demand):
     """What the head must know to lease workers to the tasks of one shape."""
 
@@ -152,7 +155,7 @@ class LeaseSpec(_Demand):
     runtime_env: str = ""
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class _Actor(_Demand):
     """The options of an actor that its spec has as they are."""
 
@@ -168,7 +171,7 @@ class _Actor(_Demand):
     preload_later: Sequence[str] = ()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ActorOptions(_Actor):
     """Checked options of an actor."""
 
@@ -182,7 +185,7 @@ class ActorOptions(_Actor):
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ActorSpec(_Actor):
     """What the head, its daemon and its worker must know of an actor."""
 
@@ -202,7 +205,7 @@ class ActorSpec(_Actor):
     runtime_env: str = ""
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class CommandSpec(_Demand):
     """What the head, and the daemon that runs it, must know of a submitted job's command."""
 
@@ -221,7 +224,7 @@ class CommandSpec(_Demand):
     secrets: Sequence[str] = ()
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class MethodOptions:
     """Options of one method of an actor, from ``@method`` and ``.options``."""
 
@@ -275,7 +278,7 @@ class Allocation(NamedTuple):
         return held
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class JobSpec(Spec):
     """What the workers of a job must know of it."""
 
@@ -289,7 +292,7 @@ class JobSpec(Spec):
     default_actor_lifetime: str = "non_detached"
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class GrantedLease(Spec):
     """What the head grants on a node, and what the worker is told of it."""
 

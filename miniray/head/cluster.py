@@ -39,8 +39,10 @@ def latest_return() -> float:
     return config().node_timeout + config().head_grace
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class HeadIdentity:
+    """Which head of which cluster this is."""
+
     cluster_id: str
     #: Counts the starts of the cluster's head.
     epoch: int

@@ -21,7 +21,7 @@ from miniray.common.process_state import set_title
 from miniray.common.series import COUNTED
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
-from miniray.head.storage import Storage
+from miniray.head.storage import SqliteStorage, Storage
 from miniray.security import certificates, channels
 from miniray.security.channels import AddressInUseError, host_of, one_line
 from miniray.security.token import JoinToken
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.head.directories.nodes import ClusterNode
-    from miniray.head.storage import SqliteStorage
 
     SessionContext = grpc.aio.ServicerContext[head_pb2.FromNode, head_pb2.ToNode]
 
@@ -147,12 +146,14 @@ async def watch_liveness(head: Head) -> None:
         head.check_liveness()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class HeadOptions:
+    """What a head is told at its start."""
+
     #: Socket for the daemons of this machine; its folder is 0700.
     unix_path: str
     #: The cluster's secret, from which the keys of its connections are derived.
-    secret: bytes = dataclasses.field(repr=False)
+    secret: bytes
     session_dir: Path
     cluster_id: str
     #: Called once: with ``address`` and ``fingerprint``, or with ``error``.
@@ -209,8 +210,6 @@ async def _run(options: HeadOptions) -> None:
         return
     storage = None
     if options.tcp_host is not None:  # else it is an embedded cluster, which ends with its head
-        from miniray.head.storage import SqliteStorage
-
         storage = SqliteStorage(
             options.session_dir / "head.db",
             lambda text: head.warn_drivers(text),  # noqa: PLW0108 - it is made next

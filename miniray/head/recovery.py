@@ -46,7 +46,7 @@ _NODES = "_nodes"
 _HELD = tuple[str, Needs, tuple[tuple[str, Needs], ...], tuple[bytes, int] | None]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class HeadRecovery:
     """Merges what earlier heads kept with what nodes report."""
 

@@ -40,7 +40,7 @@ _KEYS = {
 Rows = dict[str, Any]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Watches:
     """Pushes ``rows`` (listing, changed rows by key, keys of rows that are gone) to watchers."""
 

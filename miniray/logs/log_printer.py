@@ -53,7 +53,7 @@ class _Source(NamedTuple):
     name: str
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Repeated:
     """A line that several workers write."""
 
@@ -64,7 +64,7 @@ class Repeated:
     count: int = 0  # how many were held back
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class LogDeduplicator:
     """Folds the lines of one stream (stdout or stderr) of all workers."""
 
@@ -312,7 +312,7 @@ class _Trace(enum.Enum):
     FATAL = enum.auto()  # of a fatal error
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class _BegunTrace:
     """A trace of a stream, with the lines that wait for its end."""
 

@@ -45,7 +45,7 @@ class MemberEvents(Protocol):
         """End this node."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Membership:
     """Keeps the session with the head."""
 

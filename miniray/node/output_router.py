@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _JOBS, _FILES = 1000, 1000
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class OutputRouter:
     """The way of output to drivers, here and on other nodes."""
 

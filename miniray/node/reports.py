@@ -89,7 +89,7 @@ def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.Fro
     )
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class WorkerNotices:
     """Takes the notices of workers, for the pool and for the head."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FEW = 2
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Traffic:
     """Routes all messages for processes.
 

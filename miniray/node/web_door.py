@@ -46,7 +46,7 @@ _CODE_SECONDS, _MOST_CODES = 60.0, 100
 _PAUSE, _MOST_TURNED_AWAY = 1.0, 1000
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class WebDoor:
     """Listens for the page's clients once it is opened."""
 

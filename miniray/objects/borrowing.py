@@ -34,7 +34,7 @@ _Holds = dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]]
 _VALUES_SIZE = 1 << 20
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Borrowing:
     """Both sides of the borrowing protocol for one process. Thread-safe."""
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 MOST_REMEMBERED = 10_000
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class StreamState:
     """Items of one generator call: sent by the executor, taken by the consumer.
 

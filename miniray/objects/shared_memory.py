@@ -54,7 +54,7 @@ Block = ctypes.Array[ctypes.c_char]
 Mapped = tuple[int, Block]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class SharedMemory:
     """This process's side of the node's object store. Thread-safe."""
 

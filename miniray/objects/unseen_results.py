@@ -42,7 +42,7 @@ MOST_WAITING = 20
 _Kind = tuple[str, type[BaseException]]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class UnseenErrors:
     """Tells errors that were dropped unread."""
 

@@ -39,7 +39,7 @@ def _nobody_waits(_entry: Entry) -> None:
     """The waiter of a value that is brought here ahead of its use."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ValueFetches:
     """The fetches of this process. Thread-safe."""
 
@@ -155,7 +155,7 @@ class ValueFetches:
             self.link.node_notice("withdraw", numbers)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Waits:
     """How this process waits."""
 

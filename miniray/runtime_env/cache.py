@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class _Held:
     """A folder in use by this process."""
 
@@ -35,7 +35,7 @@ class _Held:
     count: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class _Pending:
     """A folder that this process is building or waiting for."""
 
@@ -403,7 +403,7 @@ async def uninterrupted(function: Callable[..., T], *args: Any) -> T:
     return future.result()
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class JobFolders:
     """The folders of each job. Belongs to one event loop."""
 

@@ -143,7 +143,7 @@ class EnvironmentManager:
         self._jobs.remove_unused()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class _Preparation:
     """The parts of one environment, made one after the other."""
 

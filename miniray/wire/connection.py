@@ -50,7 +50,7 @@ _SEND_ROOM = 1 << 20
 _now = time.perf_counter
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Endpoint:
     """What the connections of one part of a process have in common."""
 

@@ -80,7 +80,7 @@ class Peer:
         self.channel.flush_blocking(None)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class PeerTable:
     """All peers of this process, by process id. Thread-safe."""
 

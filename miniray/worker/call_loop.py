@@ -41,7 +41,7 @@ def call_in(
             raise
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class CallLoop:
     """Calls that share an event loop."""
 

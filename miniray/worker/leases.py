@@ -55,7 +55,7 @@ class Leases:
             self.take(number, work)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Recall:
     """Hands tasks back that wait behind a long one."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from miniray.worker.work import Work, WorkQueue
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Replies:
     """Answers calls, each once."""
 
@@ -174,7 +174,7 @@ class Replies:
 _UNREAD = 16 * 1024 * 1024
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Streams:
     """Sends what the generators of calls yield, no further ahead than their callers read."""
 

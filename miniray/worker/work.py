@@ -34,7 +34,7 @@ class ArgumentLostError(Exception):
         self.payload = payload
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Work:
     """A task or a method call."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.demands import Demand
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Actor:
     """An actor that is not dead."""
 

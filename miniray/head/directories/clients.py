@@ -38,8 +38,10 @@ class ProcessExit(NamedTuple):
     detail: str = ""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class AttachedProcess:
+    """A driver or worker that is attached to a node."""
+
     id: bytes
     node: ClusterNode
     pid: int
@@ -130,7 +132,7 @@ REMEMBERED = 1000
 UNTIL_UNKNOWN = 10.0
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ProcessEnds:
     """How processes ended lately, for those who saw a process's socket close."""
 
@@ -186,7 +188,7 @@ class ProcessEnds:
 _GATHER, _EACH = 0.5, 100e-6
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class DriverNews:
     """Tells drivers, not often, that something of their jobs waits: they ask what and why."""
 

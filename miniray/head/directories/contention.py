@@ -49,7 +49,7 @@ def may_ask(held: int, by_waiter: int) -> bool:
     return by_waiter == 0 or held > by_waiter + 1
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Revocations:
     """Asks leases back, by one timer, while requests wait."""
 

@@ -84,7 +84,7 @@ class GroupRequester(Protocol):
         """Return the id of a group's job; empty if its creator is gone."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A waiting request, or its lease."""
 
@@ -98,7 +98,7 @@ class Request:
     since_epoch: float
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class GrantTable:
     """Requests and leases by number, over one scheduler."""
 

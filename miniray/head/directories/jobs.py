@@ -67,7 +67,7 @@ class KeyValues:
 _REMEMBERED = 1024
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Job:
     """A driver's program and all that runs for it."""
 
@@ -184,7 +184,7 @@ _JOB_ID = 8
 _REFUSED = 1000
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class JobCode:
     """What jobs have brought, by the names of ``code_pieces``."""
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.reasons import Reason
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class TaskLeaseGroup:
     """The leases of one client for tasks of one shape: wanted, waiting, granted."""
 
@@ -89,8 +89,10 @@ class TaskLeaseGroup:
         return int(bool(allocation.devices)) if given is None else given
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class TaskLease:
+    """A lease on a worker that is granted to a client."""
+
     number: int
     group: TaskLeaseGroup
     node_id: bytes
@@ -120,7 +122,7 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _MOST_STARTING = 10
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class TaskLeases:
     """Groups and leases of all clients. Implements ``grants.Requester`` for groups."""
 

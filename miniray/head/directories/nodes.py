@@ -38,8 +38,10 @@ class NodeOutbox(Protocol):
         """End the session after what is queued."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class ClusterNode:
+    """What the head knows of a node, and its way to it."""
+
     id: bytes
     #: Its id in hex, which is its name in the scheduler.
     name: str

@@ -24,7 +24,7 @@ _NAMESPACE = "_draining"
 Waiter = tuple[bytes, int]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Drains:
     """Drained nodes, and the requests that wait until nothing runs there any more."""
 
@@ -113,7 +113,7 @@ def why_quarantined(quarantine: head_pb2.Quarantine) -> str:
     return f"{who}{f' and {more} more' if more else ''} could not be killed"
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Quarantines:
     """Devices that no lease gets because a process that had them could not be killed."""
 

@@ -32,7 +32,7 @@ _EARLY_WAIT = 10.0
 Waiter = tuple[bytes, int]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class PlacementGroupEntry:
     """A placement group, with its name and those who wait for it."""
 
@@ -94,7 +94,7 @@ class PlacementGroupEntry:
         return "INFEASIBLE" if waits.infeasible else "NO_RESOURCES"
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class PlacementGroups:
     """All groups by id and name. Implements ``grants.GroupRequester``."""
 

@@ -76,7 +76,7 @@ class JobKeeper(Protocol):
         """Call back when all changes up to now are kept, or cannot be."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class SubmittedJobs:
     """The jobs by id and by lease. Implements ``grants.Requester`` for them."""
 

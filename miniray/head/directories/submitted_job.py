@@ -26,7 +26,7 @@ _AT_THE_HEAD = {"node:__internal_head__": 0.0001}
 _SHELL = ["/bin/sh", "-c"]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class SubmittedJob:
     """A submitted job, in the state that survives the head."""
 

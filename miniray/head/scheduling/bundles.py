@@ -53,7 +53,7 @@ class GroupStatus(str, enum.Enum):
     REMOVED = "REMOVED"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class GroupPlacement:
     """What a placement group asked for, and what its bundles have reserved."""
 

@@ -100,6 +100,8 @@ class Refusal(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Decisions:
+    """What the scheduler has decided in one step."""
+
     grants: list[Grant] = dataclasses.field(default_factory=list)
     #: Requests that can never be granted: the caller fails them.
     failures: list[Refusal] = dataclasses.field(default_factory=list)

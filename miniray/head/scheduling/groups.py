@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     BundleKey = tuple[bytes, int]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Group:
     """A placement group with the pools of its placed bundles."""
 

@@ -78,8 +78,10 @@ def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) ->
     return made
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class _Planner:
+    """Where the bundles of one group go; gives up after so many steps."""
+
     specs: dict[int, BundleSpec]
     nodes: list[ResourcePool]
     #: Nodes that hold other bundles of the group already.

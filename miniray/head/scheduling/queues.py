@@ -188,7 +188,7 @@ class Pending(NamedTuple):
     since: float
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class ShapeQueue:
     """The waiting requests of one shape, and where such a request may go."""
 

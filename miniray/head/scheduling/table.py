@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 _RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every node
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class ResourceLease:
+    """What a lease holds of a pool."""
+
     pool: ResourcePool
     allocation: Allocation
     #: Fixed-point CPU counted as load of the pool though not held.

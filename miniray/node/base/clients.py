@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Answer = tuple[Any, int]
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Client:
     """A connected process."""
 

@@ -32,7 +32,7 @@ class Helper(NamedTuple):
     kill: Callable[[], None]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class TemplateClient:
     """One template process.
 

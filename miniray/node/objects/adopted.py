@@ -32,8 +32,10 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 10_000
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Adopted:
+    """A value whose owner has left."""
+
     value: Value
     #: How often each process has borrowed it.
     borrowers: dict[bytes, int]
@@ -43,7 +45,7 @@ class _Adopted:
     holders: int = 0
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Owner:
     """An owner that has left objects here."""
 
@@ -55,7 +57,7 @@ class _Owner:
     registered: dict[tuple[bytes, int], None] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class AdoptedObjects:
     """All objects that this daemon answers for: messages to their owners in, answers out."""
 

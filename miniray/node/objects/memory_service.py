@@ -210,7 +210,7 @@ def _sums(sizes: Mapping[bytes, int], name_of: Callable[[bytes], str]) -> str:
     return ", ".join(texts)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class MemoryService:
     """Asks, and answers other daemons."""
 

@@ -40,7 +40,7 @@ _Value = tuple[int, int, bytes, bytes]
 _HERE: tuple[None, int] = (None, -1)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class NodeObjects:
     """The store of this node: what its processes ask of it, and its traffic with others."""
 

@@ -49,7 +49,7 @@ class RelayEvents(Protocol):
         """
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class RelayHub:
     """All other nodes; ``only_dials``: those of other machines cannot dial this one."""
 

@@ -50,7 +50,7 @@ class Evictions(Protocol):
         """
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Claim:
     """A claim to memory for processes of this node."""
 
@@ -82,7 +82,7 @@ class Claim:
             del self.askers[process]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class AdmissionQueue:
     """The claims that cannot be served at once.
 

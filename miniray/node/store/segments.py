@@ -47,7 +47,7 @@ def home_of(key: Key) -> bytes:
     return home
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Segment:
     """One value in the shared memory of a node, or on its disk.
 

@@ -46,7 +46,7 @@ _LARGE_FILES = Path("/var/tmp")  # noqa: S108 - what is made there has no name
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _File:
     """An open file, and how many values are in it."""
 
@@ -56,7 +56,7 @@ class _File:
     values: int = 0
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class DiskPlace:
     """Where a value is on disk."""
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _AFTER_FAILURE = 10.0
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Restore:
     """A value that is read back, for all processes that wait for it."""
 

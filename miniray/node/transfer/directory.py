@@ -133,14 +133,16 @@ class SpreadTree:
         self._whole.discard(node)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Entry:
+    """Who owns a value, and which nodes have it."""
+
     #: A process of this node, or its daemon in the place of one that has left.
     owner: bytes
     tree: SpreadTree
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Directory:
     """The entries of the values that processes of this node own."""
 

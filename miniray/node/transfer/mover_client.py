@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 Open = Callable[[Key, bytes], Opened | None]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Move:
     """A transfer to this node."""
 

@@ -26,7 +26,7 @@ _SHARE = 4
 _Name = tuple[bytes, int]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Waiter:
     """One request of a process for a copy."""
 
@@ -43,7 +43,7 @@ class Waiter:
     pull: _Pull | None = None
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Lane:
     """What is fetched ahead, of one kind: first in, first out."""
 
@@ -81,7 +81,7 @@ class _Lane:
             self.bytes -= waiter.size
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Pull:
     """One transfer, and who waits for it."""
 
@@ -92,7 +92,7 @@ class _Pull:
     waiters: set[Waiter] = dataclasses.field(default_factory=set)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Pulls:
     """All requests for copies."""
 

@@ -49,7 +49,7 @@ class _Wanted(NamedTuple):
     size: int
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Serving:
     """The sending end of all transfers from this node."""
 

@@ -122,7 +122,7 @@ def piece_size() -> int:
     return min(config().transfer_chunk, IN_FLIGHT)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Transfers:
     """The receiving end of all transfers to this node."""
 

@@ -70,7 +70,7 @@ def set_subreaper() -> None:
         raise OSError(code, os.strerror(code))
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Template:
     """Serves one daemon until it is gone.
 

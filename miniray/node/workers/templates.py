@@ -90,7 +90,7 @@ class IdleWorkers:
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Templates:
     """All templates of a node; ``on_exited`` and ``on_lingers`` are as for ``TemplateClient``."""
 

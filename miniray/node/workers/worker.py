@@ -247,7 +247,7 @@ class CommandOutput:
             self._read = -1
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class NodeLease(GrantedLease):
     """A lease that the head granted on this node, and its state here."""
 
@@ -260,7 +260,7 @@ class NodeLease(GrantedLease):
     blocked: bool = False
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Worker:
     """One worker process."""
 
