@@ -123,8 +123,13 @@ class FirstHost(LoneHost):
 
     def _await_hosts(self, node: LocalNode, place: MeetingPlace) -> None:
         began = time.monotonic()
+        told: set[int] = set()
         while missing := self._missing(node):
             reports = {rank: each for rank, each in place.reports().items() if rank in missing}
+            for rank, each in reports.items():
+                if each.trouble and rank not in told:
+                    told.add(rank)
+                    self._tell(f"Still waiting for host {rank} ({each.host}): {each.trouble}")
             waited = min(time.monotonic() - began, self._options.wait)
             if waited == self._options.wait or any(each.failure for each in reports.values()):
                 raise BootError(describe_missing(self._allocation.size, missing, reports, waited))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import signal
@@ -148,6 +149,26 @@ def test_a_run_that_is_stopped_while_it_waits_leaves_nothing(
         assert code == 1
         assert "ended the run: it was stopped by SIGTERM before all hosts had joined." in output
     command.leaves_nothing()
+
+
+def test_what_keeps_a_host_from_joining_is_told_once_while_the_first_one_waits(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    folder = tmp_path / "slurm-4711-0-0"
+    with hosts(command, tmp_path, 2) as run:
+        first = run.start(0, "true")
+        wait_for_file(folder / "join")
+        trouble = "No answer from 10.0.0.1:6379 within 5 s."
+        (folder / "n1").write_text(json.dumps({"host": "cut-off", "trouble": trouble}))
+        told = f"miniray: Still waiting for host 1 (cut-off): {trouble}\n"
+        assert first.stdout is not None
+        assert first.stdout.readline() == told
+        first.send_signal(signal.SIGTERM)
+        code, output = run.end_of(0)
+        assert (code, output) == (
+            128 + signal.SIGTERM,
+            "miniray: The run was stopped by SIGTERM.\n",
+        )
 
 
 def test_the_other_hosts_hold_through_sigterm_until_the_program_has_saved(
