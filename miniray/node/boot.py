@@ -39,6 +39,12 @@ _OF_WORKERS = [
     "miniray.decorator",
     "miniray.runtime_context",
 ]
+#: What daemon and head have in common: loaded once, before the head is forked.
+_OF_DAEMON_AND_HEAD = [
+    "miniray._proto.head_pb2_grpc",
+    "miniray.common.series",
+    "miniray.messages.value",
+]
 
 
 def main() -> NoReturn:
@@ -82,14 +88,18 @@ def _answer_error(answer: Any, error: BaseException) -> None:
     answer.close()
 
 
+def _load(modules: list[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
 def _fork_template(session: Session, answer: Any) -> tuple[socket.socket, int]:
     """Fork the template before anything heavy is imported and any thread runs."""
     from miniray.node.base.control_socket import control_pair
     from miniray.node.workers.template import run_template
     from miniray.system.session import remove_session
 
-    for module in _OF_BOTH:
-        importlib.import_module(module)
+    _load(_OF_BOTH)
     ours, theirs = control_pair()
     pid = os.fork()
     if pid == 0:
@@ -120,8 +130,10 @@ def _run(
     set_up_core()
     from miniray.node.node_main import NodeStart
 
+    _load(_OF_DAEMON_AND_HEAD)
     start = NodeStart(options, session, control, template_pid)
     start.fork_head(answer.fileno())
+    _load(["miniray.node.daemon"])  # while the head loads what it alone needs
     gc.freeze()  # what is imported is not garbage
     gc.enable()
     keep_freed_buffers()

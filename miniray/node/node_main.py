@@ -23,7 +23,6 @@ from miniray.common.ids import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.base.node_config import MoverConfig, NodeConfig
 from miniray.node.base.tasks import first_of
-from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
 from miniray.node.process_setup import end_children, reap, stop_on_signals, when_exits
 from miniray.node.store.spill_files import spill_folder
@@ -62,6 +61,7 @@ from miniray.version import PYTHON_VERSION, VERSION
 from miniray.wire.poller import Pace
 
 if TYPE_CHECKING:
+    from miniray.node.daemon import NodeDaemon
     from miniray.security.certificates import Credentials
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,8 @@ class NodeStart:
     # --- the node ----------------------------------------------------------------
     async def run(self, answer: Any) -> int:
         """Start everything, answer, and stay until the node ends; return the exit code."""
+        from miniray.node.daemon import NodeDaemon  # loaded when the head is forked
+
         loop = asyncio.get_running_loop()
         accelerators_task = loop.run_in_executor(None, self._detect)
         if self._head is not None:
