@@ -471,6 +471,56 @@ def test_atexit_functions_run_when_a_worker_ends_by_rule(tmp_path: Path) -> None
     wait_until(path.exists)
 
 
+def test_a_worker_that_ends_finalizes_its_own_objects_and_not_those_of_imports(
+    tmp_path: Path,
+) -> None:
+    # Modules of the node itself are loaded before a fork: so this one is on its path.
+    (tmp_path / "finalized.py").write_text(
+        "import os, sys, weakref\n"
+        "weakref.finalize(sys.modules[__name__], os.mkdir, os.environ['FOLDER'] + '/of_import')\n"
+    )
+    program = """
+import os, time, miniray
+miniray.init("local", num_cpus=1)
+
+@miniray.remote(_preload=["finalized"])
+class Worker:
+    def begin(self):
+        import finalized, weakref
+        weakref.finalize(finalized, os.mkdir, os.environ["FOLDER"] + "/of_worker")
+        return os.getpid()
+
+worker = Worker.remote()
+pid = miniray.get(worker.begin.remote())
+worker.__ray_terminate__.remote()
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.01)
+"""
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FOLDER": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], timeout=50, check=True, env=env)
+    assert (tmp_path / "of_worker").exists()
+    assert not (tmp_path / "of_import").exists()
+
+
+def test_a_worker_collects_its_own_garbage_and_does_not_look_at_what_was_imported() -> None:
+    def collect() -> tuple[bool, int]:
+        import gc
+        import weakref
+
+        class Node:
+            own: Node
+
+        node = Node()
+        node.own, seen = node, weakref.ref(node)
+        del node
+        gc.collect()
+        return gc.isenabled() and seen() is None, gc.get_freeze_count()
+
+    collected, frozen = miniray.get(Forker.remote().run.remote(collect))
+    assert collected
+    assert frozen > 10_000
+
+
 def test_a_childs_exit_functions_are_its_own(tmp_path: Path) -> None:
     def fork(path: str) -> int:
         import atexit

@@ -25,6 +25,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.common.process_state import (
@@ -119,7 +120,8 @@ class Template:
             _import_beside(self.preload)
         else:
             _import(self.preload)
-        gc.freeze()
+        _keep_finalizers_from_workers()
+        gc.freeze()  # in workers too: a collection would copy the memory that they share
         poller = select.poll()
         poller.register(self.control, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
@@ -240,7 +242,6 @@ class Template:
         os.environ.update(spec["environment"])
         if spec.get("command"):
             _run_command(spec["command"], spec["cwd"])
-        gc.unfreeze()
         gc.enable()
         _fresh_random_state()
         if spec["python"] is not None:
@@ -392,6 +393,16 @@ def _import_beside(modules: list[str]) -> None:
         thread.submit(_import, modules).result()
 
 
+def _keep_finalizers_from_workers() -> None:
+    """Have workers not call at their exit what imports have registered with ``weakref.finalize``.
+
+    It would undo what the template has made. PyTorch takes each of its operators back, for which
+    the kernel copies most of the memory that a worker shares with others.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+
+
 def _ignore_signal(_number: int, _frame: object) -> None:
     """Do nothing: the signal only wakes the loop."""
 
@@ -442,9 +453,9 @@ def _run_command(command: list[str], folder: str | None) -> NoReturn:
 
 def _fresh_random_state() -> None:
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random = sys.modules.get("numpy.random")  # numpy loads it on first use
+    if numpy_random is not None:
+        numpy_random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.seed()
@@ -455,7 +466,6 @@ def run_helper(control: socket.socket, module: str) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        gc.unfreeze()
         gc.enable()
         importlib.import_module(module).serve(control)
     except BaseException:  # noqa: BLE001 - it ends the process
