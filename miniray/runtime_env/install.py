@@ -47,6 +47,7 @@ _READ_AT_LOAD = (
     "GOMP_",
     "GLIBC_TUNABLES",
     "LC_",
+    "FSSPEC_",
     "TORCH_",
     "TORCHDYNAMO_",
     "TORCHINDUCTOR_",

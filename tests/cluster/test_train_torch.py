@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cluster_helpers import takes_less_than, wait_until
 
+import miniray
 from miniray import train
 from miniray.train import FailureConfig, WorkerGroupError
+from miniray.train.controller.worker_group import MODULES
 from miniray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 if TYPE_CHECKING:
@@ -57,6 +59,17 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
         "threads": 1,  # as many as a worker has CPUs
         "variables": ["0", "2", "0", "2", "0"],
     }
+
+
+def test_a_rank_begins_with_all_that_it_needs_loaded(fit: Any) -> None:
+    @miniray.remote(_preload=[*MODULES, *TorchConfig().make_backend().preload({})])
+    def forked_with() -> set[str]:
+        return set(sys.modules)
+
+    def loop() -> list[str]:
+        return sorted(sys.modules)
+
+    assert not set(fit(loop).return_value) - miniray.get(forked_with.remote())
 
 
 @pytest.mark.timeout(180)

@@ -54,6 +54,9 @@ START_GRACE = 0.5
 #: show its own is looked at from outside.
 STACKS_TIMEOUT = 8.0
 
+#: What the processes of a run begin with: to load it takes longer than all else that they do.
+MODULES = ("miniray.train.controller.controller", "fsspec.implementations.local")
+
 #: Label of every node with its id.
 NODE_LABEL = "ray.io/node-id"
 
@@ -177,7 +180,7 @@ class WorkerGroup:
         assert self._room is not None
         placement = self._room.placement
         backend = self._backend
-        preload = (*self._preload, *backend.preload(self._resources))
+        preload = (*MODULES, *self._preload, *backend.preload(self._resources))
         later = backend.preload_later(self._resources)
         actor_class = remote(TrainWorker)
         self._workers = [

@@ -16,6 +16,7 @@ from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.run_spec import STOPPING
+from miniray.train.controller.worker_group import MODULES
 from miniray.train.progress.display import PAUSE, make_display
 from miniray.train.progress.feed import Seen
 from miniray.train.worker.worker import sent
@@ -87,6 +88,7 @@ def controller_options(spec: RunSpec) -> dict[str, Any]:
         "num_gpus": resources.pop("GPU", 0),
         "memory": resources.pop("memory", None),
         "resources": resources,
+        "_preload": list(MODULES),
         # Near the driver, whose storage path it uses; elsewhere if there is no room.
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
     }

@@ -60,7 +60,7 @@ class TorchConfig(BackendConfig):
 
 
 #: What every rank needs.
-_PRELOAD = ("torch", "torch.distributed", "psutil")
+_PRELOAD = ("torch", "psutil", "miniray.train.torch.group_store")
 
 #: Where rank 0 tells the others which backend the group uses.
 _BACKEND_KEY = "miniray/backend"

@@ -56,7 +56,14 @@ def pip_entry(*packages, **fields):
 
 @pytest.mark.parametrize(
     "name",
-    ["OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH", "MALLOC_ARENA_MAX", "TORCHDYNAMO_DISABLE"],
+    [
+        "OMP_NUM_THREADS",
+        "LD_PRELOAD",
+        "PYTHONPATH",
+        "MALLOC_ARENA_MAX",
+        "TORCHDYNAMO_DISABLE",
+        "FSSPEC_S3_ENDPOINT_URL",
+    ],
 )
 def test_a_variable_that_is_read_at_load_needs_a_fresh_interpreter(name):
     assert needs_fresh_interpreter({"A": "1", name: "1"})
