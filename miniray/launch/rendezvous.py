@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from miniray.launch.allocation import HostAllocation
 
+#: Names of the files of a run, and of one that was being written when its host was killed.
+_OURS = re.compile(r"join|end|n[0-9]+|[.](join|end|n[0-9]+)[.].*")
 #: Seconds after which what a run has left is removed by the next one.
 _OLD = 86_400.0
 
@@ -248,7 +250,7 @@ def _remove(folder: Path) -> None:
     """Remove the folder of a run; one with other files in it stays as it is."""
     with contextlib.suppress(OSError):
         files = list(folder.iterdir())
-        if files and all(re.fullmatch(r"join|end|n[0-9]+", path.name) for path in files):
+        if files and all(_OURS.fullmatch(path.name) for path in files):
             for path in files:
-                path.unlink()
+                path.unlink(missing_ok=True)
             folder.rmdir()

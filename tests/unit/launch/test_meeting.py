@@ -96,6 +96,7 @@ def test_a_head_that_an_earlier_run_may_have_left_is_not_known_to_listen(tmp_pat
 
 def test_what_a_killed_run_left_is_removed_a_day_later_and_nothing_else(tmp_path: Path) -> None:
     SharedFolder(tmp_path, "old", 0).publish(DOOR)
+    (tmp_path / "old/join").rename(tmp_path / "old/.join.4711.8d3f21aa")  # killed as it wrote it
     SharedFolder(tmp_path, "new", 0).publish(DOOR)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/data").touch()
