@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
@@ -90,31 +91,19 @@ class DeviceUse:
                     yield f"device_{name}", labels | ({"kind": kind} if kind else {}), value
 
 
+@dataclasses.dataclass(eq=False)
 class NodeMetrics:
     """Adds up what processes tell, and looks at the machine."""
 
-    def __init__(
-        self,
-        clients: ClientServer,
-        questions: Questions,
-        folder: str,
-        figures: Callable[[], Iterable[Sample]],
-        devices: DeviceUse,
-    ) -> None:
-        """Register what it answers.
+    _clients: ClientServer
+    _questions: Questions
+    #: Where this node keeps its files.
+    _folder: str
+    #: Returns what other parts of the daemon count, to any thread.
+    _figures: Callable[[], Iterable[Sample]]
+    _devices: DeviceUse
 
-        Args:
-            clients: The processes of this node.
-            questions: Passes on what is asked.
-            folder: Where this node keeps its files.
-            figures: Returns what other parts of the daemon count, to any thread.
-            devices: Of this node.
-        """
-        self._clients = clients
-        self._questions = questions
-        self._folder = folder
-        self._figures = figures
-        self._devices = devices
+    def __post_init__(self) -> None:
         #: What the living have told, and the sums of those that have ended.
         self._told: dict[bytes, Series] = {}
         self._ended = Series()
@@ -122,11 +111,15 @@ class NodeMetrics:
         self._points: collections.deque[tuple[int, dict[str, float | None]]] = collections.deque(
             maxlen=_POINTS
         )
-        self._before: tuple[float, dict[str, float]] = (0.0, {})
-        clients.notices["metrics"] = self._take_last
-        questions.answers["metrics"] = self._tell
-        questions.answers["history"] = lambda _seconds: list(self._points)
-        questions.answers["usage"] = self._usage
+        self._before: dict[str, float] = {}
+        self._clients.notices["metrics"] = self._take_last
+        self._questions.answers.update(
+            metrics=self._tell,
+            history=lambda _seconds: list(self._points),
+            # /proc of many processes takes its time, and a disk that is away longer.
+            usage=lambda _seconds: asyncio.to_thread(self._usage),
+            process_usage=lambda _seconds, pid: of_process(int(pid)),
+        )
 
     async def _tell(self, _seconds: float) -> tuple[list[Any], list[Sample]]:
         """Return what processes count, and what the machine does: a disk may take its time."""
@@ -199,22 +192,17 @@ class NodeMetrics:
         clients = [each for each in list(self._clients.clients.values()) if not each.is_command]
         return [("daemon", os.getpid()), *((each.role, each.pid) for each in clients)]
 
-    async def _usage(self, _seconds: float, with_devices: bool) -> dict[str, Any]:
-        """Return what the machine and each process use; of devices, if that is asked for."""
-        # /proc of many processes takes its time, and a disk that is away longer.
-        return await asyncio.to_thread(self._used, self._processes()[1:], with_devices)
-
-    def _used(self, processes: list[tuple[str, int]], with_devices: bool) -> dict[str, Any]:
-        (used, limit), disk = _memory(), shutil.disk_usage(self._folder)
-        _, before = self._before
-        share = _busy_share(before, _counts())
+    def _usage(self) -> dict[str, Any]:
+        """Return what the machine and its devices use."""
+        used, limit = _memory()
+        share = _busy_share(self._before, _counts())
         return {
             "cpu_percent": share and round(100 * share, 1),
             "memory_used": used,
             "memory_total": limit,
-            "disk_free": disk.free,
-            "processes": [(pid, *of_process(pid)) for _, pid in processes],
-            "devices": self._device_use() if with_devices else {},
+            "disk_free": shutil.disk_usage(self._folder).free,
+            "processes": len(self._processes()) - 1,
+            "devices": self._device_use(),
         }
 
     def _device_use(self) -> dict[str, dict[str, float]]:
@@ -234,20 +222,17 @@ class NodeMetrics:
             used: Bytes of the object store that are in use.
             spilled: Bytes of values that are on disk.
         """
-        now = time.time()
-        slot = int(now // INTERVAL)
+        slot = int(time.time() // INTERVAL)
         if self._points and self._points[-1][0] == slot:
             return
         # That no file can be opened now must not end the heartbeats.
         with contextlib.suppress(OSError):
-            point = {**self._point(now), "store": used, "spilled": spilled}
-            self._points.append((slot, point))
+            self._points.append((slot, {**self._point(), "store": used, "spilled": spilled}))
 
-    def _point(self, now: float) -> dict[str, float | None]:
+    def _point(self) -> dict[str, float | None]:
         """Return the figures of a moment; rates are of the time since the last one."""
-        counts = _counts()
-        when, before = self._before
-        self._before = now, counts
+        before, now = self._before, _counts()
+        self._before = now
         used, limit = _memory()
         workers = [of_process(pid) for role, pid in self._processes() if role == "worker"]
         point = {
@@ -256,10 +241,10 @@ class NodeMetrics:
             "workers": len(workers),
             "workers_memory": sum(memory for _, memory in workers),
         }
-        if before and now > when:
-            point["cpu"] = _busy_share(before, counts)
-            point["received"] = (counts["received"] - before["received"]) / (now - when)
-            point["sent"] = (counts["sent"] - before["sent"]) / (now - when)
+        if before and (passed := now["time"] - before["time"]) > 0:
+            point["cpu"] = _busy_share(before, now)
+            point["received"] = (now["received"] - before["received"]) / passed
+            point["sent"] = (now["sent"] - before["sent"]) / passed
         return point
 
 
@@ -278,11 +263,12 @@ def _cpu() -> dict[str, float]:
 
 
 def _counts() -> dict[str, float]:
-    """Return what only grows: seconds of the machine's processors, and bytes of its network."""
+    """Return what only grows: time, seconds of processors, and bytes of the network."""
     cpu = _cpu()
     received, sent = _network()
     idle = cpu.get("idle", 0.0) + cpu.get("iowait", 0.0)
-    return {"idle": idle, "all": sum(cpu.values()), "received": received, "sent": sent}
+    busy = {"idle": idle, "all": sum(cpu.values())}
+    return {"time": time.time(), **busy, "received": received, "sent": sent}
 
 
 def _busy_share(before: dict[str, float], now: dict[str, float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import os
 import tempfile
@@ -29,29 +30,30 @@ _MOST_LOOKERS = 8
 _ROUND_TRIPS = 5
 
 
+@dataclasses.dataclass(eq=False)
 class Probes:
     """Answers what commands ask of the processes of this node."""
 
-    def __init__(
-        self, clients: ClientServer, questions: Questions, names: ProcessNames, node: NodeConfig
-    ) -> None:
-        """Register what it answers."""
-        self._node = node
-        self._clients = clients
-        self._questions = questions
-        self._names = names
+    _clients: ClientServer
+    _questions: Questions
+    _names: ProcessNames
+    _node: NodeConfig
+
+    def __post_init__(self) -> None:
         self._lookers = asyncio.Semaphore(_MOST_LOOKERS)
         #: Pids of those that are being profiled.
         self._profiled: set[int] = set()
         #: When the recording ends (``time.monotonic``), and processes that have begun meanwhile.
         self._recorded_until = 0.0
         self._late: list[tuple[Client, asyncio.Task[list[Told]]]] = []
-        questions.answers["stack"] = self._stacks
-        questions.answers["profile"] = self._profiles
-        questions.answers["timeline"] = self._timeline
-        questions.answers["clock"] = lambda _seconds: (node.machine, time.time())
-        questions.answers["clocks"] = self._clocks
-        questions.answers["logs"] = self._logs
+        self._questions.answers.update(
+            stack=self._stacks,
+            profile=self._profiles,
+            timeline=self._timeline,
+            clock=lambda _seconds: (self._node.machine, time.time()),
+            clocks=self._clocks,
+            logs=self._logs,
+        )
 
     def _all(self) -> list[Client]:
         """Return the processes that run user code."""
@@ -116,7 +118,7 @@ class Probes:
 
         samples, failure = await outside.cpu(client.pid, length)
         if not failure:
-            note = outside.standstill(client.pid)
+            note = outside.STOPPED if outside.is_stopped(client.pid) else ""
             return {"way": "py-spy", "samples": samples, "note": note}
         [told] = await self._ask([client], length + _GRACE, "cpu", length)
         if told.missing:

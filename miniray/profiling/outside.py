@@ -38,14 +38,15 @@ _RAW = re.compile(r"^(?P<function>.*) \((?P<path>.*?)(?::(?P<line>\d+))?\)$")
 _RATE = 100
 _NO_SAMPLES = "No stack counts"
 _BUSY = "It did not answer: native code holds Python's lock (the GIL)."
-_STOPPED = "It did not answer: it is stopped (SIGSTOP)."
-_STANDS = "It is stopped (SIGSTOP)."
+_SILENT = "It did not answer: it is stopped (SIGSTOP)."
+#: Why a process uses no CPU.
+STOPPED = "It is stopped (SIGSTOP)."
 
 
 async def stacks(pid: int) -> tuple[str, list[Stack], str]:
     """Return how the stacks of a process were seen, the stacks, and a sentence on its state."""
-    stopped = _is_stopped(pid)
-    note = _STOPPED if stopped else _BUSY
+    stopped = is_stopped(pid)
+    note = _SILENT if stopped else _BUSY
     output, failure = await run_py_spy("dump", "--json", "--nonblocking", "--pid", str(pid))
     if not failure:
         return "py-spy", _of_py_spy(output), note
@@ -63,15 +64,11 @@ def silence(pid: int, missing: str) -> str:
         return "It ended meanwhile."
     if "time" not in missing:
         return f"It could not answer: {missing}."
-    return _STOPPED if _is_stopped(pid) else _BUSY
+    return _SILENT if is_stopped(pid) else _BUSY
 
 
-def standstill(pid: int) -> str:
-    """Return a sentence that says why a process uses no CPU, if it is stopped; else nothing."""
-    return _STANDS if _is_stopped(pid) else ""
-
-
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal."""
     fields = stat_of(pid)
     return fields is not None and fields[STATE] in "Tt"
 

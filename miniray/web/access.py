@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 _COOKIE_SECONDS = 7 * 24 * 3600
 #: What everybody may fetch: it is the same for all clusters.
 _OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("POST", "/api/login")})
-_HEADERS = [
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
-    (b"x-frame-options", b"DENY"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
+#: What each answer tells browsers not to do.
+HEADERS = [
+    ("content-security-policy", "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+    ("x-frame-options", "DENY"),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
 ]
 
 
@@ -58,24 +59,15 @@ class Access:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            return
         method, path = scope["method"], scope["path"]
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
-            await send(message)
-
         refusal = self.refusal(method, path, Headers(scope=scope))
         if refusal is not None:
             status, text = refusal
-            answer = JSONResponse({"error": text}, status)
-            await answer(scope, receive, send_with_headers)
+            await JSONResponse({"error": text}, status)(scope, receive, send)
             return
         if not _is_open(method, path):
             self._let_in(scope["client"])
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send)
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return the status and the reason of a refusal; None if the request may pass."""

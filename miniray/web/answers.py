@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from miniray.exceptions import JobNotFoundError, MinirayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from starlette.requests import Request
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _MOST = 8
 #: Bytes of a request.
 _MOST_BYTES = 1 << 20
-#: Seconds in which a request has to come: one that does not would keep the web process alive.
+#: Seconds in which more of a request has to come: one that stalls would keep the web process alive.
 _SECONDS = 30.0
 
 
@@ -31,23 +32,38 @@ class JsonAnswers:
     def __init__(self) -> None:
         self._open = 0
 
-    async def of(
-        self, function: Callable[..., Any], *arguments: Any, text: str | None = None
-    ) -> Response:
-        """Answer with what a function returns, or with its error; as JSON, or a type of text."""
+    def route(
+        self,
+        path: str,
+        method: str,
+        function: Callable[[Mapping[str, Any]], Any],
+        *,
+        posted: bool = False,
+    ) -> Route:
+        """Return the route to what a function returns of what is asked.
+
+        It gets the parts of the path and the query, or the object that was ``posted``.
+        """
+
+        async def answer(request: Request) -> Response:
+            asked = await self.posted(request) if posted else request.query_params
+            return await self.of(function, {**asked, **request.path_params})
+
+        return Route(path, answer, methods=[method])
+
+    async def of(self, function: Callable[..., Any], *arguments: Any) -> Response:
+        """Answer with what a function returns, as JSON unless it is a response, or its error."""
         if self._open >= _MOST:
             return refusal(503, f"{_MOST} questions are being answered; ask again in a moment.")
         self._open += 1
         try:
             found = await asyncio.to_thread(function, *arguments)
-        except JobNotFoundError as error:
-            return refusal(404, str(error))
         except (TypeError, ValueError, OSError, MinirayError) as error:
-            return refusal(400, str(error))
+            return refusal(404 if isinstance(error, JobNotFoundError) else 400, str(error))
         finally:
             self._open -= 1
-        if text is not None:
-            return Response(found, headers={"content-type": text})
+        if isinstance(found, Response):
+            return found
         return Response(as_json(found), media_type="application/json")
 
     @staticmethod
@@ -57,10 +73,10 @@ class JsonAnswers:
         Raises:
             HTTPException: There is none, it is too large, or it does not come.
         """
+        whose = f"A request may have {_MOST_BYTES} bytes."
+        body = b"".join([piece async for piece in pieces(request, _MOST_BYTES, whose)])
         try:
-            data = json.loads(await asyncio.wait_for(_body(request), _SECONDS))
-        except asyncio.TimeoutError:
-            raise HTTPException(408, f"The request did not come in {_SECONDS:g} s.") from None
+            data = json.loads(body)
         except (ValueError, RecursionError):
             data = None
         if not isinstance(data, dict):
@@ -68,13 +84,26 @@ class JsonAnswers:
         return data
 
 
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_BYTES:
-            raise HTTPException(413, f"A request may have {_MOST_BYTES} bytes.")
-    return body
+async def pieces(request: Request, most: int, too_large: str) -> AsyncIterator[bytes]:
+    """Yield what a request brings.
+
+    Raises:
+        HTTPException: It is more than so many bytes, or nothing comes for a while.
+    """
+    stream, size = request.stream(), 0
+    while True:
+        try:
+            piece = await asyncio.wait_for(anext(stream, None), _SECONDS)
+        except asyncio.TimeoutError:
+            raise HTTPException(
+                408, f"The request did not come: nothing for {_SECONDS:g} s."
+            ) from None
+        if piece is None:
+            return
+        size += len(piece)
+        if size > most:
+            raise HTTPException(413, too_large)
+        yield piece
 
 
 def as_json(data: Any) -> bytes:

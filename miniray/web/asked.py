@@ -57,8 +57,7 @@ def _objects(source: RuntimeHead) -> Asked:
 
 def _usage(source: RuntimeHead) -> Asked:
     """Return what each node uses."""
-    told, _ = answers(source, "usage", (True,), _USE)
-    rows = {node: {**use, "processes": len(use["processes"])} for node, use in told.items()}
+    rows, _ = answers(source, "usage", (), _USE)
     return Asked(rows, {})
 
 
@@ -89,10 +88,9 @@ def _process(source: RuntimeHead, node: str, pid: int) -> tuple[dict[str, Row], 
     told, _ = ask_processes(source, _PATIENCE, _MOST_CALLS, nodes=nodes, pids=[pid])
     calls: dict[str, Row] = {}
     found: Row = {}
-    usage, _ = answers(source, "usage", (False,), _PATIENCE, nodes)
-    for each, seconds, memory in (row for use in usage.values() for row in use["processes"]):
-        if each == pid:
-            found |= {"cpu_seconds": seconds, "memory": memory}
+    usage, _ = answers(source, "process_usage", (pid,), _PATIENCE, nodes)
+    for seconds, memory in usage.values():
+        found |= {"cpu_seconds": seconds, "memory": memory}
     now = time.time()
     for process in told:
         for id, name, seconds in process.told["works"]:
@@ -118,9 +116,13 @@ _NAMED: list[tuple[re.Pattern[str], Callable[..., Asked]]] = [
 def source_of(topic: str) -> Callable[[RuntimeHead], Asked] | None:
     """Return what asks for a topic; None if there is none of this name."""
     if topic == "datasets" or topic.startswith("run:"):
-        from miniray.web import runs  # the train layer, only if somebody looks at it
+        # The train layer, only if somebody looks at it.
+        from miniray.train.run.page import RunPage
+        from miniray.web import runs
 
-        return runs.DatasetTable() if topic == "datasets" else runs.Run(topic.removeprefix("run:"))
+        if topic == "datasets":
+            return runs.DatasetTable()
+        return functools.partial(runs.look_at, RunPage(topic.removeprefix("run:")))
     for pattern, function in _NAMED:
         if (found := pattern.fullmatch(topic)) is not None:
             return functools.partial(function, *found.groups())

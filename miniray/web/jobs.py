@@ -19,9 +19,10 @@ from starlette.routing import Route
 
 from miniray.common.names import format_bytes
 from miniray.job_submission import JobSubmissionClient
+from miniray.web.answers import pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from starlette.requests import Request
 
@@ -33,6 +34,10 @@ _RAY = "2.60.0"
 _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.(zip|whl|jar)")
 #: Bytes of one package, and of all that are kept.
 _LARGEST_PACKAGE, _MOST_PACKAGES = 512 << 20, 2 << 30
+_TOO_LARGE = (
+    f"The package is too large: one may have {format_bytes(_LARGEST_PACKAGE)}, all of a cluster "
+    f"{format_bytes(_MOST_PACKAGES)}."
+)
 _GCS = "gcs://"
 
 
@@ -42,19 +47,18 @@ class JobRoutes:
     def __init__(self, facts: WebFacts, answers: JsonAnswers) -> None:
         self._address = facts.cluster_address
         self._packages = Path(facts.logs).parent / "packages_of_jobs"
-        self._answers = answers
-        one = "/api/jobs/{job}"
-        package = "/api/packages/gcs/{package}"
+        jobs, one, package = "/api/jobs/", "/api/jobs/{job}", "/api/packages/gcs/{package}"
+        route = answers.route
         self.routes = [
             Route("/api/version", self._version),
             Route(package, self._has_package, methods=["GET"]),
             Route(package, self._put_package, methods=["PUT"]),
-            Route("/api/jobs/", self._submit, methods=["POST"]),
-            self._of("/api/jobs/", "GET", lambda: [*map(asdict, self._client.list_jobs())]),
-            self._of(one, "GET", lambda job: asdict(self._client.get_job_info(job))),
-            self._of(one, "DELETE", lambda job: {"deleted": self._client.delete_job(job)}),
-            self._of(f"{one}/stop", "POST", lambda job: {"stopped": self._client.stop_job(job)}),
-            self._of(f"{one}/logs", "GET", lambda job: {"logs": self._client.get_job_logs(job)}),
+            route(jobs, "POST", self._submit, posted=True),
+            route(jobs, "GET", lambda _: [*map(asdict, self._client.list_jobs())]),
+            route(one, "GET", lambda of: asdict(self._client.get_job_info(of["job"]))),
+            route(one, "DELETE", lambda of: {"deleted": self._client.delete_job(of["job"])}),
+            route(f"{one}/stop", "POST", lambda of: {"stopped": self._client.stop_job(of["job"])}),
+            route(f"{one}/logs", "GET", lambda of: {"logs": self._client.get_job_logs(of["job"])}),
         ]
 
     @functools.cached_property
@@ -67,26 +71,13 @@ class JobRoutes:
         )
 
     # --- jobs ------------------------------------------------------------------------------
-    async def _submit(self, request: Request) -> Response:
-        posted = await self._answers.posted(request)
+    def _submit(self, posted: Mapping[str, Any]) -> dict[str, str]:
         # Its fields are the arguments of `submit_job`, which says what is missing or not known.
         given = {name: value for name, value in posted.items() if value is not None}
         asked = {"entrypoint": "", **given}
-
-        def submit() -> Any:
-            environment = self._with_packages(dict(asked.pop("runtime_env", {})))
-            id = self._client.submit_job(**asked, runtime_env=environment)
-            return {"job_id": id, "submission_id": id}
-
-        return await self._answers.of(submit)
-
-    def _of(self, path: str, method: str, function: Callable[..., Any]) -> Route:
-        """Return the route of what is asked about one job, or about all."""
-
-        async def answer(request: Request) -> Response:
-            return await self._answers.of(function, *request.path_params.values())
-
-        return Route(path, answer, methods=[method])
+        environment = self._with_packages(dict(asked.pop("runtime_env", {})))
+        id = self._client.submit_job(**asked, runtime_env=environment)
+        return {"job_id": id, "submission_id": id}
 
     # --- packages --------------------------------------------------------------------------
     def _path(self, name: str) -> Path:
@@ -103,18 +94,10 @@ class JobRoutes:
         self._packages.mkdir(mode=0o700, exist_ok=True)
         kept = sum(each.stat().st_size for each in self._packages.iterdir())
         draft = path.with_name(f".{path.name}.{id(request)}")
-        size = 0
+        most = min(_LARGEST_PACKAGE, _MOST_PACKAGES - kept)
         try:
             with draft.open("wb") as file:
-                async for piece in request.stream():
-                    size += len(piece)
-                    if size > _LARGEST_PACKAGE or kept + size > _MOST_PACKAGES:
-                        raise HTTPException(
-                            413,
-                            f"The package is too large: one may have "
-                            f"{format_bytes(_LARGEST_PACKAGE)}, all of a cluster "
-                            f"{format_bytes(_MOST_PACKAGES)}.",
-                        )
+                async for piece in pieces(request, most, _TOO_LARGE):
                     await asyncio.to_thread(file.write, piece)
             draft.replace(path)
         finally:

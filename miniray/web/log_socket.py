@@ -33,6 +33,8 @@ _TEXT, _CLOSE = 0x1, 0x8
 _NORMAL, _FAILED = 1000, 1011
 #: Seconds for which the head may have nothing new of a log before it is asked again.
 _PATIENCE = 600.0
+#: Seconds for which a client may read nothing.
+SLOW = 30.0
 
 
 class LogSocket(asyncio.Protocol):
@@ -91,13 +93,16 @@ class LogSocket(asyncio.Protocol):
         with self._count():
             try:
                 while not over:
+                    data = b""
                     with contextlib.suppress(asyncio.TimeoutError):
                         # The head answers once there is something new.
                         new = self._link.head_request_later("read_job_log", job, offset, True)
                         data, offset, over = await asyncio.wait_for(new, _PATIENCE)
-                        if text := decode(data):
-                            self._frame(_TEXT, text.encode())
-                            await self._writable.wait()
+                    if text := decode(data):
+                        self._frame(_TEXT, text.encode())
+                        await asyncio.wait_for(self._writable.wait(), SLOW)
+            except asyncio.TimeoutError:
+                self._transport.abort()
             except (MinirayError, ValueError, OSError) as error:
                 self._frame(_CLOSE, _FAILED.to_bytes(2, "big") + str(error).encode()[:120])
             else:

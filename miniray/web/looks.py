@@ -1,6 +1,7 @@
 """Questions about processes that the page asks one at a time: stacks, profiles, logs, why it waits.
 
-What is meant, and how it is found out, is what commands of the same names do.
+What is meant, and how it is found out, is what commands of the same names do. That is imported when
+it is asked for: the page is there sooner.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import Response
 from starlette.routing import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from miniray.logs.log_files import LogLineRead
     from miniray.profiling.targets import ClusterSource
@@ -28,40 +29,32 @@ _MOST_LINES = 2000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class LookRoutes:
-    """Routes to what the cluster's processes do and have printed."""
+def look_routes(source: ClusterSource, answers: JsonAnswers) -> list[Route]:
+    """Return the routes to what the cluster's processes do and have printed."""
 
-    def __init__(self, source: ClusterSource, answers: JsonAnswers) -> None:
-        self._source = source
-        self._answers = answers
-        self.routes = [
-            self._of("/api/stack", "POST", _stack),
-            self._of("/api/profile", "POST", _profile),
-            self._of("/api/why", "POST", _why),
-            self._of("/api/logs", "GET", _logs),
-            self._of("/api/metrics", "GET", _charts),
-            Route("/metrics", self._metrics, methods=["GET"]),
-        ]
+    async def metrics(request: Request) -> Response:
+        return await answers.of(_metrics, source, request.headers.get("accept", ""))
 
-    def _of(
-        self, path: str, method: str, function: Callable[[ClusterSource, Mapping[str, Any]], Any]
-    ) -> Route:
-        """Return the route to what a function of the cluster and of what is asked returns."""
+    def route(path: str, function: Callable[..., Any], *, posted: bool) -> Route:
+        of = functools.partial(function, source)
+        return answers.route(path, "POST" if posted else "GET", of, posted=posted)
 
-        async def answer(request: Request) -> Response:
-            posted = method == "POST"
-            asked = await self._answers.posted(request) if posted else request.query_params
-            return await self._answers.of(function, self._source, asked)
+    return [
+        route("/api/stack", _stack, posted=True),
+        route("/api/profile", _profile, posted=True),
+        route("/api/why", _why, posted=True),
+        route("/api/logs", _logs, posted=False),
+        route("/api/metrics", _charts, posted=False),
+        Route("/metrics", metrics),
+    ]
 
-        return Route(path, answer, methods=[method])
 
-    async def _metrics(self, request: Request) -> Response:
-        from miniray.metrics.text import CONTENT_TYPE, OPENMETRICS, text
+def _metrics(source: ClusterSource, accept: str) -> Response:
+    from miniray.metrics.text import CONTENT_TYPE, OPENMETRICS, text
 
-        if "application/openmetrics-text" in request.headers.get("accept", ""):
-            of = functools.partial(text, openmetrics=True)
-            return await self._answers.of(of, self._source, text=OPENMETRICS)
-        return await self._answers.of(text, self._source, text=CONTENT_TYPE)
+    openmetrics = "application/openmetrics-text" in accept
+    kind = OPENMETRICS if openmetrics else CONTENT_TYPE
+    return Response(text(source, openmetrics=openmetrics), headers={"content-type": kind})
 
 
 def _stack(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +68,10 @@ def _profile(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
     from miniray.profiling.looks import profile
 
     of, rank = _meant(asked)
-    found = profile(source, str(asked.get("kind")), of, asked.get("seconds", 5.0), rank)
+    seconds = asked.get("seconds", 5.0)
+    if not isinstance(seconds, (int, float)):
+        raise ValueError(f"seconds is a number, not {seconds!r:.80}.")
+    found = profile(source, str(asked.get("kind")), of, seconds, rank)
     return {name: value for name, value in found.items() if name != "samples"}
 
 

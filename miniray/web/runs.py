@@ -21,16 +21,10 @@ Row = dict[str, Any]
 _PATIENCE = 1.0
 
 
-class Run:
-    """One run: its ranks are the rows."""
-
-    def __init__(self, run_id: str) -> None:
-        self._page = RunPage(run_id)
-
-    def __call__(self, source: RuntimeHead) -> Asked:
-        """Ask for what is new of it."""
-        facts = dict(self._page.look(source))
-        return Asked({str(rank["rank"]): rank for rank in facts.pop("ranks")}, facts)
+def look_at(run: RunPage, source: RuntimeHead) -> Asked:
+    """Ask for what is new of one run: its ranks are the rows."""
+    facts = dict(run.look(source))
+    return Asked({str(rank["rank"]): rank for rank in facts.pop("ranks")}, facts)
 
 
 class DatasetTable:

@@ -25,11 +25,11 @@ from miniray.security.certificates import (
     save_head_identity,
 )
 from miniray.version import VERSION
-from miniray.web.access import Access
+from miniray.web.access import HEADERS, Access
 from miniray.web.answers import JsonAnswers, as_json, refusal, refused
 from miniray.web.jobs import JobRoutes
-from miniray.web.log_socket import LogSocket
-from miniray.web.looks import LookRoutes
+from miniray.web.log_socket import SLOW, LogSocket
+from miniray.web.looks import look_routes
 from miniray.web.tables import View, Window
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ _MOST_STRANGERS = 128
 _MOST_TOPICS, _MOST_ROWS = 12, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.
 _BETWEEN, _ALIVE = 0.25, 15.0
-#: Seconds for which a viewer may read nothing.
-_SLOW = 30.0
 #: Seconds that the daemon may take to say whether a code is good.
 _PATIENCE = 5.0
 
@@ -74,7 +72,7 @@ class WebServer:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
-                *LookRoutes(topics.source, self._answers).routes,
+                *look_routes(topics.source, self._answers),
                 *JobRoutes(facts, self._answers).routes,
             ],
             exception_handlers={HTTPException: refused},
@@ -95,6 +93,7 @@ class WebServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                headers=HEADERS,
                 limit_concurrency=_MOST_CONNECTIONS,
                 timeout_graceful_shutdown=1,
                 **_tls(facts),
@@ -243,7 +242,7 @@ class _Stream(StreamingResponse):
         changes: Any = self.body_iterator
 
         async def send_in_time(message: Any) -> None:
-            await asyncio.wait_for(send(message), _SLOW)
+            await asyncio.wait_for(send(message), SLOW)
 
         async with contextlib.aclosing(changes):
             with contextlib.suppress(asyncio.TimeoutError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     Row = dict[str, Any]
 
@@ -26,18 +26,18 @@ class Asked(NamedTuple):
 
 
 class Table:
-    """Rows by key, each with the revision at which it last changed."""
+    """Rows by key; one that changes is another object from then on."""
 
     def __init__(self, error: str = "") -> None:
         self.rows: dict[str, Row] = {}
-        self._changed_at: dict[str, int] = {}
+        #: What else the summary says.
+        self.facts: Row = {}
+        #: Counts the changes.
         self.revision = 0
         #: Whether it is known which rows there are.
         self.known = False
         #: Why rows are missing or old, as a sentence; empty if they are not.
         self.error = error
-        #: What else the summary says.
-        self.facts: Callable[[], Row] = dict
         #: Set whenever something has changed, for each viewer.
         self.viewers: set[asyncio.Event] = set()
 
@@ -47,10 +47,7 @@ class Table:
         self.known = True
         for key in gone:
             self.rows.pop(key, None)
-            self._changed_at.pop(key, None)
-        for key, row in changed.items():
-            self.rows[key] = row
-            self._changed_at[key] = self.revision
+        self.rows.update(changed)
         self.wake()
 
     def forget(self) -> None:
@@ -58,12 +55,12 @@ class Table:
         self.update({}, list(self.rows))
         self.known = False
 
-    def replace(self, rows: Mapping[str, Row]) -> None:
-        """Hold these rows only; those that are as before have not changed."""
+    def replace(self, rows: Mapping[str, Row], facts: Row) -> None:
+        """Hold these rows and facts only; rows that are as before have not changed."""
         changed = {key: row for key, row in rows.items() if self.rows.get(key) != row}
         gone = [key for key in self.rows if key not in rows]
-        if changed or gone or self.error or not self.known:
-            self.error = ""
+        if changed or gone or facts != self.facts or self.error or not self.known:
+            self.error, self.facts = "", facts
             self.update(changed, gone)
 
     def fail(self, error: str) -> None:
@@ -76,9 +73,6 @@ class Table:
         for event in self.viewers:
             event.set()
 
-    def changed_since(self, key: str, revision: int) -> bool:
-        return self._changed_at[key] > revision
-
     def summary(self) -> dict[str, Any]:
         """Count the values of those fields that say how far things are."""
         counts: dict[str, collections.Counter[str]] = {}
@@ -88,7 +82,7 @@ class Table:
                 if isinstance(value, str):
                     counts.setdefault(field, collections.Counter())[value] += 1
         counted = {field: dict(each) for field, each in counts.items()}
-        return {"total": len(self.rows), **counted, **self.facts()}
+        return {"total": len(self.rows), **counted, **self.facts}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,46 +97,41 @@ class Window:
     sort: str = ""
 
 
+@dataclasses.dataclass(eq=False)
 class View:
     """What one viewer has been sent of a table."""
 
-    def __init__(self, table: Table, topic: str, window: Window) -> None:
-        self._table = table
-        self._topic = topic
-        self._window = window
-        self._order: list[str] | None = None
-        self._seen = 0
-        self._error = ""
+    _table: Table
+    _topic: str
+    _window: Window
+
+    def __post_init__(self) -> None:
+        #: The table's revision that was sent, its rows in the window, and what was said beside.
+        self._seen = -1
+        self._rows: dict[str, Row] = {}
         self._said: Row = {}
+        self._error = ""
 
     def news(self) -> Row | None:
         """Return what this viewer does not know yet; None if that is nothing."""
-        table = self._table
+        table, window = self._table, self._window
         if table.error != self._error:
             self._error = table.error
             if table.error:
                 return {"topic": self._topic, "error": table.error}
-            self._order = None  # that it is over is told with the rows, changed or not
-        if (
-            not table.known
-            or table.error
-            or (self._order is not None and self._seen == table.revision)
-        ):
+            # That it is over is told with the rows, changed or not.
+            self._seen, self._rows, self._said = -1, {}, {}
+        if not table.known or table.error or self._seen == table.revision:
             return None
-        window, found = self._window, self._found()
-        order = [key for key, _ in found[window.first : window.first + window.size]]
-        known = set(self._order or ())
-        changed = {
-            key: table.rows[key]
-            for key in order
-            if key not in known or table.changed_since(key, self._seen)
-        }
-        said = {"total": len(found), "summary": table.summary()}
-        if not changed and order == self._order and said == self._said:
-            self._seen = table.revision
+        self._seen = table.revision
+        found = self._found()
+        rows = dict(found[window.first : window.first + window.size])
+        changed = {key: row for key, row in rows.items() if self._rows.get(key) is not row}
+        said = {"total": len(found), "summary": table.summary(), "order": list(rows)}
+        if not changed and said == self._said:
             return None
-        self._order, self._seen, self._said = order, table.revision, said
-        return {"topic": self._topic, **said, "order": order, "changed": changed}
+        self._rows, self._said = rows, said
+        return {"topic": self._topic, **said, "changed": changed}
 
     def _found(self) -> list[tuple[str, Row]]:
         """Return the rows that match, in the order that is wanted."""
@@ -151,8 +140,7 @@ class View:
         sort = self._window.sort
         if sort:
             field = sort.lstrip("-")
-            rows = self._table.rows
-            found.sort(key=lambda item: _rank(rows[item[0]].get(field)), reverse=sort[0] == "-")
+            found.sort(key=lambda item: _rank(item[1].get(field)), reverse=sort[0] == "-")
         return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import functools
 import logging
 import marshal
 import time
@@ -148,8 +147,6 @@ class Topics:
         if source is not None:
             self._asking[topic] = asyncio.ensure_future(self._ask(source, table))
             return
-        if topic == "nodes":
-            table.facts = functools.partial(_cluster, self._facts, table)
         self._watch()
 
     def _watch(self) -> None:
@@ -163,6 +160,8 @@ class Topics:
         topic, adapt = _LISTINGS[listing]
         if (table := self._tables.get(topic)) is not None:
             table.update({key: adapt(row) for key, row in changed.items()}, gone)
+            if topic == "nodes":
+                table.facts = _cluster(self._facts, table.rows)
 
     def _on_head_back(self) -> None:
         """Begin anew: the new head knows neither what was pushed nor who watches."""
@@ -184,10 +183,7 @@ class Topics:
                 logger.exception("The rows of a topic cannot be made.")
                 table.fail(f"This cannot be shown, and web.log of the session says why: {error!r}")
             else:
-                before, table.facts = table.facts(), functools.partial(dict, facts)
-                table.replace(rows)
-                if facts != before:
-                    table.update({})  # the rows may be as they were
+                table.replace(rows, facts)
             await asyncio.sleep(max(_BETWEEN, _SHARE * (time.monotonic() - began)))
 
     def _end_unless_watched(self, topic: str, table: Table) -> None:
@@ -205,11 +201,11 @@ class Topics:
             table.fail(error)
 
 
-def _cluster(facts: WebFacts, table: Table) -> Row:
+def _cluster(facts: WebFacts, nodes: dict[str, Row]) -> Row:
     """Return what the summary of the nodes says of the cluster as a whole."""
     total: collections.Counter[str] = collections.Counter()
     used: collections.Counter[str] = collections.Counter()
-    for row in table.rows.values():
+    for row in nodes.values():
         if row["state"] != "DEAD":
             total.update(row["total"])
             used.update(row["used"])

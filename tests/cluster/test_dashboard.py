@@ -382,6 +382,8 @@ def test_a_busy_actor_is_profiled(page: PageClient) -> None:
     with pytest.raises(miniray.exceptions.ActorDiedError):
         miniray.get(running)
     assert page.ask("POST", "/api/profile", {**asked, "kind": "x"})[0] == 400
+    status, _, answer = page.ask("POST", "/api/profile", {**asked, "seconds": "5"})
+    assert (status, answer["error"]) == (400, "seconds is a number, not '5'.")
 
 
 @pytest.mark.parametrize("topic", ["nodes", "jobs", "workers", "groups"])

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from miniray.web import answers
-from miniray.web.answers import JsonAnswers, as_json
+from miniray.web.answers import JsonAnswers, as_json, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,3 +49,24 @@ async def test_a_body_that_does_not_come_is_waited_for_no_longer_than_a_while(
     monkeypatch.setattr(answers, "_SECONDS", 0.01)
     with pytest.raises(HTTPException, match="did not come"):
         await JsonAnswers.posted(request(None))
+
+
+async def test_a_package_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_SECONDS", 0.01)
+    told = [{"type": "http.request", "body": b"abc", "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        if not told:
+            await asyncio.Event().wait()
+        return told.pop()
+
+    sent = Request({"type": "http", "method": "PUT", "headers": []}, receive)
+    got = pieces(sent, 10, "too large")
+    assert await anext(got) == b"abc"
+    with pytest.raises(HTTPException, match="nothing for"):
+        await anext(got)
+
+
+async def test_what_is_larger_than_allowed_is_refused() -> None:
+    with pytest.raises(HTTPException, match="too large"):
+        await anext(pieces(request(b"abc"), 2, "too large"))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from miniray.web import log_socket
 from miniray.web.log_socket import LogSocket
+
+if TYPE_CHECKING:
+    import pytest
 
 REQUEST = b"GET /api/jobs/a/logs/tail HTTP/1.1\r\nHost: h\r\nSec-WebSocket-Key: x\r\n\r\n"
 
@@ -34,9 +38,13 @@ class Client(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.got = b""
+        self.is_gone = False
 
     def write(self, data: Any) -> None:
         self.got += data
+
+    def abort(self) -> None:
+        self.is_gone = True
 
 
 async def soon() -> None:
@@ -62,5 +70,23 @@ def test_the_head_is_asked_again_only_when_it_has_told_something_new() -> None:
         await soon()
         assert followed._task is not None
         assert followed._task.cancelled()
+
+    asyncio.run(follow())
+
+
+def test_a_client_that_reads_nothing_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_socket, "SLOW", 0.01)
+
+    async def follow() -> None:
+        head, client = Head(), Client()
+        link: Any = head
+        followed = LogSocket(link, lambda *_: None, contextlib.nullcontext)
+        followed.connection_made(client)
+        followed.data_received(REQUEST)
+        followed.pause_writing()
+        head.printed.put_nowait((b"x", 1, False))
+        assert followed._task is not None
+        await asyncio.wait_for(followed._task, 5)
+        assert client.is_gone
 
     asyncio.run(follow())

@@ -126,9 +126,9 @@ def test_rows_that_are_as_before_have_not_changed() -> None:
     view = View(table, "t", Window())
     view.news()
     revision = table.revision
-    table.replace({"k0": {"n": 0, "state": "ALIVE"}, "k1": {"n": 1, "state": "ALIVE"}})
+    table.replace({"k0": {"n": 0, "state": "ALIVE"}, "k1": {"n": 1, "state": "ALIVE"}}, {})
     assert table.revision == revision
-    table.replace({"k1": {"n": 1, "state": "DEAD"}})
+    table.replace({"k1": {"n": 1, "state": "DEAD"}}, {})
     news = view.news()
     assert news is not None
     assert (news["order"], list(news["changed"])) == (["k1"], ["k1"])
