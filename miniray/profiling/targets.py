@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from miniray.common.names import short_name
 
@@ -39,6 +39,34 @@ def answers(
     return {node.hex(): answer for node, answer, why in told if not why}, notes
 
 
+class ProcessTold(NamedTuple):
+    """What a driver or worker answers to a question."""
+
+    node: bytes
+    process: bytes
+    pid: int
+    role: str
+    job: bytes
+    #: None if it does not answer.
+    told: Any
+    #: Why it does not.
+    missing: str
+
+
+def answers_of_processes(
+    cluster: ClusterSource,
+    what: str,
+    arguments: tuple[Any, ...],
+    seconds: float,
+    only: Any = None,
+    nodes: Any = None,
+) -> tuple[list[ProcessTold], dict[bytes, str]]:
+    """Ask processes of these ids or pids, or all; also return why nodes have not passed it on."""
+    told = cluster.ask_nodes("processes", (what, arguments, only), seconds, nodes)
+    found = [ProcessTold(node, *each) for node, processes, _ in told for each in processes or ()]
+    return found, {node: why for node, _, why in told if why}
+
+
 class TargetError(ValueError):
     """Nothing that lives is meant, or too much."""
 
@@ -59,12 +87,26 @@ def process_called(cluster: ClusterSource, of: str) -> tuple[list[str], int]:
     return meant, int(pid)
 
 
-def actors_called(actors: list[dict[str, Any]], of: str) -> list[dict[str, Any]]:
-    """Return the actors with an id that begins so, else those of this name, dead ones too."""
-    is_id = len(of) >= _SHORTEST_ID
-    return [each for each in actors if is_id and each["actor_id"].startswith(of)] or [
-        each for each in actors if each["name"] == of
+def actors_called(cluster: ClusterSource, of: str) -> list[dict[str, Any]]:
+    """Return the actors of an id (or its first digits), a name, a class or a training run.
+
+    Dead ones are among them, as far as the head lists them.
+    """
+    actors = cluster.listing("actors")
+    found = [each for each in actors if each["actor_id"].startswith(of) and len(of) >= _SHORTEST_ID]
+    found = found or [each for each in actors if each["name"] == of]
+    found = found or [
+        each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
     ]
+    if found:
+        return found
+    groups = {
+        group["placement_group_id"]
+        for group in cluster.listing("placement_groups")
+        if group["name"].startswith(_RUN_PREFIX)
+        and group["name"][len(_RUN_PREFIX) : -_RUN_SUFFIX] == of
+    }
+    return [each for each in actors if each.get("placement_group_id") in groups]
 
 
 def find(cluster: ClusterSource, of: str) -> list[Process]:
@@ -86,18 +128,7 @@ def find(cluster: ClusterSource, of: str) -> list[Process]:
         if not found:
             raise TargetError(f"No process of this cluster has the pid {pid}.")
         return found
-    actors = cluster.listing("actors")
-    chosen = actors_called(actors, of) or [
-        each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
-    ]
-    if not chosen:
-        groups = {
-            group["placement_group_id"]
-            for group in cluster.listing("placement_groups")
-            if group["name"].startswith(_RUN_PREFIX)
-            and group["name"][len(_RUN_PREFIX) : -_RUN_SUFFIX] == of
-        }
-        chosen = [each for each in actors if each.get("placement_group_id") in groups]
+    chosen = actors_called(cluster, of)
     if not chosen:
         raise TargetError(
             f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of "
@@ -117,8 +148,8 @@ def of_rank(cluster: ClusterSource, of: str, processes: list[Process], rank: int
         TargetError: There is none, or it does not answer.
     """
     ids, nodes = ids_of(processes)
-    told, _ = answers(cluster, "processes", ("probe", ("rank",), ids), _SOON, nodes)
-    ranks = {id.hex(): answer for each in told.values() for id, *_, answer, _ in each}
+    told, _ = answers_of_processes(cluster, "probe", ("rank",), _SOON, ids, nodes)
+    ranks = {each.process.hex(): each.told for each in told}
     found = [each for each in processes if ranks.get(each["worker_id"]) == rank]
     if not found:
         raise TargetError(f"{of} has no rank {rank}, or it does not answer.")

@@ -96,21 +96,15 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
     nodes, pid = process_called(source, of)
     if pid:
         return Whose(dataclasses.replace(query, pids=(pid,)), tuple(nodes))
-    actors = source.listing("actors")
-    if known := actors_called(actors, of):
-        return Whose(dataclasses.replace(query, actors=[each["actor_id"] for each in known]))
-    named = Whose(dataclasses.replace(query, names=(of,)))
-    if any(each["class_name"] == of for each in actors):
-        return named
-    try:
-        targets = find_targets(source, of)
-    except TargetError:
+    actors = actors_called(source, of)
+    if all(each["state"] == "DEAD" for each in actors):  # or there are none
         ended = _ended_run(source, of, rank, query)
-        if ended is None and rank is not None:
-            raise
-        return ended or named
-    if rank is not None:
-        targets = of_rank(source, of, targets, rank)
+        if ended is not None:
+            return ended
+    if rank is None:
+        ids = [each["actor_id"] for each in actors]
+        return Whose(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
+    targets = of_rank(source, of, find_targets(source, of), rank)
     pids = tuple(each["pid"] for each in targets)
     where = tuple({each["node_id"] for each in targets})
     return Whose(dataclasses.replace(query, pids=pids), where)
@@ -198,7 +192,7 @@ def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
         return
     try:
         found.add(name, asyncio.run(find(folder, query, _PATIENCE)))
-    except TimeoutError as error:
+    except OSError as error:  # a timeout is one, too
         found.notes.append(f"Node {name[:8]}: {error}.")
 
 

@@ -7,14 +7,14 @@ two are joined here by the id of the call.
 from __future__ import annotations
 
 import collections
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.names import short_name
+from miniray.profiling.targets import answers_of_processes
 from miniray.util.state_records import TaskState
 
 if TYPE_CHECKING:
-    from miniray.profiling.targets import ClusterSource
+    from miniray.profiling.targets import ClusterSource, ProcessTold
 
 
 #: What is known of the calls of a process that did not tell.
@@ -25,21 +25,6 @@ NOTHING: dict[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessCalls:
-    """What one process told of its calls (``client/call_reports.py``)."""
-
-    node: bytes
-    process: bytes
-    pid: int
-    role: str
-    job: bytes
-    #: ``NOTHING`` if it did not tell.
-    told: dict[str, Any]
-    #: Why it did not.
-    missing: str
-
-
 def ask_processes(
     source: ClusterSource,
     seconds: float,
@@ -48,7 +33,7 @@ def ask_processes(
     threads: bool = False,
     nodes: list[bytes] | None = None,
     pids: list[int] | None = None,
-) -> tuple[list[ProcessCalls], dict[str, str]]:
+) -> tuple[list[ProcessTold], dict[str, str]]:
     """Ask drivers and workers for their calls.
 
     Args:
@@ -62,21 +47,17 @@ def ask_processes(
     Returns:
         What processes told, and by hex id why nodes and processes did not.
     """
-    found: list[ProcessCalls] = []
-    silent: dict[str, str] = {}
-    question = "calls", (most, threads), pids
-    for node, told, why in source.ask_nodes("processes", question, seconds, nodes):
-        if why:
-            silent[f"node {node.hex()}"] = why
-        for process, pid, role, job, answer, missing in told or ():
-            found.append(ProcessCalls(node, process, pid, role, job, answer or NOTHING, missing))
-    for each in found:
+    told, nodes_silent = answers_of_processes(
+        source, "calls", (most, threads), seconds, pids, nodes
+    )
+    silent = {f"node {node.hex()}": why for node, why in nodes_silent.items()}
+    for each in told:
         if each.missing:
             silent[f"{each.role} {each.process.hex()} (pid {each.pid})"] = each.missing
-    return found, silent
+    return [each._replace(told=each.told or NOTHING) for each in told], silent
 
 
-def dataset_rows(processes: list[ProcessCalls]) -> list[dict[str, Any]]:
+def dataset_rows(processes: list[ProcessTold]) -> list[dict[str, Any]]:
     """Return a row for each operator of each dataset that a process executes now."""
     return [
         {
@@ -91,7 +72,7 @@ def dataset_rows(processes: list[ProcessCalls]) -> list[dict[str, Any]]:
     ]
 
 
-def task_states(processes: list[ProcessCalls]) -> list[TaskState]:
+def task_states(processes: list[ProcessTold]) -> list[TaskState]:
     """Return the calls that have not ended: those that run first, the longest first."""
     running = {id: seconds for each in processes for id, _, seconds in each.told["works"]}
     pids = {each.process: each.pid for each in processes}
@@ -104,7 +85,7 @@ def task_states(processes: list[ProcessCalls]) -> list[TaskState]:
 
 
 def _task(
-    caller: ProcessCalls, call: dict[str, Any], seconds: float | None, pids: dict[bytes, int]
+    caller: ProcessTold, call: dict[str, Any], seconds: float | None, pids: dict[bytes, int]
 ) -> TaskState:
     return TaskState(
         task_id=call["task_id"].hex(),
@@ -124,7 +105,7 @@ def _task(
     )
 
 
-def summary_of(processes: list[ProcessCalls]) -> dict[str, Any]:
+def summary_of(processes: list[ProcessTold]) -> dict[str, Any]:
     """Count tasks and calls of actors by name, in Ray's form.
 
     FINISHED and FAILED are those of callers that still live.

@@ -20,8 +20,7 @@ from miniray.util.task_records import NOTHING, ask_processes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from miniray.profiling.targets import ClusterSource
-    from miniray.util.task_records import ProcessCalls
+    from miniray.profiling.targets import ClusterSource, ProcessTold
 
 #: Seconds that processes have to tell.
 _PATIENCE = 2.0
@@ -140,11 +139,11 @@ class _View:
             for each in source.listing("workers")
         }
         #: Calls by what they make and by their own id, each with its caller.
-        self._calls: dict[bytes, tuple[ProcessCalls, dict[str, Any]]] = {}
+        self._calls: dict[bytes, tuple[ProcessTold, dict[str, Any]]] = {}
         #: By the actor that they make.
         self._creations: dict[bytes, dict[str, Any]] = {}
         #: By call: the process that has it, and for how many seconds it runs there (None: queued).
-        self._works: dict[bytes, tuple[ProcessCalls, float | None]] = {}
+        self._works: dict[bytes, tuple[ProcessTold, float | None]] = {}
         #: By call: the threads and coroutines that run it.
         self._threads: dict[bytes, list[dict[str, Any]]] = {}
         for process in self.processes:
@@ -154,7 +153,7 @@ class _View:
             actor: self._by_id[id] for id, actor in self._actor_in.items() if id in self._by_id
         }
 
-    def _enter(self, process: ProcessCalls) -> None:
+    def _enter(self, process: ProcessTold) -> None:
         told = process.told
         for call in told["calls"]:
             for id in (call["task_id"], *call["makes"]):
@@ -200,7 +199,7 @@ class _View:
     def _refs(self, ids: Iterable[bytes]) -> Iterator[Link]:
         return map(self._ref, ids)
 
-    def _wait(self, process: ProcessCalls, thread: dict[str, Any]) -> Link:
+    def _wait(self, process: ProcessTold, thread: dict[str, Any]) -> Link:
         ids = thread["waits_for"]
         text = f"{thread['thread']} waits for {len(ids)} value{'s' if len(ids) > 1 else ''}"
         id = process.process + str(thread["thread"]).encode()
@@ -233,6 +232,7 @@ class _View:
                 _stack_of(threads),
                 needs_one=any(each["needed"] < len(each["waits_for"]) for each in threads),
             )
+        is_on_its_way = False
         if call["state"] == "PENDING_ARGS_AVAIL":
             text = f"waits for {len(call['needs'])} of its arguments"
         elif call["state"] == "PENDING_NODE_ASSIGNMENT":
@@ -241,10 +241,12 @@ class _View:
             where = self._by_id.get(call["process"])
             what = self._process(where) if where is not None else f"node {call['node'].hex()[:8]}"
             text = f"was sent to {what}, which has not taken or has just answered it"
+            is_on_its_way = True  # in a moment it runs or is queued: it waits for nothing yet
         after = functools.partial(self._after_call, caller, call)
-        return link(f"{text} (called by {self._process(caller)})", after)
+        text = f"{text} (called by {self._process(caller)})"
+        return link(text, after, needs_one=is_on_its_way)
 
-    def _queued(self, link: Callable[..., Link], process: ProcessCalls, id: bytes) -> Link:
+    def _queued(self, link: Callable[..., Link], process: ProcessTold, id: bytes) -> Link:
         queued = [each for each, _, seconds in process.told["works"] if seconds is None]
         before = queued.index(id)
         calls = "1 call" if before == 1 else f"{before} calls"
@@ -285,7 +287,7 @@ class _View:
         return link(text, lambda: self._after_actor(id), stack)
 
     # --- what follows ------------------------------------------------------------------
-    def _after_call(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
+    def _after_call(self, caller: ProcessTold, call: dict[str, Any]) -> Iterator[Link]:
         """Yield what a call waits for that no process has taken."""
         if call["needs"]:
             yield from self._refs(call["needs"])
@@ -300,12 +302,12 @@ class _View:
         elif call["state"] == "PENDING_NODE_ASSIGNMENT":
             yield from self._resources(caller, call)
 
-    def _running_in(self, process: ProcessCalls) -> Iterator[Link]:
+    def _running_in(self, process: ProcessTold) -> Iterator[Link]:
         for id, _, seconds in process.told["works"]:
             if seconds is not None and id in self._calls:
                 yield self._call(id)
 
-    def _before(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
+    def _before(self, caller: ProcessTold, call: dict[str, Any]) -> Iterator[Link]:
         """Yield the calls of the same caller that this one has to follow, and that still wait."""
         for other in caller.told["calls"]:
             if other["task_id"] == call["task_id"]:
@@ -327,7 +329,7 @@ class _View:
         if (process := self._process_of.get(id)) is not None:
             yield from self._running_in(process)
 
-    def _resources(self, caller: ProcessCalls, call: dict[str, Any]) -> Iterator[Link]:
+    def _resources(self, caller: ProcessTold, call: dict[str, Any]) -> Iterator[Link]:
         names, job = (call["name"], short_name(call["name"])), caller.job.hex()
         of_kind = [each for each in self._pending if each["kind"] == "task"]
         demand = next(
@@ -361,7 +363,7 @@ class _View:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return f"Of the {resource}{where} {', '.join(found[:_NAMED])}{more}."
 
-    def _process(self, process: ProcessCalls) -> str:
+    def _process(self, process: ProcessTold) -> str:
         actor = self._actors.get(self._actor_in.get(process.process, b""))
         what = "driver" if process.role == "driver" else "a worker"
         name = short_name(actor["class_name"]) if actor is not None else what

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MAX_RUNS = 1000
 #: Ranks that are shown of a run, and characters of an error in the list.
 MAX_RANKS, MAX_ERROR = 1024, 500
+#: Seconds for which the event loop may keep one who asks.
+MAX_WAIT = 30.0
 #: Metrics that the list has of a run, and seconds between two reports of which it is told.
 MAX_LISTED, LIST_INTERVAL = 8, 5.0
 
@@ -71,10 +73,8 @@ class RunBoard:
         loop = asyncio.get_running_loop()
 
         def told(version: int) -> Callable[[], str]:
-            def wait() -> str:
-                return asyncio.run_coroutine_threadsafe(self._told(version), loop).result()
-
-            return wait
+            telling = asyncio.run_coroutine_threadsafe(self._told(version), loop)
+            return lambda: telling.result(MAX_WAIT)
 
         self._runtime.answer(question_about(self.spec.run_id), told)
         self._runtime.answer(f"metrics of run {self.spec.run_id}", self._metrics)

@@ -17,18 +17,16 @@ import logging
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from miniray.profiling.targets import answers_of_processes
 from miniray.train.controller.board import public, question_about, shown_checkpoint
 from miniray.train.storage.metrics_log import History
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.rank_logs import FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from miniray.profiling.targets import ClusterSource
-
-    #: Who answers, the answer or None, and why there is none.
-    Told = tuple[bytes, Any, str]
 
 logger = logging.getLogger(__name__)
 
@@ -91,24 +89,23 @@ class RunPage:
         if row is None:
             raise ValueError(f"There is no run {self._id} in the list of this cluster.")
         if row["ended"] is None and row["alive"]:
-            told = self._of_controller(cluster, row)
-            if told:
-                return self._living(cluster, row, next((why for *_, why in told if why), ""))
+            problem = self._of_controller(cluster, row)
+            if problem is not None:
+                return self._living(cluster, row, problem)
         written = row["state"], row["written"]
         if written != self._written:
             self._written, self._ended = written, ended(row)
         return self._ended
 
-    def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> list[Told]:
-        """Take what the controller tells of the run; nothing is returned if it is gone."""
-        known = (self._told.get("version", -1),)
-        question = question_about(self._id), known, [_id(row["worker_id"])]
-        nodes = [_id(row["node_id"])]
-        told = list(_answers(cluster.ask_nodes("processes", question, _PATIENCE, nodes)))
-        for _, answer, _ in told:
-            if answer is not None:
-                self._told |= json.loads(answer)
-        return told
+    def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> str | None:
+        """Take what the controller tells; return why it does not, and None if it is gone."""
+        question, known = question_about(self._id), (self._told.get("version", -1),)
+        ids, nodes = [_id(row["worker_id"])], [_id(row["node_id"])]
+        told, silent = answers_of_processes(cluster, question, known, _PATIENCE, ids, nodes)
+        for each in told:
+            if each.told is not None:
+                self._told |= json.loads(each.told)
+        return next(iter([*(each.missing for each in told), *silent.values()]), None)
 
     def _living(
         self, cluster: ClusterSource, row: Mapping[str, Any], problem: str
@@ -116,13 +113,12 @@ class RunPage:
         """Return what is known of a run that goes on; a silent rank keeps what it has told."""
         ranks = self._told.get("ranks", ())
         placed = [rank for rank in ranks if rank.get("worker_id")]
-        question = "train_rank", (), [_id(rank["worker_id"]) for rank in placed]
+        ids = [_id(rank["worker_id"]) for rank in placed]
         nodes = sorted({_id(rank["node_id"]) for rank in placed})
-        for process, answer, why in _answers(
-            cluster.ask_nodes("processes", question, _RANK_PATIENCE, nodes)
-        ):
-            found = self._of_ranks.setdefault(process.hex(), {})
-            found |= {**(answer or {}), "problem": why}
+        told, _ = answers_of_processes(cluster, "train_rank", (), _RANK_PATIENCE, ids, nodes)
+        for each in told:
+            found = self._of_ranks.setdefault(each.process.hex(), {})
+            found |= {**(each.told or {}), "problem": each.missing}
         shown = [{**rank, **self._of_ranks.get(rank.get("worker_id", ""), {})} for rank in ranks]
         return _page({**row, "config": {}, **self._told, "problem": problem, "ranks": shown})
 
@@ -217,12 +213,3 @@ def _number(value: Any) -> float | None:
 
 def _id(text: str) -> bytes:
     return bytes.fromhex(text)
-
-
-def _answers(told: Iterable[Told]) -> Iterator[Told]:
-    """Yield the answers of processes, of what nodes tell of the question that they passed on."""
-    for node, answers, missing in told:
-        if answers is None:
-            yield node, None, missing
-        else:
-            yield from ((process, answer, why) for process, *_, answer, why in answers)

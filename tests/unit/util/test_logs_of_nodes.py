@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 from miniray.logs.log_files import LogQuery
+from miniray.util import logs as logs_of_nodes
 from miniray.util.logs import Logs, Whose, follow, logs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 
 class Cluster:
@@ -45,3 +52,22 @@ def test_what_is_followed_is_searched_by_who_follows() -> None:
     cluster: Any = Cluster()
     found = follow(cluster, Whose(LogQuery(grep="^p")), Logs())
     assert [each.text for each in found.lines] == ["pear"]
+
+
+def test_a_node_that_is_gone_and_whose_files_cannot_be_searched_leaves_the_others_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Here(Cluster):
+        def listing(self, what: str) -> list[dict[str, Any]]:
+            place = {"session_dir": str(tmp_path), "hostname": os.uname().nodename}
+            return [{**each, **place} for each in super().listing(what)]
+
+    async def find(*_: Any) -> Any:
+        raise OSError("the search failed: no memory")
+
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(logs_of_nodes, "find", find)
+    cluster: Any = Here()
+    found = logs(cluster, Whose(LogQuery()))
+    assert [each.text for each in found.lines] == ["apple", "pear"]
+    assert found.notes == ["Node bb: the search failed: no memory."]
