@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from miniray.head.cluster import ClusterDirectories
+    from miniray.head.directories.actor_table import Actor
     from miniray.head.directories.nodes import ClusterNode
 
     Row = dict[str, Any]
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
 def device_map(cluster: ClusterDirectories) -> list[Row]:
     """Return the devices of the living nodes, each with its holders and their shares."""
     nodes = [node for node in cluster.nodes if not node.drivers_only and node.pool.devices]
-    tenants = dict(_tenants(cluster)) if nodes else {}
-    return [row for node in nodes for row in _rows(cluster, node, tenants)]
+    return [row for node in nodes for row in _rows(cluster, node)]
 
 
-def _rows(cluster: ClusterDirectories, node: ClusterNode, tenants: dict[int, Row]) -> Iterator[Row]:
-    holders = _holders(cluster, node, tenants)
+def _rows(cluster: ClusterDirectories, node: ClusterNode) -> Iterator[Row]:
+    holders = _holders(cluster, node)
     for resource, devices in node.pool.devices.items():
         for id in devices.ids:
             held = holders.get((resource, id), [])
@@ -43,7 +43,7 @@ def _rows(cluster: ClusterDirectories, node: ClusterNode, tenants: dict[int, Row
             }
 
 
-def _holders(cluster: ClusterDirectories, node: ClusterNode, tenants: dict[int, Row]) -> Holders:
+def _holders(cluster: ClusterDirectories, node: ClusterNode) -> Holders:
     """Return who has shares of a node's devices; what groups have set aside is the groups'."""
     held: Holders = {}
     scheduler = cluster.scheduler
@@ -51,7 +51,7 @@ def _holders(cluster: ClusterDirectories, node: ClusterNode, tenants: dict[int, 
         lease = scheduler.lease(number)
         for resource, shares in lease.allocation.devices if lease is not None else ():
             for id, units in shares:
-                tenant = tenants.get(number) or {"kind": "", "name": f"lease {number}"}
+                tenant = _tenant(cluster, number)
                 held.setdefault((resource, id), []).append({**tenant, "share": units / UNIT})
     names = {group.id: group.name for group in cluster.placement_groups.all()}
     for key, pool in scheduler.bundles_on(node.name):
@@ -64,22 +64,15 @@ def _holders(cluster: ClusterDirectories, node: ClusterNode, tenants: dict[int, 
     return held
 
 
-def _tenants(cluster: ClusterDirectories) -> Iterator[tuple[int, Row]]:
-    for actor in cluster.actors.all():
-        if actor.lease:
-            yield (
-                actor.lease,
-                {
-                    "kind": "actor",
-                    "name": actor.spec.name or actor.class_name,
-                    "id": actor.id.hex(),
-                    "pid": actor.pid,
-                    "job_id": actor.job_id.hex(),
-                },
-            )
-    for number, lease in cluster.leases.leases.items():
-        group = lease.group
-        yield number, {"kind": "task", "name": group.name, "job_id": group.job_id.hex()}
-    for job in cluster.submissions.all():
-        if job.lease:
-            yield job.lease, {"kind": "job", "name": job.name, "id": job.name}
+def _tenant(cluster: ClusterDirectories, number: int) -> Row:
+    """Return who has a lease."""
+    request = cluster.grants.request(number)
+    if request is None:
+        return {"kind": "", "name": f"lease {number}"}
+    kind, name, job_id, *_ = request.requester.describe(request.token)
+    tenant = {"kind": kind, "name": name, "job_id": job_id.hex()}
+    if kind == "actor":
+        actor: Actor = request.token
+        own_name = actor.spec.name or name
+        return {**tenant, "name": own_name, "id": actor.id.hex(), "pid": actor.pid}
+    return tenant

@@ -14,7 +14,6 @@ from miniray.messages import plain
 
 if TYPE_CHECKING:
     from miniray.head.cluster import ClusterDirectories
-    from miniray.head.directories.clients import ProcessExit
     from miniray.head.directories.grants import Timers
     from miniray.head.state import ClusterState
 
@@ -41,6 +40,17 @@ Rows = dict[str, Any]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
+class _Watcher:
+    """A process that watches, and what it knows."""
+
+    process_id: bytes
+    #: The rows of each listing but of actors; None: it was told nothing yet.
+    rows: dict[str, Rows | None] = dataclasses.field(default_factory=dict)
+    #: Actors that are still to be described; None: it does not watch them.
+    actors: dict[bytes, None] | None = None
+
+
+@dataclasses.dataclass(eq=False, repr=False)
 class Watches:
     """Pushes ``rows`` (listing, changed rows by key, keys of rows that are gone) to watchers."""
 
@@ -49,15 +59,10 @@ class Watches:
     _timers: Timers
 
     def __post_init__(self) -> None:
-        #: By process: the listings that it watches.
-        self._of: dict[bytes, set[str]] = {}
-        #: What was pushed of each watched listing, but for actors.
-        self._pushed: dict[str, Rows] = {}
-        #: By process that watches actors: those that are still to be described.
-        self._to_tell: dict[bytes, dict[bytes, None]] = {}
+        self._watchers: dict[bytes, _Watcher] = {}
         self._due = False
         self._pause = _BETWEEN
-        self._cluster.clients.on_ended.append(self._ended)
+        self._cluster.clients.on_ended.append(lambda process_id, _how: self._end(process_id))
 
     def watch(self, process_id: bytes, listings: list[str]) -> None:
         """Push the rows of these listings to a process, and later what changes; no others.
@@ -69,88 +74,77 @@ class Watches:
         for name in listings:
             if name not in known:
                 raise ValueError(f"There is no listing of {name!r}; there are {sorted(known)}.")
-        if process_id not in self._of and len(self._of) >= _MOST_WATCHERS:
-            raise ValueError(f"{_MOST_WATCHERS} processes watch this cluster, and no more may.")
-        before = self._of.get(process_id, set())
-        self._of[process_id] = set(listings)
-        for name in self._of[process_id] - before:
-            self._begin(process_id, name)
-        self._settle()
-
-    def _begin(self, process_id: bytes, name: str) -> None:
-        """Describe a listing to a new watcher."""
-        if name == "actors":
-            self._cluster.actors.changes.watch()
-            self._to_tell[process_id] = dict.fromkeys(self._state.actor_ids())
-            self._push_actors(process_id)
+        if not listings:
+            self._end(process_id)
             return
-        rows = self._pushed.get(name)
-        if rows is None:
-            rows = self._pushed[name] = self._rows(name)
-        self._tell(process_id, name, rows, [])
+        if process_id not in self._watchers and len(self._watchers) >= _MOST_WATCHERS:
+            raise ValueError(f"{_MOST_WATCHERS} processes watch this cluster, and no more may.")
+        watcher = self._watchers.setdefault(process_id, _Watcher(process_id))
+        watcher.rows = {name: watcher.rows.get(name) for name in listings if name != "actors"}
+        if "actors" not in listings:
+            self._leave_actors(watcher)
+        elif watcher.actors is None:
+            self._cluster.actors.changes.watch()
+            watcher.actors = dict.fromkeys(self._state.actor_ids())
+            self._push_actors(watcher)
+        self._push_changed(watcher)
 
-    def _ended(self, process_id: bytes, _how: ProcessExit) -> None:
-        if self._of.pop(process_id, None) is not None:
-            self._settle()
+    def _end(self, process_id: bytes) -> None:
+        watcher = self._watchers.pop(process_id, None)
+        if watcher is not None:
+            self._leave_actors(watcher)
 
-    def _settle(self) -> None:
-        self._of = {process_id: names for process_id, names in self._of.items() if names}
-        watched = set().union(*self._of.values())
-        self._pushed = {name: rows for name, rows in self._pushed.items() if name in watched}
-        self._to_tell = {
-            id: ids for id, ids in self._to_tell.items() if "actors" in self._of.get(id, ())
-        }
-        if "actors" not in watched:
+    def _leave_actors(self, watcher: _Watcher) -> None:
+        watcher.actors = None
+        if all(each.actors is None for each in self._watchers.values()):
             self._cluster.actors.changes.unwatch()
 
     def moved(self) -> None:
         """Note that something may have changed."""
-        if self._of and not self._due:
+        if self._watchers and not self._due:
             self._due = True
             self._timers.call_later(self._pause, self._push)
 
     def _push(self) -> None:
         self._due = False
         began = self._timers.time()
-        for name in set().union(*self._of.values()) - {"actors"}:
-            self._push_changed(name)
         changed = dict.fromkeys(self._cluster.actors.changes.take())
-        for process_id, ids in self._to_tell.items():
-            goes_on = bool(ids)
-            ids.update(changed)
-            if ids and not goes_on:
-                self._push_actors(process_id)
+        for watcher in list(self._watchers.values()):
+            self._push_changed(watcher)
+            if watcher.actors is not None:
+                goes_on = bool(watcher.actors)
+                watcher.actors.update(changed)
+                if watcher.actors and not goes_on:
+                    self._push_actors(watcher)
         self._pause = max(_BETWEEN, _SHARE * (self._timers.time() - began))
 
-    def _push_changed(self, name: str) -> None:
-        before, now = self._pushed[name], self._rows(name)
-        self._pushed[name] = now
-        changed = {key: row for key, row in now.items() if before.get(key) != row}
-        gone = [key for key in before if key not in now]
-        if changed or gone:
-            for process_id, names in self._of.items():
-                if name in names:
-                    self._tell(process_id, name, changed, gone)
+    def _push_changed(self, watcher: _Watcher) -> None:
+        """Push what a watcher does not know of listings but that of actors."""
+        for name, before in watcher.rows.items():
+            field = _KEYS.get(name, "")
+            rows = self._state.listing(name)
+            now = {str(row.get(field, number)): row for number, row in enumerate(rows)}
+            watcher.rows[name] = now
+            known = before or {}
+            changed = {key: row for key, row in now.items() if known.get(key) != row}
+            gone = [key for key in known if key not in now]
+            if changed or gone or before is None:
+                self._tell(watcher, name, changed, gone)
 
-    def _push_actors(self, process_id: bytes) -> None:
+    def _push_actors(self, watcher: _Watcher) -> None:
         """Describe a piece of what a watcher does not know of actors; soon the next one."""
-        ids = self._to_tell.get(process_id)
-        if ids is None:
+        if watcher.actors is None:
             return  # it watches them no more
-        piece = list(itertools.islice(ids, _PIECE))
+        piece = list(itertools.islice(watcher.actors, _PIECE))
         for id in piece:
-            del ids[id]
+            del watcher.actors[id]
         found = {id.hex(): self._state.actor_row(id) for id in piece}
         rows = {key: row for key, row in found.items() if row is not None}
-        self._tell(process_id, "actors", rows, [key for key in found if key not in rows])
-        if ids:
-            self._timers.call_later(_NEXT_PIECE, lambda: self._push_actors(process_id))
+        self._tell(watcher, "actors", rows, [key for key in found if key not in rows])
+        if watcher.actors:
+            self._timers.call_later(_NEXT_PIECE, lambda: self._push_actors(watcher))
 
-    def _rows(self, name: str) -> Rows:
-        field = _KEYS.get(name, "")
-        rows = self._state.listing(name)
-        return {str(row.get(field, number)): row for number, row in enumerate(rows)}
-
-    def _tell(self, process_id: bytes, name: str, changed: Rows, gone: list[str]) -> None:
+    def _tell(self, watcher: _Watcher, name: str, changed: Rows, gone: list[str]) -> None:
         # As bytes: what cannot travel ends here, and each process unpacks rows for itself.
-        self._cluster.clients.push(process_id, "rows", name, plain.dumps((changed, gone)))
+        data = plain.dumps((changed, gone))
+        self._cluster.clients.push(watcher.process_id, "rows", name, data)

@@ -9,6 +9,7 @@ import collections
 import heapq
 import itertools
 import marshal
+import operator
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 KEPT = 1000
 #: Seconds in which the same is told once.
 _AGAIN_AFTER = 60.0
+#: What events are in the order of.
+_number = operator.itemgetter("event_id")
 SEVERITIES = ("INFO", "WARNING", "ERROR")
 SOURCES = ("NODE", "ACTOR", "WORKER", "DEVICE", "OBJECT", "JOB", "HEAD", "SECURITY")
 
@@ -100,8 +103,3 @@ class EventLog:
         """Return the events that came after the one of this number, the latest last."""
         merged = heapq.merge(*self._events.values(), key=_number)
         return [entry for entry in merged if _number(entry) > number]
-
-
-def _number(entry: dict[str, Any]) -> int:
-    number: int = entry["event_id"]
-    return number

@@ -166,6 +166,10 @@ class GrantTable:
             self.timers.call_later(self.warn_after, lambda: self._tell_wait(number))
             self._tell_contention()
 
+    def request(self, number: int) -> Request | None:
+        """Return a request, or who has the lease; None if it has ended."""
+        return self._requests.get(number)
+
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
         """Enter a lease kept by an earlier head; the scheduler learns of it with its node."""
         now = self.timers.time()
