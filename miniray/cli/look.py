@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import json
 import os
@@ -16,8 +17,6 @@ from miniray.cli.services import asks_cluster
 from miniray.common.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.client.command_connection import CommandConnection
 
 _rank = click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only.")
@@ -76,21 +75,14 @@ def why(cluster: CommandConnection, of: str, as_json: bool) -> None:
     print_notes(found["notes"])
 
 
-def _output(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), **how)
-
-
-def _seconds(
-    default: float, how_long: str, *, least_open: bool
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    kind = click.FloatRange(0, 300, min_open=least_open)
-    return click.option("--seconds", type=kind, default=default, show_default=True, help=how_long)
+_seconds = functools.partial(click.option, "--seconds", type=float, show_default=True)
+_output = functools.partial(
+    click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path)
+)
 
 
 @click.command()
-@_seconds(
-    10.0, "How long to record; 0: calls above 1 ms that workers have run lately.", least_open=False
-)
+@_seconds(default=10.0, help="How long to record; 0: calls above 1 ms that have run lately.")
 @_output(default="timeline.json", show_default=True, help="The file.")
 @asks_cluster
 def timeline(cluster: CommandConnection, seconds: float, output: Path) -> None:
@@ -120,7 +112,7 @@ def metrics(cluster: CommandConnection) -> None:
 @click.argument("kind", type=click.Choice(["cpu", "memory"]))
 @click.argument("of")
 @_rank
-@_seconds(5.0, "How long to record.", least_open=True)
+@_seconds(default=5.0, help="How long to record.")
 @_output(
     help="The file: .html (a flame graph that needs no network), .collapsed, or .speedscope.json."
     "  [default: KIND.html]",

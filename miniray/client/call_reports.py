@@ -7,14 +7,11 @@ the frames of threads and coroutines when the question comes.
 from __future__ import annotations
 
 import collections
-import contextvars
 import dataclasses
-import gc
 import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls import context
 from miniray.calls.actor_client import ActorClient
 from miniray.calls.task_groups import TaskGroup
 from miniray.common.ids import call_id
@@ -23,9 +20,7 @@ from miniray.common.series import COUNTED, SECONDS, Series, how_many
 from miniray.objects.waiting import Waits
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
 
     from miniray.calls.call import Call
     from miniray.calls.calls import CallTable
@@ -40,7 +35,6 @@ _WAITS = {
     getattr(function, "__wrapped__", function).__code__: local
     for function, local in ((Waits.for_values, "pending"), (Waits.for_value, "entry"))
 }
-_WORKER = "miniray.worker."
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -161,23 +155,20 @@ def _kind(call: Call) -> str:
 
 def _threads() -> Iterator[dict[str, Any]]:
     """Yield what threads and coroutines of user code do: call, what is waited for, stack."""
-    from miniray.profiling.stacks import chains, frame_of, trimmed
+    from miniray.profiling.stacks import chains, execution_of
 
-    for who, frames, task in itertools.islice(chains(), _MAX_THREADS):
+    for chain in itertools.islice(chains(), _MAX_THREADS):
         waits: list[bytes] = []
         needed = 0
-        execution = _execution_in(task) if task is not None else None
-        for frame in reversed(frames):
+        for frame in reversed(chain.frames):
             local = _WAITS.get(frame.f_code)
             if local is not None:
                 waits = _ids_of(frame.f_locals.get(local, ()))
                 needed = min(int(frame.f_locals.get("needed", 1)), len(waits))
-            elif execution is None and frame.f_globals.get("__name__", "").startswith(_WORKER):
-                execution = _execution_of(frame)
-        stack = trimmed(frame_of(frame.f_code, frame.f_lineno) for frame in frames)
+        stack, execution = chain.stack(), chain.execution or execution_of(chain.frames)
         if stack or waits:
             yield {
-                "thread": who,
+                "thread": chain.who,
                 "task_id": execution.task_id if execution is not None else b"",
                 "waits_for": waits,
                 #: How many of these it needs.
@@ -190,16 +181,3 @@ def _ids_of(found: Any) -> list[bytes]:
     """Return the ids of the entries that a wait still lacks."""
     entries = found if isinstance(found, (list, tuple)) else [found]
     return [entry.id for entry in entries if entry.value is None][:_MAX_IDS]
-
-
-def _execution_of(frame: FrameType) -> context.Execution | None:
-    """Return the call that a frame of the worker's runs."""
-    local = frame.f_locals
-    found = getattr(local.get("work"), "execution", None) or local.get("execution")
-    return found if isinstance(found, context.Execution) else None
-
-
-def _execution_in(task: asyncio.Task[Any]) -> context.Execution | None:
-    """Return the call for which a coroutine runs: what it starts inherits that."""
-    found = (each for each in gc.get_referents(task) if isinstance(each, contextvars.Context))
-    return next((each.get(context.execution) for each in found), None)

@@ -34,10 +34,10 @@ def no_values(boundaries: tuple[float, ...] = SECONDS) -> list[float]:
     return [0.0] * (len(boundaries) + 2)
 
 
-def took(values: list[float], seconds: float) -> None:
-    """Count how long something took, in the values of a histogram of ``SECONDS``."""
-    values[bisect_left(SECONDS, seconds)] += 1
-    values[-1] += seconds
+def took(values: list[float], value: float, boundaries: tuple[float, ...] = SECONDS) -> None:
+    """Count a value in those of a histogram: how long something took, or of other boundaries."""
+    values[bisect_left(boundaries, value)] += 1
+    values[-1] += value
 
 
 def add(values: list[float], by: float = 1.0) -> None:
@@ -77,8 +77,7 @@ class Series:
                 return
             values = self._find(metric, tags)
             if kind == "histogram":
-                values[bisect_left(boundaries, value)] += 1
-                values[-1] += value
+                took(values, value, boundaries)
             elif kind == "counter":
                 values[0] += value
             else:

@@ -14,8 +14,7 @@ from miniray.metrics.listed import samples
 from miniray.profiling.targets import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from miniray.common.series import Row
     from miniray.profiling.targets import ClusterSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,7 +23,6 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _PATIENCE = 2.0
 #: What is said of the metrics whose name does not say it.
 _HELP = {
-    "node_info": "A node; its value is always 1.",
     "node_up": "Whether a node lives and answers.",
     "node_silent_seconds": "Seconds since the head has heard of a node, if that is long.",
     "node_oom_kills_total": "Processes of the machine that the kernel has killed for memory.",
@@ -33,14 +31,11 @@ _HELP = {
     "node_pressure_seconds_total": "How long tasks of the machine have waited for a resource.",
     "resource_used": "What leases hold of a resource.",
     "resource_waiting": "What tasks, actors and groups wait for of a resource.",
-    "device_info": "A device; its value is always 1.",
     "device_granted_ratio": "How much of a device is granted.",
     "device_utilization_ratio": "How much of the time a device was at work lately.",
-    "device_errors_total": "Errors that a device has counted, by kind.",
     "device_quarantined": "Whether a device is out of service as its process cannot be killed.",
     "pending_oldest_seconds": "How long the oldest has waited of what waits for resources.",
     "process_cpu_seconds": "CPU time of the processes that live now.",
-    "worker_exits_total": "Workers that have ended, by why.",
     "actor_calls_total": "Calls that have ended, counted where they were made.",
     "actor_call_seconds": "How long calls ran that have finished, told to where they were made.",
     "actor_queued_calls": "Calls of actors that wait, for arguments or for their turn.",
@@ -49,14 +44,11 @@ _HELP = {
     "task_retries_total": "How often tasks and calls of actors were begun once more.",
     "actor_starts_total": "How often an actor's constructor has ended.",
     "actor_start_seconds": "Seconds until it was placed, had a process, and was constructed.",
-    "actor_deaths_total": "Actors that have ended, by why.",
     "tasks_finished_total": "Tasks that have ended, counted where they were called.",
     "task_seconds": "How long tasks ran that have finished, told to where they were called.",
     "object_store_used_bytes": "Memory of values, also freed or not complete, and of none yet.",
-    "object_store_spilled_bytes": "Bytes of values that are on disk.",
     "object_spill_bytes_total": "Bytes of values that were written to disk for want of memory.",
     "object_transfer_bytes_total": "Bytes of values that came from other nodes.",
-    "object_transfer_seconds": "How long values took to come from other nodes.",
     "object_room_wait_seconds_total": "How long values have waited for room in the object store.",
     "object_store_full_errors_total": "How often a process was told that the store is full.",
     "object_room_waiters": "Values that wait for room in the object store.",
@@ -64,16 +56,12 @@ _HELP = {
     "objects_remade_total": "Results of tasks that are made again, as they were lost.",
     "relay_resent_total": "Messages that were sent once more, as their stream had broken.",
     "head_restarts_total": "How often the head was lost and started again.",
-    "head_info": "The head; its value is always 1.",
     "head_requests_total": "What processes have asked of the head or told it.",
     "head_decision_seconds": "How long the scheduler took for a request for a lease.",
-    "head_storage_write_seconds": "How long it took to write the cluster's state to disk.",
     "head_event_loop_lag_seconds": "How late the head's last timer was.",
-    "train_run_info": "A training run; its value is always 1.",
     "train_workers": "Ranks of a run that runs.",
     "train_reports_total": "Reports that all ranks of a run have made.",
     "train_attempts_total": "Groups of workers that a run has had.",
-    "train_checkpoints_total": "Checkpoints that a run has made.",
     "train_failures_total": "Attempts that ranks have failed, by the first exception's class.",
     "train_report_interval_seconds": "Seconds between two reports of a rank.",
     "train_checkpoint_seconds": "Seconds from the first rank's upload to the checkpoint.",
@@ -98,12 +86,12 @@ def text(cluster: ClusterSource, *, openmetrics: bool = False) -> str:
         families.add_sample(*sample)
     for head in cluster.listing("head"):
         for row in head["counted"]:
-            families.add({}, *row)
+            families.add({}, row)
     for node, (rows, found) in told.items():
         for name, labels, value in found:
             families.add_sample(name, {"node": node, **labels}, value)
         for row in rows:
-            families.add({"node": node}, *row)
+            families.add({"node": node}, row)
     return families.text(openmetrics)
 
 
@@ -115,17 +103,9 @@ class _Families:
         #: By name: type, help, and lines by what is before the value.
         self._known: dict[str, tuple[str, str, dict[str, float]]] = {}
 
-    def add(
-        self,
-        labels: dict[str, Any],
-        kind: str,
-        name: str,
-        about: str,
-        boundaries: tuple[float, ...],
-        tags: Iterable[tuple[str, str]],
-        value: list[float],
-    ) -> None:
+    def add(self, labels: dict[str, Any], row: Row) -> None:
         """Add a series as processes tell it (common/series.py), with further labels."""
+        kind, name, about, boundaries, tags, value = row
         about = about or _HELP.get(name) or name.replace("_", " ").capitalize() + "."
         name = self._prefix + name.replace(":", "_")
         if kind == "counter" and not name.endswith("_total"):
@@ -148,7 +128,7 @@ class _Families:
     def add_sample(self, name: str, labels: dict[str, Any], value: float) -> None:
         """Add a value of a metric of miniray's."""
         kind = "counter" if name.endswith("_total") else "gauge"
-        self.add(labels, kind, name, "", (), (), [value])
+        self.add(labels, (kind, name, "", (), (), [value]))
 
     def text(self, openmetrics: bool) -> str:
         """Return the whole text."""

@@ -6,6 +6,7 @@ Needs no rights, and shows what no debugger from outside sees: which call a coro
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import gc
 import os
@@ -13,6 +14,9 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from miniray.calls.context import Execution
+from miniray.calls.context import execution as running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,6 +59,7 @@ _OURS = (
         )
     ),
 )
+_WORKER = "miniray.worker."
 _BOOT = str(Path(_PACKAGE, "node", "boot.py"))
 
 
@@ -63,8 +68,12 @@ class Chain(NamedTuple):
 
     who: str
     frames: list[FrameType]
-    #: Of a coroutine.
-    task: asyncio.Task[Any] | None = None
+    #: Of a coroutine, the call for which it was started.
+    execution: Execution | None = None
+
+    def stack(self) -> list[str]:
+        """Name the frames; of miniray's own only those that user code calls."""
+        return trimmed(frame_of(each.f_code, each.f_lineno) for each in self.frames)
 
 
 def stacks() -> list[Stack]:
@@ -74,10 +83,10 @@ def stacks() -> list[Stack]:
     one of them: a main thread that waits serves the sockets meanwhile.
     """
     found: list[Stack] = []
-    for who, frames, task in chains():
-        stack = trimmed(frame_of(each.f_code, each.f_lineno) for each in frames)
+    for chain in chains():
+        stack = chain.stack()
         if stack or not found:  # the main thread is named also if it has nothing to do
-            found.append({"who": who if task is None else _name_of(who, frames), "stack": stack})
+            found.append({"who": chain.who, "stack": stack})
     return found
 
 
@@ -92,7 +101,9 @@ def chains() -> Iterator[Chain]:
         yield Chain(names.get(ident, str(ident)), inward)
     for loop in loops:
         for task in asyncio.all_tasks(loop):
-            yield Chain(task.get_name(), list(_awaiting(task.get_coro())), task)
+            execution = _execution_in(task)
+            name = execution.name if execution is not None else task.get_name()
+            yield Chain(f"{name} (coroutine)", list(_awaiting(task.get_coro())), execution)
 
 
 def as_text(found: Iterable[Stack]) -> str:
@@ -146,11 +157,25 @@ def _loop_of(frame: FrameType) -> asyncio.AbstractEventLoop | None:
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
 
-def _name_of(who: str, frames: Iterable[FrameType]) -> str:
-    """Return what a coroutine is called: as the call that it runs."""
-    own = (each for each in frames if each.f_code.co_filename.startswith(_PACKAGE))
-    works = (getattr(each.f_locals.get("work"), "name", "") for each in own)
-    return f"{next(filter(None, works), who)} (coroutine)"
+def execution_of(frames: list[FrameType]) -> Execution | None:
+    """Return the call that a thread of a worker runs.
+
+    Reads the variables of miniray's frames, the innermost first; a frame keeps what is read of it
+    until it ends, so this is for who asks about calls.
+    """
+    for frame in reversed(frames):
+        if frame.f_globals.get("__name__", "").startswith(_WORKER):
+            local = frame.f_locals
+            found = getattr(local.get("work"), "execution", None) or local.get("execution")
+            if isinstance(found, Execution):
+                return found
+    return None
+
+
+def _execution_in(task: asyncio.Task[Any]) -> Execution | None:
+    """Return the call for which a coroutine runs: what it starts inherits that."""
+    found = (each for each in gc.get_referents(task) if isinstance(each, contextvars.Context))
+    return next((each.get(running) for each in found), None)
 
 
 def _awaiting(waiting: Any) -> Iterator[FrameType]:
