@@ -91,7 +91,7 @@ class DeviceUse:
                     yield f"device_{name}", labels | ({"kind": kind} if kind else {}), value
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class NodeMetrics:
     """Adds up what processes tell, and looks at the machine."""
 

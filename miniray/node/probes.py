@@ -30,7 +30,7 @@ _MOST_LOOKERS = 8
 _ROUND_TRIPS = 5
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Probes:
     """Answers what commands ask of the processes of this node."""
 
@@ -79,12 +79,20 @@ class Probes:
         self, ids: list[bytes], look: Callable[[Client], Awaitable[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """Return what is found of each of these processes, with its rank and a note, if it has."""
+
+        async def find(client: Client) -> dict[str, Any]:
+            try:
+                return await look(client)
+            except (OSError, ValueError) as error:  # the others are looked at all the same
+                return {"note": f"It could not be looked at: {error}."}
+
         wanted = set(ids)
         clients = [each for each in self._all() if each.process_id in wanted]
         ranks = self._ask(clients, _SOON, "rank")
-        told, *found = await asyncio.gather(ranks, *map(look, clients))
+        told, *found = await asyncio.gather(ranks, *map(find, clients))
+        nothing: dict[str, Any] = {"way": "", "note": "", "stacks": [], "samples": []}
         return [
-            self._about(client) | {"rank": rank.answer, "way": "", "note": ""} | each
+            self._about(client) | nothing | {"rank": rank.answer} | each
             for client, rank, each in zip(clients, told, found, strict=True)
         ]
 
@@ -101,15 +109,13 @@ class Probes:
     async def _profile(
         self, client: Client, kind: str, length: float, leaks: bool
     ) -> dict[str, Any]:
-        nothing: dict[str, Any] = {"samples": []}
         if client.pid in self._profiled:
-            note = "It is being profiled already; try again when that has ended."
-            return nothing | {"note": note}
+            return {"note": "It is being profiled already; try again when that has ended."}
         self._profiled.add(client.pid)
         try:
             if kind == "memory":
-                return nothing | await self._allocations(client, length, leaks)
-            return nothing | await self._cpu(client, length)
+                return await self._allocations(client, length, leaks)
+            return await self._cpu(client, length)
         finally:
             self._profiled.discard(client.pid)
 

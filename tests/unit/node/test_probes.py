@@ -162,3 +162,35 @@ def test_of_some_round_trips_the_quickest_tells_the_clock_of_another_machine() -
     ahead, within = told[FAR]
     assert within < 0.1
     assert ahead == pytest.approx(AHEAD, abs=within + 0.001)
+
+
+def test_a_profile_that_cannot_be_read_leaves_the_other_processes_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(clients: Any, _what: str, asked: tuple[Any, ...], _seconds: float) -> list[Told]:
+        answer: Any = 0 if asked == ("rank",) else ("memray", [])
+        return [Told(each.process_id, answer, "") for each in clients]
+
+    left = [ValueError("it is torn"), [(["f"], 1.0)]]
+
+    async def read(_path: str, _leaks: bool) -> Any:
+        found = left.pop(0)
+        if isinstance(found, ValueError):
+            raise found
+        return found
+
+    monkeypatch.setattr(outside, "read_memray", read)
+    processes = {
+        id: SimpleNamespace(process_id=id, pid=pid, is_command=False, is_driver=True)
+        for pid, id in enumerate((b"a", b"b"))
+    }
+    parts: Any = (
+        SimpleNamespace(clients=processes),
+        SimpleNamespace(answers={}, ask_processes=ask),
+        None,
+        None,
+    )
+    probes = Probes(*parts)
+    first, second = asyncio.run(probes._profiles(0.0, [b"a", b"b"], "memory", 0.0, False))
+    assert (first["samples"], first["note"]) == ([], "It could not be looked at: it is torn.")
+    assert (second["samples"], second["note"]) == ([(["f"], 1.0)], "")
