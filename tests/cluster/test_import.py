@@ -36,7 +36,7 @@ HEAVY = (
 LIMIT = 1.5
 #: How often both are timed, at least and at most. What others do on the same core adds half to a
 #: processor time, for seconds on end; only the least of many says how much work it is.
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+LEAST_ROUNDS, MOST_ROUNDS = 5, 20
 
 
 def run(code: str, cache: Path) -> str:
