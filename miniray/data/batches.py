@@ -210,6 +210,8 @@ class TorchSpec:
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.collate_fn is None and device == "cpu":
+            device = None  # where they are made
 
         def batch_of(columns: Mapping[str, Any]) -> Any:
             batch = collate(columns)

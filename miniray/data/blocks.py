@@ -12,7 +12,7 @@ import itertools
 import json
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,10 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+#: Bytes below which a table is copied together with others: each costs time.
+SMALL = 1 << 20
+#: Types of NumPy that become columns without a look at their values.
+_NUMBERS = frozenset(map(np.dtype, "?bBhHiIlLqQefd"))
 BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
 
 
@@ -98,6 +102,32 @@ def batch_to_table(batch: Any) -> Any:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns of a batch differ in length: {lengths}")
     return pa.table(columns) if columns else no_columns(len(batch))
+
+
+class Arrays(NamedTuple):
+    """A small batch of arrays of numbers, which becomes a table with others of the same kinds."""
+
+    #: Name, type and shape of each.
+    kinds: list[Any]
+    num_rows: int
+    size: int
+    batch: dict[str, Any]
+
+    @classmethod
+    def of(cls, batch: Any) -> Arrays | None:
+        """Return a batch as one; None if it is anything else, or large."""
+        if type(batch) is not dict or {type(each) for each in batch.values()} != {np.ndarray}:
+            return None
+        kinds = [(name, each.dtype, each.shape[1:]) for name, each in batch.items()]
+        lengths = {len(each) if each.ndim else -1 for each in batch.values()}
+        size = sum(each.nbytes for each in batch.values())
+        if len(lengths) > 1 or -1 in lengths or size >= SMALL:
+            return None
+        if not all(type(n) is str and kind in _NUMBERS and 0 not in s for n, kind, s in kinds):
+            return None
+        # A view would keep all that it is a part of.
+        own = {name: each if each.base is None else each.copy() for name, each in batch.items()}
+        return cls(kinds, lengths.pop(), size, own)
 
 
 def column(values: Any) -> Any:
@@ -262,7 +292,18 @@ def to_numpy(values: Any) -> Any:
         if len(lengths) == 1 and None not in lengths:
             inner = to_numpy(values.flatten())
             return inner.reshape(len(values), *lengths, *inner.shape[1:])
+    if len(values) and not values.null_count and _is_number(kind):
+        # By its method to_numpy(), Arrow would import pandas.
+        dtype = np.dtype(kind.to_pandas_dtype())
+        at = values.offset * dtype.itemsize
+        array = np.frombuffer(values.buffers()[1], dtype, len(values), at)
+        array.flags.writeable = False
+        return array
     return values.to_numpy(zero_copy_only=False)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def is_plain(values: Any) -> bool:
@@ -275,8 +316,7 @@ def is_plain(values: Any) -> bool:
         return False
     if isinstance(values.type, pa.FixedShapeTensorType):
         return not any(chunk.storage.flatten().null_count for chunk in values.chunks)
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    return any(is_kind(values.type) for is_kind in kinds)
+    return _is_number(values.type) or bool(pa.types.is_boolean(values.type))
 
 
 def values_of(values: Any) -> list[Any]:
@@ -299,8 +339,8 @@ def values_of(values: Any) -> list[Any]:
             flat.values.to_numpy(zero_copy_only=False).reshape(dimensions) if there else None
             for flat, dimensions, there in zip(data, shape.to_pylist(), valid, strict=True)
         ]
-    if not values.null_count and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        return values.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    if not values.null_count and _is_number(kind):
+        return to_numpy(values).tolist()  # type: ignore[no-any-return]
     return values.to_pylist()  # type: ignore[no-any-return]
 
 

@@ -27,7 +27,7 @@ _READERS = 16
 #: Rows that are decoded at once, at most, and about how many bytes.
 _ROWS, _BYTES = 131_072, 4 * 2**20
 #: Bytes of each column of a local file that are read at once.
-_BUFFER = 2**20
+_BUFFER = 2**18
 #: Whether a comparison may be true for a value of a column that lies between two.
 _POSSIBLE: dict[str, Callable[[Any, Any, Any], bool]] = {
     "equal": lambda value, least, most: bool(least <= value <= most),
@@ -163,7 +163,8 @@ class ParquetDatasource(Datasource):
 
     def _complete(self, schema: Any) -> Any:
         """Return a schema of files with what their paths tell."""
-        table = from_file(schema.empty_table())
+        # By its method empty_table(), Arrow would import pandas, as for any value of Python.
+        table = from_file(pa.table([pa.nulls(0, kind) for kind in schema.types], schema=schema))
         return with_path(table, self.found[0][0], include=self.wanted.paths).schema
 
     def files(self) -> list[str]:

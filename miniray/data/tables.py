@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from miniray.data.blocks import (
+    SMALL,
+    Arrays,
     Pickled,
+    batch_to_table,
     is_plain,
     no_columns,
     pickled,
@@ -23,9 +26,6 @@ from miniray.data.blocks import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-#: Bytes below which a table of a block is copied together with others, rather than kept as a chunk.
-_SMALL = 1 << 20
 
 
 def concat(tables: Sequence[Any]) -> Any:
@@ -171,6 +171,30 @@ def _pieces(table: Any) -> list[Any]:
     return [pa.Table.from_batches([batch]) for batch in table.to_batches()]
 
 
+def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
+    """Yield tables as they are, and batches of arrays together, until they have ``size`` bytes."""
+    held: list[Arrays] = []
+    for batch in batches:
+        arrays = isinstance(batch, Arrays)
+        if held and not (arrays and batch.kinds == held[0].kinds):
+            yield _stacked(held)
+            held = []
+        if not arrays:
+            yield batch
+            continue
+        held.append(batch)
+        if sum(each.size for each in held) >= size:
+            yield _stacked(held)
+            held = []
+    if held:
+        yield _stacked(held)
+
+
+def _stacked(held: Sequence[Arrays]) -> Any:
+    names = held[0].batch
+    return batch_to_table({n: np.concatenate([each.batch[n] for each in held]) for n in names})
+
+
 def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
     """Yield blocks of about ``target`` bytes: small tables together, large ones in parts.
 
@@ -201,7 +225,7 @@ def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
 def _joined(tables: Sequence[Any]) -> Any:
     """Return tables as one whose columns have few chunks: each costs pickling and reading."""
     table = concat(tables)
-    if table.nbytes < len(tables) * _SMALL:
+    if table.nbytes < len(tables) * SMALL:
         with contextlib.suppress(pa.ArrowInvalid):  # dictionaries too many for their small indices
             return table.combine_chunks()
     return table

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from miniray.common.read_ahead import read_ahead
-from miniray.data.blocks import batch_to_table, rows_to_table, table_to_rows
-from miniray.data.tables import Rows, batched, concat
+from miniray.data.blocks import Arrays, batch_to_table, rows_to_table, table_to_rows
+from miniray.data.tables import Rows, batched, concat, tabulated
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from miniray.data.expressions import Expr
 
-#: Bytes of a batch with batch_size="auto".
+#: Bytes of a batch with batch_size="auto", and of batches that become a table together.
 _AUTO = 4 * 2**20
 #: Rows that become a table together, at most, and as long as their size is not known.
 _TOGETHER = 4096
@@ -260,6 +260,10 @@ class MapBatches(UserStep):
         return dataclasses.replace(self, udf=self.made(), ahead=int(self.udf.is_class))
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        return tabulated(self._results(tables, where), 0 if self.ahead else _AUTO)
+
+    def _results(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
+        """Yield what the function returns, as ``tabulated`` takes it."""
         batches = read_ahead(self._batches(tables, where), self.ahead, "miniray-batches")
         for count, rows, batch in batches:
             made = 0
@@ -291,7 +295,7 @@ class MapBatches(UserStep):
         with told(self.name, where, rows):
             result = self.udf(batch)
             for each in result if hasattr(result, "__next__") else (result,):
-                yield batch_to_table(each)
+                yield Arrays.of(each) or batch_to_table(each)
 
 
 class TableStep(Transform):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from miniray.data import blocks  # noqa: E402
 from miniray.data import tables as tables_  # noqa: E402
+from miniray.data.transforms import MapBatches, Udf, Where  # noqa: E402
 
 cells = st.one_of(
     st.none(), st.integers(-(2**62), 2**62), st.text(max_size=5), st.binary(max_size=5)
@@ -146,6 +148,41 @@ def test_blocks_are_put_together_and_cut_by_bytes() -> None:
     assert [t.num_rows for t in tables_.resized(iter([large]), 2000)] == [250] * 4
     (empty,) = tables_.resized(iter([large.slice(0, 0)]), 2000)
     assert empty.schema == large.schema
+
+
+def test_small_batches_of_arrays_of_the_same_kinds_become_one_table() -> None:
+    def made(batch: Any) -> Any:
+        number = batch["n"]
+        kinds = {2: number.astype(np.float32), 4: list(number), 6: number.astype(np.float32)}
+        return {"n": number, "m": kinds.get(number[0], number.reshape(-1, 1, 1))}
+
+    step = MapBatches("MapBatches", Udf(made), batch_size=2)
+    tables = list(step.run(iter([pa.table({"n": np.arange(12)})]), Where("here")))
+    assert [each.num_rows for each in tables] == [2, 2, 2, 2, 4]
+    assert [n for each in tables for n in each["n"].to_pylist()] == list(range(12))
+    assert blocks.to_numpy(tables[-1]["m"]).tolist() == [[[8]], [[9]], [[10]], [[11]]]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2**15, [2**19] * 2), (2**17, [2**17] * 8)])
+def test_batches_become_a_table_of_some_mib_if_they_are_smaller(size: int, expected: Any) -> None:
+    whole = pa.table({"n": np.arange(2**18)})
+    step = MapBatches("MapBatches", Udf(lambda batch: batch), batch_size=size)
+    assert [len(each) for each in step.run(iter([whole] * 4), Where("here"))] == expected
+
+
+def test_what_a_function_returns_a_view_of_is_not_kept_until_there_is_a_table() -> None:
+    whole: list[Any] = []
+
+    def first(batch: Any) -> Any:
+        assert all(each() is None for each in whole)
+        large = np.zeros((len(batch["n"]), 1000))
+        whole.append(weakref.ref(large))
+        return {"n": large[:, 0]}
+
+    step = MapBatches("MapBatches", Udf(first), batch_size=2)
+    (table,) = step.run(iter([pa.table({"n": np.arange(6)})]), Where("here"))
+    assert table["n"].to_pylist() == [0] * 6
+    assert len(whole) == 3
 
 
 def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:
