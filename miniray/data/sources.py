@@ -125,6 +125,14 @@ class ReadUnit:
         """Return the unit without its refs, which are arguments of the task beside it."""
         return dataclasses.replace(self, refs=())
 
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what a task gets: the unit, and beside it the refs or the table that it reads."""
+        content = self.content
+        if isinstance(content, TableRows):
+            start = self.start - content.first
+            return dataclasses.replace(self, content=BlockRows(), start=start), content.table
+        return self.bare(), *self.refs
+
 
 def overlapping(
     items: Iterable[T], rows_of: Callable[[T], int], start: int, stop: int

@@ -236,7 +236,7 @@ class TaskStage:
         return remote(**{**placed, **options, **self._compute.options})(target)
 
     def _call(self, where: Where, unit: ReadUnit) -> Running:
-        run = self._task.remote(where, unit.bare(), *unit.refs)
+        run = self._task.remote(where, *unit.arguments())
         return Running(run, where, self._index, unit.key)
 
     def _end(self) -> None:
@@ -279,7 +279,7 @@ class PoolStage(TaskStage):
         run = actor.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
         )
-        generator = run.remote(where, unit.bare(), *unit.refs)
+        generator = run.remote(where, *unit.arguments())
         return Running(generator, where, self._index, unit.key, actor)
 
     def _finish(self, call: Running) -> None:

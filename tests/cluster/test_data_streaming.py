@@ -10,6 +10,8 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,8 @@ def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
     assert "in fails" in told
     assert "/miniray/data/" not in told
     assert told.count("File ") == 1
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames[1:]] == ["take_all", "_drained"]
 
     class Fails:
         def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +191,23 @@ def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
     read = miniray.data.read_parquet(folder).map(lambda row: row)
     with pytest.raises(miniray.data.DataError, match=r"Map\(Fails\) failed on row .*1\.parquet"):
         read.map(Fails, concurrency=1).take_all()
+
+
+def test_large_data_of_the_program_are_no_reason_for_a_warning() -> None:
+    numbers = np.arange(13 * 2**20)  # 13 MiB for each of 8 calls
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = miniray.data.from_numpy(numbers).map_batches(lambda batch: batch)
+        assert kept.sum("data") == numbers.sum()
+
+        class Model:
+            def __call__(self, batch: Any) -> Any:
+                return batch
+
+        assert kept.map_batches(Model, concurrency=1).sum("data") == numbers.sum()
+        parts = miniray.data.from_numpy(numbers).split_at_indices([7, 2**20])
+        ends = [part.map(lambda row: row).take(1)[0]["data"] for part in parts[1:]]
+        assert ends == [7, 2**20]
 
 
 def test_a_constructor_that_fails_is_named_and_shows_its_own_stack_only() -> None:
