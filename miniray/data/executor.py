@@ -315,6 +315,9 @@ def _drained(
                 wait(item, num_returns=1)
                 stats.waited += time.perf_counter() - began
             item = next(feed)
+    except DataError as error:
+        # The way through the feeds tells a user nothing.
+        raise error.with_traceback(None)  # noqa: B904
     finally:
         RUNNING.discard(stats)
         stats.ended = time.perf_counter()
