@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_callback import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from miniray.train.data.iterator import BatchIterable
 from miniray.train.storage.checkpoint import Checkpoint
 from miniray.train.worker.context import get_context, report
+
+try:
+    from transformers.trainer_callback import TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError(
+        "miniray.train.huggingface.transformers needs Hugging Face Transformers, which is not "
+        "installed. Run `pip install transformers`."
+    ) from None
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -333,3 +333,22 @@ def test_a_terminal_that_is_gone_does_not_end_a_run(monkeypatch):
     display = make_display("run")
     display.show(Progress(1, RunState.RUNNING, [Row(0, {"loss": 0.5}, "checkpoint")], 0, []))
     display.close()
+
+
+class WithoutTransformers:
+    """A finder of Python's imports on a machine without the library."""
+
+    @staticmethod
+    def find_spec(fullname: str, _path: object = None, _target: object = None) -> None:
+        if fullname == "transformers":
+            raise ModuleNotFoundError("No module named 'transformers'", name=fullname)
+
+
+def test_an_integration_whose_library_is_missing_says_what_to_install(monkeypatch):
+    module = "miniray.train.huggingface.transformers"
+    for loaded in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [WithoutTransformers, *sys.meta_path])
+    with pytest.raises(ImportError, match=rf"{module} needs .*`pip install transformers`"):
+        importlib.import_module(module)
