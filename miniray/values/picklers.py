@@ -90,7 +90,7 @@ def _parts(value: Any) -> Iterator[Part]:
         yield from _items(value)
         # One of miniray's that pickles itself says why it cannot be pickled.
         ours = type(value).__module__.partition(".")[0] == "miniray"
-        if not ours or type(value).__reduce__ is object.__reduce__:
+        if not ours or getattr(type(value), "__reduce__", None) is object.__reduce__:
             yield from _attributes(value)
 
 
