@@ -61,18 +61,15 @@ class Running:
         Raises:
             DataError: The call has failed.
         """
-        generator = self.generator
-        if self._block is None:
-            if not generator.next_ready():
-                return None
-            self._block = next(generator)
-        if not generator.next_ready():
-            if generator.is_finished():
-                block, self._block = self._block, None
+        block = self._block = self._block or self._next()
+        ref = self._next() if block is not None else None
+        if ref is None:
+            if block is not None and self.generator.is_finished():
+                self._block = None
                 self._get(block)  # an error comes last
             return None
-        block, self._block = self._block, None
-        record = self._get(next(generator))
+        self._block = None
+        record = self._get(ref)
         if record.first != self._rows:
             raise DataError(
                 f"{self.label} ran again after its process had died, and gave other rows than "
@@ -84,6 +81,10 @@ class Running:
         key = key_of(self._key, record.number)
         content = BlockRows(self.label)
         return ReadUnit(content, record.rows, record.size, (block,), key=key, place=place)
+
+    def _next(self) -> Any:
+        """Return the next ref, if it is there. Ray may announce one at the end, where none is."""
+        return next(self.generator, None) if self.generator.next_ready() else None
 
     def _get(self, ref: Any) -> Any:
         try:

@@ -95,7 +95,6 @@ def translated(error: Any, call: str = "") -> Any:
     text = f"{printable(call)} failed: {error}" if call else str(error)
     made = cls.__new__(cls, text)  # its class has the attributes, Ray the text
     Exception.__init__(made, text)
-    made.__context__ = error.__context__
     return made
 
 

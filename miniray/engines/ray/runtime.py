@@ -16,8 +16,6 @@ from typing import Any
 
 import cloudpickle
 import ray
-from ray import _raylet, util
-from ray.cloudpickle import cloudpickle as their_cloudpickle
 from ray.util import scheduling_strategies as strategies
 from ray.util.placement_group import PlacementGroup
 
@@ -39,10 +37,6 @@ class RayGenerator(ray.ObjectRefGenerator):  # type: ignore[misc]
 
     call_ref = ray.ObjectRefGenerator.completed
     __reduce__ = ObjectRefGenerator.__reduce__
-
-    def next_ready(self) -> bool:
-        # Ray says yes at the end, too, if that has come since it asked for the item.
-        return bool(super().next_ready() and not self.is_finished())
 
     def close(self) -> None:
         if not self.is_finished():
@@ -71,16 +65,16 @@ def asks(function: Any) -> Any:
 
 def submit(args: Any, kwargs: Any, num_returns: int | str, remote: Any, call: str) -> Any:
     """Make a call of Ray, whose errors have the name ``call``."""
-    if num_returns == "streaming" and util.client.ray.is_connected():
+    if num_returns == "streaming" and ray.util.client.ray.is_connected():
         refuse("generators over ray://")
     found = asks(remote)(*args, **kwargs)
-    first = found[0] if isinstance(found, list) and found else found
+    first = found[0] if isinstance(found, list) else found
     if type(first) is ray.ObjectRef:  # others are of the same task
         errors.name_call(first, call)
     elif type(found) is ray.ObjectRefGenerator:
         found.__class__ = RayGenerator
         found.core_worker = found.worker.core_worker
-    return None if isinstance(found, list) and not found else found
+    return found
 
 
 class Code(seam.Exported):
@@ -104,8 +98,7 @@ class Code(seam.Exported):
                 self._made[most] = self._class(info, options) if info else self._task(most)
             given, where = as_ray(options)
             call = (options.name or short_name(self.name)) + where
-            made = self._made[most].options(**given).remote
-            self._prepared = prepared = options, made, call
+            self._prepared = prepared = options, self._made[most].options(**given).remote, call
         return prepared[1:]
 
     def _task(self, max_calls: int) -> Any:
@@ -142,14 +135,13 @@ def _loaded(blob: bytes) -> Any:
     return errors.as_exception(pickle.loads)(blob)
 
 
-#: Options that the decorator has given Ray, that it has nothing for, and that are in ``placement``.
-_OTHERS = {"max_calls", "concurrency_groups", "_preload", "_preload_later", "placement_group"}
-_OTHERS |= {"placement_group_bundle_index", "placement_group_capture_child_tasks"}
+#: How options begin that Ray has of the decorator, that it lacks, and that are in ``placement``.
+_OTHERS = "max_calls", "concurrency_groups", "_preload", "placement_group"
 
 
 def as_ray(options: Any) -> tuple[dict[str, Any], str]:
     """Return what the user gave, for Ray, and where it is to run, which Ray's errors don't say."""
-    made = {name: value for name, value in options.given.items() if name not in _OTHERS}
+    made = {key: value for key, value in options.given.items() if not key.startswith(_OTHERS)}
     others = [{"label_selector": each} for each in options.fallback_selectors]
     made |= {"label_selector": options.label_selector or None, "fallback_strategy": others or None}
     if "CPU" not in options.resources and options.resources.keys() - {"memory"}:
@@ -170,13 +162,13 @@ def as_ray(options: Any) -> tuple[dict[str, Any], str]:
 
 # Ray's pickler sends the user's code, and miniray's its errors: a class is to be one to both.
 for _name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
-    _known: Any = getattr(their_cloudpickle, _name)
+    _known: Any = getattr(ray.cloudpickle.cloudpickle, _name)
     _known.update(getattr(cloudpickle.cloudpickle, _name))
     setattr(cloudpickle.cloudpickle, _name, _known)
 
 # Other picklers than Ray's would lose who owns a value, and let an actor end with its handle.
 for _kind in (ray.ObjectRef, ray.actor.ActorHandle):
-    copyreg.pickle(_kind, lambda held: (their_cloudpickle.loads, (their_cloudpickle.dumps(held),)))
+    copyreg.pickle(_kind, lambda held: (ray.cloudpickle.loads, (ray.cloudpickle.dumps(held),)))
 
 ObjectRef.register(ray.ObjectRef)
 ObjectRefGenerator.register(ray.ObjectRefGenerator)
@@ -199,10 +191,8 @@ class RayContext:
         usual = getattr(type(now), f"get_{name}", operator.attrgetter(name))
         try:
             return _FACTS.get(name, usual)(now)
-        except AttributeError:
-            if not util.client.ray.is_connected():  # Ray Client does not tell all of them
-                raise
-        return getattr(seam.RuntimeContextData, name, {})
+        except AttributeError:  # Ray Client does not tell all of them
+            return getattr(seam.RuntimeContextData, name, {})
 
 
 class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.RuntimeHead):
@@ -221,10 +211,10 @@ class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.Runt
     cancel = asks(ray.cancel)
     get_actor = asks(lambda *of: _located(ray.get_actor(*of)))
     kill_actor = asks(ray.kill)
-    list_named_actors = asks(util.list_named_actors)
-    placement_group_ready = asks(lambda of, value: _last.remote(PlacementGroup(of).ready(), value))
-    remove_placement_group = asks(lambda of: util.remove_placement_group(PlacementGroup(of)))
-    placement_group_table = asks(lambda of: util.placement_group_table(of and PlacementGroup(of)))
+    list_named_actors = asks(ray.util.list_named_actors)
+    placement_group_ready = asks(lambda g, value: _last.remote(PlacementGroup(g).ready(), value))
+    remove_placement_group = asks(lambda g: ray.util.remove_placement_group(PlacementGroup(g)))
+    placement_group_table = asks(lambda g: ray.util.placement_group_table(g and PlacementGroup(g)))
     nodes = asks(ray.nodes)
     cluster_resources = asks(ray.cluster_resources)
     available_resources = asks(ray.available_resources)
@@ -261,11 +251,11 @@ class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.Runt
     def create_placement_group(self, *args: Any, name: str, **options: Any) -> Any:
         if name and self.find_placement_group(name, None):
             raise ValueError(f"The name {name!r} is taken by another group.")
-        return asks(util.placement_group)(*args, name=name, **options).id
+        return asks(ray.util.placement_group)(*args, name=name, **options).id
 
     def find_placement_group(self, name: str, namespace: str | None) -> Any:
         try:
-            return util.get_placement_group(name).id
+            return ray.util.get_placement_group(name).id
         except ValueError:
             return None
 
@@ -282,7 +272,7 @@ def _of_worker() -> seam.Runtime | None:
     """Return the runtime of this process; make one that Ray has started ready for the engine."""
     if seam.runtime_or_none() is None:
         seam.set_runtime(RayRuntime())
-        _raylet.RayTaskError = errors.CarriedTaskError  # what Ray makes of an error of user code
+        ray._raylet.RayTaskError = errors.CarriedTaskError  # what Ray makes of an error
         errors.translate_values(in_worker=True)
     return seam.runtime_or_none()
 
@@ -298,10 +288,9 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
     given: dict[str, Any] = {}
     job: dict[str, Any] = {"default_actor_lifetime": options.default_actor_lifetime}
     if address == "local":
-        given = {"include_dashboard": False, **options.node}
-        given.pop("gpu_family", None)  # Ray finds it
-        for name in {"memory", "temp_dir"} & given.keys():
-            given[f"_{name}"] = given.pop(name)
+        names = {"memory": "_memory", "temp_dir": "_temp_dir"}
+        node = {key: of for key, of in options.node.items() if key != "gpu_family"}  # Ray finds it
+        given = {"include_dashboard": False} | {names.get(key, key): of for key, of in node.items()}
         job["_py_driver_sys_path"] = sys.path[::-1]  # Ray puts one after the other in front
     else:  # its workers need no installation of miniray
         env["py_modules"] = [*env.get("py_modules", ()), PACKAGE, *cloudpickle.__path__]
