@@ -10,7 +10,7 @@ import inspect
 import types
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
-from miniray import options as option_rules
+import miniray.options as option_rules
 from miniray._typing import ActorPs, Out_co, P, Remote
 from miniray.actor_classes import (
     BUILT_IN,

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from miniray import options as option_rules
+import miniray.options as option_rules
 from miniray.common.runtime import ActorClassInfo
 from miniray.values.call_signature import CallSignature
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
-from miniray import options as option_rules
+import miniray.options as option_rules
 from miniray._typing import Out_co, P, Remote
 from miniray.actor import ActorClass
 from miniray.common import runtime as _runtime

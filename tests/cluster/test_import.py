@@ -24,6 +24,7 @@ HEAVY = (
     "asyncio",
     "cloudpickle",
     "cryptography",
+    "difflib",  # for errors only
     "grpc",
     "numpy",
     "pandas",
@@ -58,7 +59,7 @@ def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_head_daemon_and_workers_load_nothing_of_the_page(tmp_path: Path) -> None:
-    parts = "miniray.node.node_main, miniray.head.main, miniray.worker.main, miniray.cli.start"
+    parts = "miniray.node.daemon, miniray.head.main, miniray.worker.main, miniray.cli.start"
     loaded = run(f"import sys, {parts}; print(*sys.modules)", tmp_path).split()
     assert not {"starlette", "uvicorn", "h11"} & {name.partition(".")[0] for name in loaded}
     pages = ("miniray.web.", "miniray.profiling.", "miniray.metrics.")
