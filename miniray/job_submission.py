@@ -235,12 +235,9 @@ class JobSubmissionClient:
             name=_wanted_id(submission_id, job_id),
             command=_command(entrypoint),
             metadata={**self._metadata, **JobConfig(metadata=metadata).metadata},
-            resources={
-                **check.resources("entrypoint_resources", entrypoint_resources or {}),
-                **_amount("entrypoint_num_cpus", "CPU", entrypoint_num_cpus),
-                **_amount("entrypoint_num_gpus", "GPU", entrypoint_num_gpus),
-                **_amount("entrypoint_memory", "memory", entrypoint_memory),
-            },
+            resources=_resources(
+                entrypoint_resources, entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory
+            ),
             label_selector=check.label_selector(
                 "entrypoint_label_selector", entrypoint_label_selector or {}
             ),
@@ -352,9 +349,19 @@ def _wanted_id(submission_id: str | None, job_id: str | None) -> str:
     return wanted
 
 
-def _amount(name: str, resource: str, value: float | None) -> dict[str, float]:
-    """Return what the command holds of a resource, if anything is asked for."""
-    return {} if value is None else {resource: check.amount(name, value, resource)}
+def _resources(
+    custom: Mapping[str, float] | None, cpus: float | None, gpus: float | None, memory: int | None
+) -> dict[str, float]:
+    """Return what the command holds, by the names of resources."""
+    found = dict(check.resources("entrypoint_resources", custom or {}))
+    for name, resource, value in (
+        ("entrypoint_num_cpus", "CPU", cpus),
+        ("entrypoint_num_gpus", "GPU", gpus),
+        ("entrypoint_memory", "memory", memory),
+    ):
+        if value is not None:
+            found[resource] = check.amount(name, value, resource)
+    return found
 
 
 def job_details(told: Mapping[str, Any]) -> JobDetails:

@@ -296,7 +296,8 @@ def to_numpy(values: Any) -> Any:
         # By its method to_numpy(), Arrow would import pandas.
         dtype = np.dtype(kind.to_pandas_dtype())
         at = values.offset * dtype.itemsize
-        array = np.frombuffer(values.buffers()[1], dtype, len(values), at)
+        _, data = values.buffers()
+        array = np.frombuffer(data, dtype, len(values), at)
         array.flags.writeable = False
         return array
     return values.to_numpy(zero_copy_only=False)

@@ -174,18 +174,20 @@ def _pieces(table: Any) -> list[Any]:
 def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
     """Yield tables as they are, and batches of arrays together, until they have ``size`` bytes."""
     held: list[Arrays] = []
+    room = size
     for batch in batches:
         arrays = isinstance(batch, Arrays)
         if held and not (arrays and batch.kinds == held[0].kinds):
             yield _stacked(held)
-            held = []
+            held, room = [], size
         if not arrays:
             yield batch
             continue
         held.append(batch)
-        if sum(each.size for each in held) >= size:
+        room -= batch.size
+        if room <= 0:
             yield _stacked(held)
-            held = []
+            held, room = [], size
     if held:
         yield _stacked(held)
 

@@ -136,12 +136,13 @@ class View:
     def _found(self) -> list[tuple[str, Row]]:
         """Return the rows that match, in the order that is wanted."""
         words = self._window.search.lower().split()
-        found = [(key, row) for key, row in self._table.rows.items() if _has(row, words)]
+        rows = self._table.rows
+        keys = [key for key, row in rows.items() if _has(row, words)]
         sort = self._window.sort
         if sort:
             field = sort.lstrip("-")
-            found.sort(key=lambda item: _rank(item[1].get(field)), reverse=sort[0] == "-")
-        return found
+            keys.sort(key=lambda key: _rank(rows[key].get(field)), reverse=sort[0] == "-")
+        return [(key, rows[key]) for key in keys]
 
 
 def _has(row: Row, words: list[str]) -> bool:

@@ -236,7 +236,7 @@ class SubmittedJobs:
         job = self._by_lease.get(lease)
         if job is None:
             return
-        job.exit_code = how.code
+        job.command_ended(how.code)
         if job.expired:
             self._end(job, FAILED, f"It was ended after {job.spec.max_time:g} s (max_time).")
         elif job.stop_grace is not None:

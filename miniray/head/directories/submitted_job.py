@@ -80,6 +80,9 @@ class SubmittedJob:
         """Note the number of its request; 0: it has no lease any more, and is to ask for one."""
         self.state, self.node, self.lease = PENDING, "", lease
 
+    def command_ended(self, code: int | None) -> None:
+        self.exit_code = code
+
     def may_run_again(self, *, lost: bool) -> bool:
         """Count a failure of its command, or a loss of its node, and return whether it runs again.
 
