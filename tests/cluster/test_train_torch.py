@@ -62,14 +62,20 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
 
 
 def test_a_rank_begins_with_all_that_it_needs_loaded(fit: Any) -> None:
-    @miniray.remote(_preload=[*MODULES, *TorchConfig().make_backend().preload({})])
-    def forked_with() -> set[str]:
-        return set(sys.modules)
+    backend = TorchConfig().make_backend()
+
+    @miniray.remote(
+        _preload=[*MODULES, *backend.preload({})], _preload_later=[*backend.preload_later({})]
+    )
+    class Forked:
+        def modules(self) -> set[str]:
+            return set(sys.modules)
 
     def loop() -> list[str]:
         return sorted(sys.modules)
 
-    assert not set(fit(loop).return_value) - miniray.get(forked_with.remote())
+    of_rank = set(fit(loop).return_value)
+    assert not of_rank - miniray.get(Forked.remote().modules.remote())
 
 
 @pytest.mark.timeout(180)
