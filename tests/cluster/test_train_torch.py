@@ -62,11 +62,6 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
 
 
 def test_a_rank_begins_with_all_that_it_needs_loaded(fit: Any) -> None:
-    backend = TorchConfig().make_backend()
-
-    @miniray.remote(
-        _preload=[*MODULES, *backend.preload({})], _preload_later=[*backend.preload_later({})]
-    )
     class Forked:
         def modules(self) -> set[str]:
             return set(sys.modules)
@@ -74,8 +69,13 @@ def test_a_rank_begins_with_all_that_it_needs_loaded(fit: Any) -> None:
     def loop() -> list[str]:
         return sorted(sys.modules)
 
+    backend = TorchConfig().make_backend()
+    actor: Any = miniray.remote(Forked)
+    forked = actor.options(
+        _preload=[*MODULES, *backend.preload({})], _preload_later=[*backend.preload_later({})]
+    )
     of_rank = set(fit(loop).return_value)
-    assert not of_rank - miniray.get(Forked.remote().modules.remote())
+    assert not of_rank - miniray.get(forked.remote().modules.remote())
 
 
 @pytest.mark.timeout(180)
