@@ -125,8 +125,8 @@ class Arrays(NamedTuple):
             return None
         if not all(type(n) is str and kind in _NUMBERS and 0 not in s for n, kind, s in kinds):
             return None
-        # A view would keep all that it is a part of.
-        own = {name: each if each.base is None else each.copy() for name, each in batch.items()}
+        # The function may write its next batch into them; a view would keep all it is a part of.
+        own = {name: each.copy() for name, each in batch.items()}
         return cls(kinds, lengths.pop(), size, own)
 
 

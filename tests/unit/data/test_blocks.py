@@ -185,6 +185,35 @@ def test_what_a_function_returns_a_view_of_is_not_kept_until_there_is_a_table() 
     assert len(whole) == 3
 
 
+def test_a_function_may_write_each_batch_into_the_same_array() -> None:
+    buffer = np.empty(1, np.int64)
+
+    def each_row(batch: Any) -> Any:
+        for number in batch["n"]:
+            buffer[0] = number
+            yield {"n": buffer}
+
+    step = MapBatches("MapBatches", Udf(each_row), batch_size=2)
+    (table,) = step.run(iter([pa.table({"n": np.arange(6)})]), Where("here"))
+    assert table["n"].to_pylist() == list(range(6))
+
+
+def test_the_size_of_a_batch_is_added_once_to_that_of_those_before() -> None:
+    looked: list[Any] = []
+
+    class Counted(blocks.Arrays):
+        @property
+        def size(self) -> int:
+            looked.append(self)
+            return 8
+
+    one = blocks.Arrays.of({"n": np.arange(1)})
+    assert one is not None
+    tables = list(tables_.tabulated([Counted(*one)] * 100, 400))
+    assert [each.num_rows for each in tables] == [50, 50]
+    assert len(looked) == 100
+
+
 def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:
     texts = [[f"{part}-{number}" for number in range(100)] for part in range(3)]
     kind = pa.dictionary(pa.int8(), pa.string())
