@@ -260,6 +260,8 @@ class JobConnection:
         with self._cluster().attached() as attachment:
             while offset < end:
                 data, offset, _ = attachment.link.head_request("read_job_log", name, offset, False)
+                if not data:
+                    return  # somebody has emptied its file
                 yield data
 
     def _offset(self, name: str, since: float | None) -> int:

@@ -34,3 +34,12 @@ class Talkative:
 def test_what_a_job_has_printed_up_to_now_has_an_end() -> None:
     jobs = JobConnection(Talkative)  # type: ignore[arg-type]
     assert list(itertools.islice(jobs.log("a"), 3)) == [bytes(10)]
+
+
+def test_a_log_whose_file_was_emptied_has_an_end() -> None:
+    class Emptied(Talkative):
+        def head_request(self, _method: str, _job: str, offset: int, _wait: bool) -> Any:
+            return b"", offset, False
+
+    jobs = JobConnection(Emptied)  # type: ignore[arg-type]
+    assert list(itertools.islice(jobs.log("a"), 3)) == []
