@@ -33,8 +33,8 @@ _TEXT, _CLOSE = 0x1, 0x8
 _NORMAL, _FAILED = 1000, 1011
 #: Seconds for which the head may have nothing new of a log before it is asked again.
 _PATIENCE = 600.0
-#: Seconds for which a client may read nothing.
-SLOW = 30.0
+#: Seconds for which a client may not read what fills the kernel's buffers: a slow one goes on.
+_SLOW = 600.0
 
 
 class LogSocket(asyncio.Protocol):
@@ -100,7 +100,7 @@ class LogSocket(asyncio.Protocol):
                         data, offset, over = await asyncio.wait_for(new, _PATIENCE)
                     if text := decode(data):
                         self._frame(_TEXT, text.encode())
-                        await asyncio.wait_for(self._writable.wait(), SLOW)
+                        await asyncio.wait_for(self._writable.wait(), _SLOW)
             except asyncio.TimeoutError:
                 self._transport.abort()
             except (MinirayError, ValueError, OSError) as error:

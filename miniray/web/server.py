@@ -28,7 +28,7 @@ from miniray.version import VERSION
 from miniray.web.access import HEADERS, Access
 from miniray.web.answers import JsonAnswers, as_json, refusal, refused
 from miniray.web.jobs import JobRoutes
-from miniray.web.log_socket import SLOW, LogSocket
+from miniray.web.log_socket import LogSocket
 from miniray.web.looks import look_routes
 from miniray.web.tables import View, Window
 
@@ -51,6 +51,8 @@ _MOST_STRANGERS = 128
 _MOST_TOPICS, _MOST_ROWS = 12, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.
 _BETWEEN, _ALIVE = 0.25, 15.0
+#: Seconds for which the viewer of a stream may read nothing; a page begins a new stream then.
+_SLOW = 30.0
 #: Seconds that the daemon may take to say whether a code is good.
 _PATIENCE = 5.0
 
@@ -242,7 +244,7 @@ class _Stream(StreamingResponse):
         changes: Any = self.body_iterator
 
         async def send_in_time(message: Any) -> None:
-            await asyncio.wait_for(send(message), SLOW)
+            await asyncio.wait_for(send(message), _SLOW)
 
         async with contextlib.aclosing(changes):
             with contextlib.suppress(asyncio.TimeoutError):

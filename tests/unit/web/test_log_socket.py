@@ -75,7 +75,7 @@ def test_the_head_is_asked_again_only_when_it_has_told_something_new() -> None:
 
 
 def test_a_client_that_reads_nothing_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_socket, "SLOW", 0.01)
+    monkeypatch.setattr(log_socket, "_SLOW", 0.01)
 
     async def follow() -> None:
         head, client = Head(), Client()
