@@ -31,9 +31,10 @@ from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.client.command_connection import JobConnection
 from miniray.job_submission import STOP_GRACE, JobSubmissionClient, job_details
+from miniray.runtime_env.validate import check_env_vars
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from miniray.client.command_connection import CommandConnection
 
@@ -138,18 +139,27 @@ def submit(
 def _take_environment(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the runtime environment of a job, made of the options for it, which it takes out."""
     environment = dict(asked.pop("runtime_env_json") or {})
-    lines = [line.strip() for line in asked.pop("env_file") or ()]
-    in_file = [pair(line) for line in lines if line and not line.startswith("#")]
-    variables = {**environment.get("env_vars", {}), **dict([*in_file, *asked.pop("env")])}
+    variables = check_env_vars(environment.get("env_vars") or {})
+    variables.update([*_variables_in(asked.pop("env_file") or ()), *asked.pop("env")])
     for name in asked["secrets"]:
-        value = variables.setdefault(name, os.environ.get(name))
-        if value is None:
+        if name in os.environ:
+            variables.setdefault(name, os.environ[name])
+        if name not in variables:
             raise click.UsageError(
                 f"--secret {name}: no variable of that name is set here, in --env, in --env-file "
                 "or in --runtime-env-json."
             )
     own = {"working_dir": asked.pop("working_dir"), "env_vars": variables or None}
     return {**environment, **{name: value for name, value in own.items() if value is not None}}
+
+
+def _variables_in(file: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(map(str.strip, file), 1):
+        if line and not line.startswith("#"):
+            try:
+                yield pair(line)
+            except ValueError:  # the line is not shown: it may be of a secret
+                raise click.UsageError(f"Line {number} of --env-file is no NAME=VALUE.") from None
 
 
 @job.command(name="list")

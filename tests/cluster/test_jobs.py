@@ -283,8 +283,18 @@ def test_variables_come_from_a_file_too(cluster: CommandLine, tmp_path: Path) ->
     options = ("--env-file", str(file), "--env", "TWO=but this")
     done = cluster.run("job", "submit", *options, "--shell", "echo $ONE, $TWO")
     assert done.stdout == "from the file, but this\n"
-    file.write_text("ONE")
-    assert "'ONE' is no NAME=VALUE" in one_line(cluster.run("job", "submit", *options, "--", "env"))
+    file.write_text("# a key\nKEY=first\nand second line")
+    told = one_line(cluster.run("job", "submit", *options, "--", "env"))
+    assert "Line 3 of --env-file is no NAME=VALUE." in told
+    assert "second line" not in told
+
+
+def test_variables_of_an_environment_are_a_dict_or_none(cluster: CommandLine) -> None:
+    submit = ("job", "submit", "--env", "ONE=1", "--runtime-env-json")
+    refused = cluster.run(*submit, '{"env_vars": 3}', "--", "true")
+    assert "runtime_env['env_vars'] must be a dict of strings, not 3 (int)" in one_line(refused)
+    done = cluster.run(*submit, '{"env_vars": null}', "--shell", "echo $ONE")
+    assert done.stdout == "1\n"
 
 
 def test_a_secret_of_a_job_reaches_its_command_and_is_not_shown(cluster: CommandLine) -> None:
