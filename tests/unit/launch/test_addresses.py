@@ -115,6 +115,7 @@ def test_each_missing_host_is_named_with_what_is_known_of_it() -> None:
         ((), "Missing argument 'COMMAND...'"),
         (("--wait", "-1", "true"), "Invalid value for '--wait': -1.0 is not in the range"),
         (("--grace", "inf", "true"), "Invalid value for '--grace': inf is not in the range"),
+        (("--grace", "1e7", "true"), "Invalid value for '--grace': 10000000.0 is not in the range"),
         (("--labels", "rank=7", "true"), "The label 'rank' is set by miniray run"),
     ],
     ids=str,

@@ -57,7 +57,7 @@ def test_a_script_without_a_number_of_cpus_takes_whole_nodes() -> None:
         (("slurm", "script", "-N1", "--cpus-per-task", "0"), "0 is not in the range x>=1"),
         (("slurm", "script", "-N1", "--time", "1\n#SBATCH --x"), "time must be as Slurm takes it"),
         ((*MANIFEST, "--kind", "pod"), "'pod' is not one of 'job', 'jobset', 'lws'"),
-        ((*MANIFEST, "--grace", "-1"), "'--grace': -1 is not in the range x>=0"),
+        ((*MANIFEST, "--grace", "-1"), "'--grace': -1 is not in the range 0<=x"),
     ],
     ids=str,
 )
