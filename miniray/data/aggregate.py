@@ -372,9 +372,9 @@ class Partial(Transform):
             used = [agg.on for agg in self.aggs if agg.on is not None]
             check_columns(f"{self.name}: {where.label}", used, table)
             with told(self.name, where):
-                yield self._table(table)
+                yield self._table(table, where)
 
-    def _table(self, table: Any) -> Any:
+    def _table(self, table: Any, where: Where) -> Any:
         keys = pa.table({ALL: np.zeros(table.num_rows, np.int8)})
         if self.keys != (ALL,):
             keys = key_table(table, self.keys, self.name)
@@ -391,7 +391,9 @@ class Partial(Transform):
         except pa.ArrowNotImplementedError:
             used = dict.fromkeys(agg.on for agg in self.aggs if agg.on is not None)
             typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
-            raise DataError(f"{self.name} can't be computed of {', '.join(typed)}.") from None
+            raise DataError(
+                f"{self.name} can't be computed of {', '.join(typed)}, as in {where.label}."
+            ) from None
         if ROWS not in found.column_names:
             return found
         whole = table.combine_chunks()

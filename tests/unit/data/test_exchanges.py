@@ -479,9 +479,9 @@ def test_a_column_of_lists_has_no_order() -> None:
         made(data.from_items([{"a": [1]}, {"a": [2]}]).sort("a"))
 
 
-def test_an_aggregation_that_a_column_has_no_values_for_names_it_and_its_type() -> None:
+def test_an_aggregation_that_a_column_has_no_values_for_names_it_its_type_and_where() -> None:
     names = data.from_items([{"k": 1, "name": "a"}])
-    told = r"^Aggregate\(sum\(name\)\) can't be computed of name \(string\)\.$"
+    told = r"^Aggregate\(sum\(name\)\) can't be computed of name \(string\), as in a table\.$"
     with pytest.raises(data.DataError, match=told):
         names.sum("name")
     with pytest.raises(data.DataError, match=told):
