@@ -317,7 +317,7 @@ def _drained(
             item = next(feed)
     except DataError as error:
         # The way through the feeds tells a user nothing.
-        raise error.with_traceback(None)  # noqa: B904
+        raise error.with_traceback(None)
     finally:
         RUNNING.discard(stats)
         stats.ended = time.perf_counter()

@@ -12,7 +12,7 @@ import miniray
 UNPICKLABLE = """
 import threading, traceback
 import miniray
-miniray.init(num_cpus=1)
+miniray.init("local", num_cpus=1)
 
 @miniray.remote
 def f(n, x): ...
@@ -38,7 +38,7 @@ said(lambda: A.remote(bad))
 
 FAILING = """
 import miniray
-miniray.init(num_cpus=1)
+miniray.init("local", num_cpus=1)
 @miniray.remote
 def fails():
     raise ValueError("no")
