@@ -193,7 +193,7 @@ class SubmittedJobs:
         self._clients.answer(*waiter, (data, end, job.is_over and end >= log.size))
 
     def log_offset(self, name: str, seconds: float) -> int:
-        """Return the offset at which what a job has printed in the last seconds begins; 0: ends."""
+        """Return where a job's output of the last seconds begins; for 0, where its log ends."""
         log = self._log(self.get(name))
         return log.offset_at(time.time() - seconds) if seconds else log.size
 
