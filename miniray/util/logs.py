@@ -102,7 +102,9 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         if ended is not None:
             return ended
     if rank is None:
-        ids = [each["actor_id"] for each in actors]
+        # Files have the name of a class: also those of actors that the head knows no more.
+        of_class = any(each["class_name"] == of for each in actors)
+        ids = [] if of_class else [each["actor_id"] for each in actors]
         return Whose(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
     targets = of_rank(source, of, find_targets(source, of), rank)
     pids = tuple(each["pid"] for each in targets)
