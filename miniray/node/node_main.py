@@ -155,12 +155,13 @@ class NodeStart:
         stop_on_signals(daemon.stop)
         daemon.serve(server)
         await server.start()
+        # Before others know of this node: its disk may be full.
+        write_token_file(self.session.token_file, self._token)
         await self._connect(channel)
         await daemon.membership.join(config().start_timeout)
         if self.options.parent_pid is not None:
             parent = "the driver" if self.options.embedded else "`miniray start --block`"
             when_exits(self.options.parent_pid, lambda: daemon.stop(f"{parent} ended"))
-        write_token_file(self.session.token_file, self._token)
         self._open_dashboard(daemon)
         self._publish()
         self._answer_ready(answer, node)
