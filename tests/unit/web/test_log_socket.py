@@ -47,6 +47,13 @@ class Client(asyncio.Transport):
         self.is_gone = True
 
 
+def followed_log(head: Any, client: Client) -> LogSocket:
+    followed = LogSocket(head, lambda *_: None, contextlib.nullcontext)
+    followed.connection_made(client)
+    followed.data_received(REQUEST)
+    return followed
+
+
 async def soon() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -55,10 +62,7 @@ async def soon() -> None:
 def test_the_head_is_asked_again_only_when_it_has_told_something_new() -> None:
     async def follow() -> None:
         head, client = Head(), Client()
-        link: Any = head
-        followed = LogSocket(link, lambda *_: None, contextlib.nullcontext)
-        followed.connection_made(client)
-        followed.data_received(REQUEST)
+        followed = followed_log(head, client)
         await asyncio.sleep(0.5)
         assert head.asked == [("read_job_log", "a", 0, True)]
         head.printed.put_nowait(("ä".encode()[:1], 1, False))
@@ -79,10 +83,7 @@ def test_a_client_that_reads_nothing_is_left_after_a_while(monkeypatch: pytest.M
 
     async def follow() -> None:
         head, client = Head(), Client()
-        link: Any = head
-        followed = LogSocket(link, lambda *_: None, contextlib.nullcontext)
-        followed.connection_made(client)
-        followed.data_received(REQUEST)
+        followed = followed_log(head, client)
         followed.pause_writing()
         head.printed.put_nowait((b"x", 1, False))
         assert followed._task is not None
