@@ -76,8 +76,21 @@ def why(cluster: CommandConnection, of: str, as_json: bool) -> None:
 
 
 _seconds = functools.partial(click.option, "--seconds", type=float, show_default=True)
+
+
+def _writable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before anything is recorded for it."""
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise click.BadParameter(f"There is no folder {path.parent} to write to.")
+    return path
+
+
 _output = functools.partial(
-    click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path)
+    click.option,
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_writable,
 )
 
 

@@ -22,6 +22,7 @@ from miniray.common.ids import short_id
 from miniray.common.names import format_bytes, printable
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.state import DEFAULT_TIMEOUT, KINDS, listed, summary
+from miniray.util.state_records import ClusterEventState, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 _ONES = {thing.removesuffix("s"): thing for thing in KINDS if thing != "waiting"}
 #: Kinds by the names that Ray's command has for them.
 _OF_RAY = {"placement-groups": "groups", "cluster-events": "events"}
-#: Seconds between two looks of `--follow`.
-_EVERY = 0.5
 
 
 class _Kinds(click.Choice[str]):
@@ -47,104 +46,67 @@ class _Kinds(click.Choice[str]):
         return super().convert(known, param, ctx)
 
 
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
+def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _short_id(field: str) -> Callable[[Any], str]:
+def _short(field: str) -> Callable[[Any], str]:
     return lambda record: (record[field] or "")[:ID_LENGTH]
 
 
-_NODE, _JOB = _short_id("node_id"), _short_id("job_id")
-#: Of each kind the columns of its table: a field, or what makes a text of a record.
-_TABLES: dict[str, dict[str, str | Callable[[Any], Any]]] = {
-    "actors": {
-        "Actor": "actor_id",
-        "Class": "class_name",
-        "Name": "name",
-        "State": lambda actor: (
-            starting_for(time.time() - actor.since) if actor.is_starting else actor.state
-        ),
-        "Node": _NODE,
-        "Pid": "pid",
-        "Restarts": lambda actor: str(actor.num_restarts),
-        "Job": _JOB,
-        "Why": lambda actor: actor.death_cause or actor.why_waits,
-    },
-    "tasks": {
-        "Task": "task_id",
-        "Name": "name",
-        "Type": "type",
-        "State": "state",
-        "Runs for": lambda task: task.seconds is not None and format_duration(task.seconds),
-        "Node": _NODE,
-        "Pid": "worker_pid",
-        "Job": _JOB,
-        "Waits for": lambda task: ", ".join(map(short_id, task.waits_for)),
-    },
-    "nodes": {
-        "Node": lambda node: node.node_id + (" (head)" if node.is_head_node else ""),
-        "Address": "node_ip",
-        "Host": "node_name",
-        "State": "state",
-        "Resources": lambda node: describe_amounts(node.resources_total),
-        "Why": "state_message",
-    },
-    "workers": {
-        "Worker": "worker_id",
-        "Type": "worker_type",
-        "Runs": "name",
-        "Node": _NODE,
-        "Pid": "pid",
-        "Job": _JOB,
-    },
-    "jobs": {
-        "Job": "job_id",
-        "Status": "status",
-        "Started": lambda job: _clock(job.start_time / 1000),
-        "Ended": lambda job: job.end_time and _clock(job.end_time / 1000),
-        "Pid": lambda job: job.driver_info["pid"],
-        "Entrypoint": "entrypoint",
-    },
-    "groups": {
-        "Group": "placement_group_id",
-        "Name": "name",
-        "State": "state",
-        "Strategy": "strategy",
-        "Bundles": lambda group: describe_bundles(group.bundles, group.bundle_nodes),
-    },
-    "objects": {
-        "Object": "object_id",
-        "Size": lambda found: format_bytes(found.object_size),
-        "State": "state",
-        "Type": "reference_type",
-        "Owner": "owner",
-        "Made at": "call_site",
-        "Node": _NODE,
-        "Why it is held": "why",
-    },
-    "events": {
-        "Time": lambda event: _clock(event.time),
-        "Severity": "severity",
-        "What": lambda event: f"{event.source_type} {event.event_type}",
-        "Message": "message",
-    },
-    "waiting": {
-        "Kind": "kind",
-        "Names": lambda demand: ", ".join(demand.names),
-        "Count": "count",
-        "Since": lambda demand: _clock(demand.since),
-        "Why": "reason",
-    },
+#: Of each kind the fields that its table shows, the id of a record first.
+_TABLES: dict[str, tuple[str, ...]] = {
+    "actors": (
+        *("actor_id", "class_name", "name", "state", "node_id", "pid", "num_restarts", "job_id"),
+        *("death_cause", "why_waits"),
+    ),
+    "tasks": (
+        *("task_id", "name", "type", "state", "seconds", "node_id", "worker_pid", "job_id"),
+        "waits_for",
+    ),
+    "nodes": (
+        *("node_id", "is_head_node", "node_ip", "node_name", "state", "resources_total"),
+        "state_message",
+    ),
+    "workers": ("worker_id", "worker_type", "name", "node_id", "pid", "job_id"),
+    "jobs": ("job_id", "status", "start_time", "end_time", "driver_info", "entrypoint"),
+    "groups": ("placement_group_id", "name", "state", "strategy", "bundles"),
+    "objects": (
+        *("object_id", "object_size", "state", "reference_type", "owner", "call_site"),
+        *("node_id", "why"),
+    ),
+    "events": ("event_id", "time", "severity", "event_type", "message"),
+    "waiting": ("kind", "names", "count", "since", "reason"),
+}
+#: How tables write fields that are no short text; the first one of a table is written whole.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "node_id": _short("node_id"),
+    "job_id": _short("job_id"),
+    "state": lambda record: (
+        starting_for(time.time() - record.since) if record.get("is_starting") else record.state
+    ),
+    "num_restarts": lambda actor: str(actor.num_restarts),
+    "seconds": lambda task: task.seconds is not None and format_duration(task.seconds),
+    "waits_for": lambda task: ", ".join(map(short_id, task.waits_for)),
+    "resources_total": lambda node: describe_amounts(node.resources_total),
+    "start_time": lambda job: _clock(job.start_time / 1000),
+    "end_time": lambda job: job.end_time and _clock(job.end_time / 1000),
+    "driver_info": lambda job: f"pid {job.driver_info['pid']}",
+    "bundles": lambda group: describe_bundles(
+        group.bundles, group.bundle_nodes if group.state != "REMOVED" else None
+    ),
+    "object_size": lambda found: format_bytes(found.object_size),
+    "time": lambda event: _clock(event.time),
+    "event_type": lambda event: f"{event.source_type} {event.event_type}",
+    "names": lambda demand: ", ".join(demand.names),
+    "since": lambda demand: _clock(demand.since),
 }
 
 
 def _row(what: str, record: Any) -> tuple[str, ...]:
-    columns = _TABLES[what].values()
-    values = (record[each] if isinstance(each, str) else each(record) for each in columns)
-    return tuple(str(value or "-") for value in values)
+    first, *others = _TABLES[what]
+    values = (_FORMS[each](record) if each in _FORMS else record[each] for each in others)
+    return tuple(str(value or "-") for value in (record[first], *values))
 
 
 _timeout = click.option(
@@ -163,7 +125,8 @@ _timeout = click.option(
     "filters",
     type=CONDITION,
     multiple=True,
-    help="KEY=VALUE or KEY!=VALUE; several must all hold. Keys are those that --json shows.",
+    help="KEY=VALUE or KEY!=VALUE; several must all hold. Keys are those that tables and --json "
+    "have.",
 )
 @click.option(
     "--limit",
@@ -201,17 +164,23 @@ def list_(
     else:
         title = f"{len(shown)} {what if len(shown) != 1 else what.removesuffix('s')}"
         rows = [_row(what, record) for record in shown]
-        draw(title, [Section(what.capitalize(), tuple(_TABLES[what]), rows)])
+        draw(title, [Section(what.capitalize(), _TABLES[what], rows)])
     if len(found) > limit:
         click.echo(f"There are more than these {limit}: see --limit.", err=True)
-    last = found[-1].event_id if follow and found else 0
-    while follow:
-        time.sleep(_EVERY)
-        for event in listed(cluster, what, filters, most, timeout):
-            if event.event_id > last:
-                last = event.event_id
-                row = json.dumps(event.asdict()) if as_json else "  ".join(_row(what, event))
-                click.echo(printable(row))
+    if follow:
+        _follow(cluster, filters, found[-1].event_id if found else 0, as_json=as_json)
+
+
+def _follow(
+    cluster: CommandConnection, filters: Sequence[Filter], last: int, *, as_json: bool
+) -> None:
+    """Print the events that come after the one of this number."""
+    for rows in cluster.watch("events"):
+        new = [ClusterEventState.of(row) for row in rows if row["event_id"] > last]
+        last = max([last, *(event.event_id for event in new)])
+        for event in chosen(new, filters, sys.maxsize):
+            row = json.dumps(event.asdict()) if as_json else "  ".join(_row("events", event))
+            click.echo(printable(row))
 
 
 @click.command()
@@ -277,7 +246,7 @@ def summary_(cluster: CommandConnection, what: str, timeout: float, as_json: boo
         return
     entries = found["summary"]
     if what == "objects":
-        by, columns = "Made at", [*_OF_OBJECTS]
+        by, columns = "Place", [*_OF_OBJECTS]
         rows = [
             (
                 site or "not recorded",
@@ -292,4 +261,4 @@ def summary_(cluster: CommandConnection, what: str, timeout: float, as_json: boo
             (name, *(str(each["state_counts"].get(state, 0)) for state in columns))
             for name, each in entries.items()
         ]
-    draw(f"{len(rows)} by {by.lower()}", [Section(what.capitalize(), (by, *columns), rows)])
+    draw("", [Section(f"{what.capitalize()} by {by.lower()}", (by, *columns), rows, "None.")])

@@ -128,8 +128,10 @@ def starting_for(seconds: float) -> str:
     return f"STARTING for {format_duration(seconds)}"
 
 
-def describe_bundles(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> str:
-    """Write the bundles of a placement group, each with its node."""
+def describe_bundles(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str] | None) -> str:
+    """Write the bundles of a placement group, each with its node; ``nodes``: None if it is gone."""
+    if nodes is None:
+        return "; ".join(map(describe_amounts, bundles))
     return "; ".join(
         f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
         for bundle, node in zip(bundles, nodes, strict=True)

@@ -42,7 +42,8 @@ def draw(headline: str, sections: Iterable[Section], console: Console | None = N
         for each in drawn(headline, sections):
             console.print(each)
         return
-    console.print(printable(headline), markup=False, highlight=False, soft_wrap=True)
+    if headline:
+        console.print(printable(headline), markup=False, highlight=False, soft_wrap=True)
     for section in _shown(sections):
         _draw_plain(section, console)
 
@@ -51,7 +52,8 @@ def drawn(headline: str, sections: Iterable[Section]) -> Iterator[RenderableType
     """Yield what ``draw`` shows on a terminal."""
     from rich.text import Text
 
-    yield Text(printable(headline))
+    if headline:
+        yield Text(printable(headline))
     for section in _shown(sections):
         yield _table(section)
 

@@ -49,7 +49,7 @@ class Attachment:
         *,
         timeout: float,
         on_shutdown: Callable[[Attachment], None],
-        on_lost: Callable[[], None] | None = None,
+        on_lost: Callable[[], object] | None = None,
         process: ProcessHooks | None = None,
     ) -> None:
         #: What came before ``open``; used in the loop's turns only, as ``_open``.

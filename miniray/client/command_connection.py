@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import marshal
 import os
+import queue
 import shutil
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,6 +66,27 @@ class CommandConnection:
         """Return one of the head's listings: "actors", "node_states", ..."""
         listing: list[dict[str, Any]] = self.ask("state", what)
         return listing
+
+    def watch(self, listing: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of a listing, and then those that are new or other, as the head tells.
+
+        Raises:
+            ConnectionError: This machine's node has ended, as after its cluster.
+        """
+        pushed: queue.SimpleQueue[tuple[dict[str, Any], list[str]] | None] = queue.SimpleQueue()
+        with self.attached(on_lost=lambda: pushed.put(None)) as attachment:
+
+            def begin() -> None:
+                attachment.link.head_notice("watch", [listing])
+
+            topics = attachment.runtime.on_topic
+            topics["rows"] = lambda _listing, data: pushed.put(marshal.loads(data))
+            topics["head_back"] = begin  # the new head does not know who watches
+            begin()
+            while (told := pushed.get()) is not None:
+                changed, _ = told
+                yield [*changed.values()]
+        raise ConnectionError(f"The cluster at {self.address} has ended, or its node here has.")
 
     def drain(self, prefix: str, *, undo: bool) -> str:
         """Place nothing new on a node, or again; returns its id.
@@ -120,11 +143,14 @@ class CommandConnection:
             )
 
     @contextlib.contextmanager
-    def attached(self, job_id: bytes | None = None) -> Iterator[Attachment]:
+    def attached(
+        self, job_id: bytes | None = None, on_lost: Callable[[], object] | None = None
+    ) -> Iterator[Attachment]:
         """Attach to the node for some questions.
 
         Args:
             job_id: Of the job for which packages are brought along; None: none are.
+            on_lost: Called when the node is gone.
 
         Raises:
             ConnectionError: The node has lost the head for longer than one takes to start again.
@@ -136,6 +162,7 @@ class CommandConnection:
             Introduction(process_id, "command", job_id or process_id),
             timeout=config().start_timeout,
             on_shutdown=lambda attachment: attachment.close(),
+            on_lost=on_lost,
         )
         try:
             attachment.open()

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 _STACKS = 4.0
 #: Seconds that a node may take beside the profile, and that a profile may take.
 _READING, _LONGEST = 30.0, 300.0
-#: Of the time, what a process uses at least that is not idle.
-_IDLE = 0.01
+#: By kind: what a process uses up to in a second that does nothing, and what is said of it.
+_NOTHING = {
+    "cpu": (0.01, "It was idle for"),
+    "memory": (0.0, "It allocated nothing in"),
+}
 
 
 def look(cluster: ClusterSource, of: str, rank: int | None = None) -> dict[str, Any]:
@@ -79,7 +82,9 @@ def profile(
     if leaks and kind != "memory":
         raise ValueError("Leaks are of memory: a profile of the CPU has none.")
     if not 0 < seconds <= _LONGEST:
-        raise ValueError(f"A profile takes up to {_LONGEST:g} seconds, not {seconds:g}.")
+        raise ValueError(
+            f"A profile takes more than 0 and up to {_LONGEST:g} seconds, not {seconds:g}."
+        )
     # Of py-spy, and of the process itself when py-spy has told nothing.
     patience = 2 * seconds + _READING
     how = kind, float(seconds), leaks
@@ -87,8 +92,9 @@ def profile(
     samples: Samples = []
     for each in told:
         used = sum(cost for _, cost in each["samples"])
-        if kind == "cpu" and used < _IDLE * seconds and not each["note"]:
-            notes.append(f"{_name(each)}: It was idle for these {seconds:g} s.")
+        least, nothing = _NOTHING[kind]
+        if used <= least * seconds and not each["note"]:
+            notes.append(f"{_name(each)}: {nothing} these {seconds:g} s.")
         whose = [_name(each)] if len(told) > 1 else []
         samples += [(whose + frames, cost) for frames, cost in each["samples"]]
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from miniray.common.ids import short_id
 from miniray.common.names import short_name
 
 #: Hex digits that may stand for an actor's id, at least; digits of a pid, at most.
@@ -87,13 +88,18 @@ def process_called(cluster: ClusterSource, of: str) -> tuple[list[str], int]:
     return meant, int(pid)
 
 
+def is_called(of: str, id: str) -> bool:
+    """Return whether an id in hex is written so: whole, its first digits, or short."""
+    return of == short_id(id) or (len(of) >= _SHORTEST_ID and id.startswith(of))
+
+
 def actors_called(cluster: ClusterSource, of: str) -> list[dict[str, Any]]:
     """Return the actors of an id (or its first digits), a name, a class or a training run.
 
     Dead ones are among them, as far as the head lists them.
     """
     actors = cluster.listing("actors")
-    found = [each for each in actors if each["actor_id"].startswith(of) and len(of) >= _SHORTEST_ID]
+    found = [each for each in actors if is_called(of, each["actor_id"])]
     found = found or [each for each in actors if each["name"] == of]
     found = found or [
         each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
@@ -138,7 +144,7 @@ def find(cluster: ClusterSource, of: str) -> list[Process]:
     if found := [each for each in processes if each["actor_id"] in ids]:
         return found
     states = ", ".join(sorted({actor["state"] for actor in chosen}))
-    raise TargetError(f"{of} has no process now: it is {states}.")
+    raise TargetError(f"{of} has no process now: it is {states}. `miniray why {of}` says why.")
 
 
 def of_rank(cluster: ClusterSource, of: str, processes: list[Process], rank: int) -> list[Process]:

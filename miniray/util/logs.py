@@ -129,7 +129,8 @@ def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery
     ranks = {file.work for file in found_in(attempts[-1])}
     names = ranks if rank is None else ranks & {f"rank {rank}"}
     if not names:
-        raise TargetError(f"{of} has no rank {rank} that has printed; there are {sorted(ranks)}.")
+        printed = ", ".join(sorted(ranks))
+        raise TargetError(f"{of} has no rank {rank} that has printed; these have: {printed}.")
     return Whose(dataclasses.replace(query, names=tuple(names)), (), attempts[-1])
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.ids import PROCESS_ID_LENGTH, owner_of, short_id
 from miniray.common.names import short_name
 from miniray.common.state_types import MAX_OBJECTS
+from miniray.profiling.targets import actors_called, is_called
 from miniray.util.task_records import NOTHING, ask_processes
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 _PATIENCE = 2.0
 #: Links of a chain, things that are looked at for it, and holders that are named, at most.
 _LONGEST, _MOST, _NAMED = 100, 10_000, 5
-#: Hex digits that may stand for an id: those of its process are the same for many.
-_SHORTEST_ID = 2 * PROCESS_ID_LENGTH + 1
 
 
 class NothingWaitsError(ValueError):
@@ -128,6 +127,7 @@ class _View:
     """A cluster at one moment."""
 
     def __init__(self, source: ClusterSource) -> None:
+        self._source = source
         self.processes, silent = ask_processes(source, _PATIENCE, MAX_OBJECTS, threads=True)
         self.notes = [f"What {who} does is not known: {reason}." for who, reason in silent.items()]
         self._actors = {bytes.fromhex(each["actor_id"]): each for each in source.listing("actors")}
@@ -175,14 +175,12 @@ class _View:
                     if process.role == "driver" and thread["waits_for"]:
                         yield self._wait(process, thread)
             return
-        for id, actor in self._actors.items():
-            names = (actor["name"], actor["class_name"], short_name(actor["class_name"]))
-            if of in names or _is_called(of, id):
-                yield self._actor(id)
+        for actor in actors_called(self._source, of):
+            yield self._actor(bytes.fromhex(actor["actor_id"]))
         for id, (_, call) in list(self._calls.items()):
             if id == call["task_id"] and of in (call["name"], short_name(call["name"])):
                 yield self._call(id)
-            elif _is_called(of, id):
+            elif is_called(of, id.hex()):
                 yield self._ref(id)
 
     def unknown(self, of: str) -> str:
@@ -282,8 +280,8 @@ class _View:
             told = process.told if process is not None else NOTHING
             running = sum(seconds is not None for *_, seconds in told["works"])
             queued = len(told["works"]) - running
-            text = f"is {actor['state']} (pid {actor['pid']}): {running} calls run, "
-            text += f"{queued} wait for their turn"
+            text = f"is {actor['state']} (pid {actor['pid']}): of its calls {running} "
+            text += f"run{'s' * (running == 1)}, {queued} wait{'s' * (queued == 1)} for a turn"
         return link(text, lambda: self._after_actor(id), stack)
 
     # --- what follows ------------------------------------------------------------------
@@ -343,15 +341,15 @@ class _View:
 
     def _holders(self, demand: dict[str, Any]) -> str:
         """Return a sentence on who has what is missing; empty if that is nobody."""
-        if not demand["resource"]:
-            return ""
+        if not demand["resource"] or demand["infeasible"]:
+            return ""  # or nobody who ends could help
         resource, node = demand["resource"], demand["node_id"]
         holders = [
             (f"{short_name(each['class_name'])} (pid {each['pid']})", each)
             for each in self._actors.values()
             if each["state"] != "DEAD"
         ]
-        holders += [(f"{short_name(each['name'])}, a task", each) for each in self._leases]
+        holders += [(f"the task {short_name(each['name'])}", each) for each in self._leases]
         found = [
             f"{name} has {each['resources'][resource]:g}"
             for name, each in holders
@@ -378,9 +376,3 @@ def _actor_of(creation: bytes) -> bytes:
     """Return the id of the actor that a call of this id creates (``call_id``)."""
     at = PROCESS_ID_LENGTH
     return creation[:at] + bytes([creation[at] & 0x7F]) + creation[at + 1 :]
-
-
-def _is_called(of: str, id: bytes) -> bool:
-    """Return whether an id is written so: in hex, its first digits, or short."""
-    text = id.hex()
-    return of == short_id(text) or (len(of) >= _SHORTEST_ID and text.startswith(of))

@@ -10,14 +10,14 @@ from click.testing import CliRunner, Result
 
 from miniray.cli import logs as logs_command
 from miniray.cli.logs import logs_
-from miniray.cli.look import stack
+from miniray.cli.look import profile, stack, timeline
 from miniray.cli.state import get, list_
 from miniray.profiling import looks
 from miniray.system import session
 from miniray.util.logs import Logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pytest
     from click import Command
@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 STEERS = "a\x1b[2Jb"
 
 
-def invoked(command: Command, listing: Callable[[str], Any], *arguments: str) -> Result:
-    connection = SimpleNamespace(listing=listing, close=lambda: None)
+def invoked(
+    command: Command, listing: Callable[[str], Any], *arguments: str, pushed: Sequence[Any] = ()
+) -> Result:
+    """What a command prints of a cluster's listings, and of what the cluster pushes of one."""
+    watch = {"watch": lambda _listing: iter(pushed)}
+    connection = SimpleNamespace(listing=listing, close=lambda: None, **watch)
     services = SimpleNamespace(connect=lambda _address, _token: connection)
     return CliRunner().invoke(command, arguments, obj=services)
 
@@ -66,9 +70,7 @@ def test_names_in_followed_events_and_in_stacks_steer_no_terminal(
 ) -> None:
     event = {"event_id": 1, "time": 0.0, "severity": "INFO", "message": STEERS}
     event |= {"source_type": "ACTOR", "event_type": "died", "custom_fields": {}}
-    looked = [[], [event]]
-    monkeypatch.setattr(time, "sleep", lambda _: None if looked else int("stop"))
-    told = invoked(list_, lambda _: looked.pop(0), "events", "--follow")
+    told = invoked(list_, lambda _: [], "events", "--follow", pushed=[[event]])
     assert "a\\x1b[2Jb" in told.output
     assert "\x1b" not in told.output
 
@@ -77,6 +79,34 @@ def test_names_in_followed_events_and_in_stacks_steer_no_terminal(
     told = invoked(stack, lambda _: [], "1")
     assert told.output.count("a\\x1b[2Jb") == 3
     assert "\x1b" not in told.output
+
+
+def test_an_event_that_is_pushed_again_by_a_new_head_is_printed_once() -> None:
+    event = {"time": 0.0, "severity": "INFO", "source_type": "NODE", "event_type": "joined"}
+    old, first, second = (
+        {**event, "event_id": number, "message": f"m{number}", "custom_fields": {}}
+        for number in range(3)
+    )
+    pushes = [[old], [first], [old, first, second]]
+    told = invoked(list_, lambda _: [old], "events", "--follow", "--json", pushed=pushes)
+    assert [told.output.count(f'"m{number}"') for number in range(3)] == [1, 1, 1]
+
+
+def test_a_group_that_is_gone_is_on_no_node_and_waits_for_none() -> None:
+    group = {"placement_group_id": "ab", "name": "", "strategy": "PACK", "stats": {}}
+    group |= {"bundles": {0: {"CPU": 1.0}}, "bundles_to_node_id": {0: ""}}
+    told = invoked(list_, lambda _: [{**group, "state": "REMOVED"}], "groups").output
+    assert "1 CPU" in told
+    assert "no node yet" not in told
+    told = invoked(list_, lambda _: [{**group, "state": "PENDING"}], "groups").output
+    assert "1 CPU on no node yet" in told
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_recorded() -> None:
+    for command, *arguments in ((profile, "cpu", "1"), (timeline,)):
+        told = invoked(command, lambda _: int("asked"), *arguments, "-o", "/nowhere/x.html")
+        assert told.exit_code == 2
+        assert "There is no folder /nowhere to write to." in told.output
 
 
 def test_a_node_that_does_not_answer_is_told_once_while_logs_are_followed(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from miniray.common.ids import short_id
 from miniray.profiling.looks import profile
 from miniray.profiling.targets import TargetError, find
 
@@ -14,13 +15,32 @@ class Cluster:
     def listing(self, what: str) -> list[dict[str, Any]]:
         actor = {"actor_id": "ab" * 16, "name": "", "class_name": "main.<locals>.Counter"}
         process = {"worker_id": "07", "pid": 7, "node_id": "aa", "actor_id": "ab" * 16}
-        return {"actors": [actor], "workers": [process]}[what]
+        return {"actors": [actor], "workers": [process]}.get(what, [])
 
 
 def test_a_class_inside_of_a_function_is_named_as_lists_show_it() -> None:
     cluster: Any = Cluster()
     for name in ("Counter", "main.<locals>.Counter", "ab" * 3):
         assert [each["pid"] for each in find(cluster, name)] == [7]
+
+
+def test_an_actor_is_found_by_the_short_id_that_status_and_errors_show() -> None:
+    cluster: Any = Cluster()
+    assert [each["pid"] for each in find(cluster, short_id("ab" * 16))] == [7]
+    with pytest.raises(TargetError, match="Nothing that runs is called"):
+        find(cluster, f"{'ab' * 4}-7")
+
+
+def test_a_process_that_allocates_nothing_is_said_to() -> None:
+    class Idle(Cluster):
+        def ask_nodes(self, *_asked: Any) -> list[tuple[bytes, Any, str]]:
+            each = {"way": "memray", "samples": [], "note": "", "name": "f", "pid": 7, "rank": None}
+            return [(b"\xaa", [each], "")]
+
+    cluster: Any = Idle()
+    assert profile(cluster, "memory", "7", 1.0)["notes"] == [
+        "f (pid 7): It allocated nothing in these 1 s."
+    ]
 
 
 def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:

@@ -44,3 +44,24 @@ def test_a_call_on_its_way_to_an_actor_is_part_of_no_deadlock() -> None:
 
 def test_a_call_queued_behind_the_one_that_waits_for_it_is() -> None:
     assert deadlock([(ASK, "Door.ask", 1.0), (ANSWER, "Door.answer", None)])
+
+
+def holders(*, infeasible: bool) -> str:
+    demand = {"kind": "actor", "reason": "full", "resource": "CPU", "node_id": "", "job_ids": []}
+
+    class Full(Cluster):
+        def listing(self, what: str) -> list[dict[str, Any]]:
+            if what == "pending":
+                return [{**demand, "infeasible": infeasible}]
+            if what == "leases":
+                return [{"name": "f", "node_id": "", "resources": {"CPU": 2.0}}]
+            found = super().listing(what)
+            return [{**each, "why_waits": "full", "state": "PENDING"} for each in found]
+
+    cluster: Any = Full([])
+    return " ".join(each["text"] for each in why(cluster, "pair")["chain"])
+
+
+def test_who_has_what_is_missing_is_named_if_that_could_ever_be_enough() -> None:
+    assert "Of the CPU the task f has 2." in holders(infeasible=False)
+    assert "has 2" not in holders(infeasible=True)
