@@ -109,7 +109,7 @@ class SharedObjects:
             ("object_spill_bytes_total", {}, spilling.written),
             ("object_restore_bytes_total", {}, spilling.restored),
             ("object_transfer_bytes_total", {"direction": "in"}, received),
-            ("object_room_waiters", {}, len(spilling.queue)),
+            ("object_room_waiters", {}, spilling.waiting),
         ]
 
     def _open(self, key: Key, node_id: bytes) -> Opened | None:
@@ -127,7 +127,7 @@ class SharedObjects:
         if gone:
             self._objects.process_died(process_id, may_look=may_look)
         else:
-            self._objects.asks_no_more(process_id)
+            self._objects.pulls.process_died(process_id)
         self.adopted.process_died(process_id)
 
     def messages_lost(self, node_id: bytes) -> None:

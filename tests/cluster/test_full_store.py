@@ -34,7 +34,6 @@ def cluster(session_root: Path) -> Iterator[None]:
     """A store of eight values, of which the head hears often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
-        patch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "3")
         miniray.init(num_cpus=4, object_store_memory=CAPACITY)
         yield
         miniray.shutdown()

@@ -6,11 +6,10 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
-from miniray.common.process_state import OUT_OF_DESCRIPTORS, is_lack_of_memory
+from miniray.common.process_state import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import segment_of, writer_of
 from miniray.node.transfer.pulls import Pulls
 from miniray.objects.warm_memory import ON_DISK
@@ -171,10 +170,8 @@ class NodeObjects:
 
     async def _restore(self, segment: Segment, mapper: bytes) -> None:
         try:
-            await self.spilling.restore(segment, mapper)
-        except BaseException as error:
-            if is_lack_of_memory(error) and self.store.has(segment):
-                return
+            await self.spilling.restore(segment)
+        except BaseException:
             self.store.unmap([segment.number], mapper)
             raise
 
@@ -206,11 +203,6 @@ class NodeObjects:
             for owner, found in self.store.written_by(process_id).items()
         ]
 
-    def asks_no_more(self, process_id: bytes) -> None:
-        """Drop the requests of a process that is ending; what it has mapped stays."""
-        self.spilling.queue.process_died(process_id)
-        self.pulls.process_died(process_id)
-
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> None:
         """Free what a process of this node owned, wrote or mapped.
 
@@ -218,7 +210,7 @@ class NodeObjects:
             process_id: Which one.
             may_look: Whether it may only have left, and look at what it had mapped.
         """
-        self.asks_no_more(process_id)
+        self.pulls.process_died(process_id)
         for number in self.store.process_died(process_id, may_look=may_look):
             self.directory.free((self.node_id, number, self.node_id))
         self.directory.process_died(process_id)
@@ -229,7 +221,7 @@ class NodeObjects:
     ) -> _Created | Awaitable[_Created]:
         """Make a segment; no descriptor goes along if the writer has its memory mapped."""
         spilling, value = self.spilling, (size, form, owner, owner_node)
-        if not spilling.queue:
+        if not spilling.waiting:
             try:
                 return self._made(client.process_id, None, value)
             except ObjectStoreFullError:
@@ -244,10 +236,9 @@ class NodeObjects:
     async def _create_later(self, process: bytes, value: _Value) -> _Created:
         """Wait for memory; the value goes to disk if only what processes look at is in the way."""
         spilling, (size, *_) = self.spilling, value
-        claim = Claim(size, process)
-        if size > self.store.capacity:
-            await spilling.queue.get(claim)  # it says so; only copies may be as large
-        room = await spilling.room_for(claim)
+        if size > self.store.capacity:  # only copies may be as large
+            raise spilling.full(size)
+        room = await spilling.room_for(size, process)
         if not self.runs(process):
             spilling.give_back(room)
             raise _ended()

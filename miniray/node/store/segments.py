@@ -119,7 +119,7 @@ class SegmentStore:
         self.capacity = capacity
         self.files = files
         self._push = push
-        #: Set when memory has come free, or fewer processes hold some: a claim may be served now.
+        #: Set when memory has come free, or may be made free.
         self.changed = asyncio.Event()
         self.memories = Memories(capacity, push, self.changed)
         self._next = 1
@@ -233,8 +233,6 @@ class SegmentStore:
                 del segment.mappers[mapper]
                 self._let_go(segment, mapper)
                 self._look_at(segment)
-                if segment.mappers:
-                    self.changed.set()  # a claim may wait for nobody but its own processes now
 
     def leave_open(self, mapper: bytes) -> None:
         """Never reuse the memory that a process has mapped now: its child reports nothing."""
@@ -309,31 +307,12 @@ class SegmentStore:
         """Return sealed segments in memory that no process maps; the least recently used first."""
         return self._idle.values()
 
-    def resting(self) -> Iterator[Segment]:
-        """Iterate over sealed segments with a place on disk that no process maps, oldest first."""
-        for segment in self:
-            if segment.place is not None and not self._is_busy(segment):
-                yield segment
-
     @staticmethod
     def _is_busy(segment: Segment) -> bool:
         return bool(segment.mappers) or not segment.sealed or segment.moves
 
     def is_idle(self, segment: Segment) -> bool:
         return segment.number in self._idle
-
-    def holders(self) -> set[bytes]:
-        """Return the processes that write a segment, or map one that is in memory.
-
-        Daemons that read or send segments count too.
-        """
-        segments = self._segments.values()
-        writers = {segment.writer for segment in segments if not segment.sealed}
-        return writers.union(*(segment.mappers for segment in segments if segment.in_memory))
-
-    def has_memory_without_segment(self) -> bool:
-        """Return whether some was granted just now, or a value is being read back into it."""
-        return self.used > sum(segment.capacity for segment in self._segments.values())
 
     def begin_move(self, segment: Segment) -> None:
         """Keep a segment where it is while it is written to disk, or read from there."""

@@ -85,7 +85,6 @@ class SpillFiles:
         )
         #: Closes files, which takes long for large ones and must not wait for what is written.
         self._closer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="miniray-close")
-        self._closing: set[concurrent.futures.Future[None]] = set()
 
     # --- places -----------------------------------------------------------------------------
     def reserve(self, size: int) -> DiskPlace:
@@ -130,14 +129,7 @@ class SpillFiles:
         self._files.remove(file)
         if file is self._shared:
             self._shared = None
-        closing = self._closer.submit(os.close, file.fd)
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
-    async def all_closed(self) -> None:
-        """Wait until the disk has the blocks of all files back whose values are gone."""
-        closing = list(self._closing)
-        await asyncio.gather(*map(asyncio.wrap_future, closing), return_exceptions=True)
+        self._closer.submit(os.close, file.fd)
 
     def stop(self) -> None:
         """Begin no read or write any more, and end those under way early."""
@@ -171,7 +163,9 @@ class SpillFiles:
 
     async def describe_disk(self) -> str:
         """Say how full the disk is, and by what; empty if it does not tell."""
-        disk = await self._in_thread(look_at, self.folder)
+        loop = asyncio.get_running_loop()
+        # In that thread, when the blocks of all files are back whose values are gone.
+        disk = await loop.run_in_executor(self._closer, look_at, self.folder)
         return describe_disk(disk, self.used) if disk is not None else ""
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:

@@ -1,16 +1,14 @@
 """What happens when the memory of the object store is full: values move to disk, and back.
 
 Memory comes from what no process has mapped, least recently used first: copies of other nodes'
-values are evicted, values of this node are written to disk unless they are there already. The
-admission queue (``admission_queue.py``) orders the claims to it. While the disk has room, no claim
-waits for what processes have mapped: values are then written to disk by their writers, and mapped
-there by their readers.
+values are evicted, values of this node are written to disk unless they are there already. Requests
+for memory wait for that, first in, first out. None waits for what processes have mapped: values are
+then written to disk by their writers, and mapped there by their readers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -20,14 +18,14 @@ from typing import TYPE_CHECKING
 from miniray.common.config import config
 from miniray.common.names import format_bytes
 from miniray.common.process_state import OUT_OF_DESCRIPTORS
+from miniray.common.series import COUNTED
 from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.base.tasks import run_in
-from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Copies, Segment
@@ -36,14 +34,20 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after a failed write in which no other is tried.
 _AFTER_FAILURE = 10.0
+#: Values that leave memory together when this process is out of descriptors.
+_AT_ONCE = 32
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
-class _Restore:
-    """A value that is read back, for all processes that wait for it."""
+class _Claim:
+    """A request for memory that waits for values to leave."""
 
-    claim: Claim
-    task: asyncio.Task[None]
+    #: Bytes.
+    size: int
+    #: The process that will write, whose warm memory is preferred; empty: it does not matter.
+    writer: bytes
+    #: The memory; None if only what processes have mapped is in the way.
+    turn: asyncio.Future[Memory | None]
 
 
 class Spilling:
@@ -56,11 +60,17 @@ class Spilling:
         self._copies = copies
         self._store = store = copies.store
         self._files = store.files
-        self.queue = AdmissionQueue(store, self, describe_holders, node_id)
+        self._describe_holders = describe_holders
+        self._node_id = node_id
+        #: Oldest first, and their bytes.
+        self._queue: dict[_Claim, None] = {}
+        self._wanted = 0
+        #: Serves the queue until it is empty.
+        self._serving: asyncio.Task[None] | None = None
         #: Values that are being written to disk.
         self._tasks: set[asyncio.Task[None]] = set()
-        #: By segment.
-        self._restores: dict[int, _Restore] = {}
+        #: Values that are read back, by segment.
+        self._restores: dict[int, asyncio.Task[None]] = {}
         #: Bytes of memory that are being written to disk.
         self._leaving = 0
         #: Bytes that were written to disk, and read back, in all.
@@ -73,23 +83,151 @@ class Spilling:
     def spilled(self) -> int:
         return self._files.used
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for memory."""
+        return len(self._queue)
+
+    # --- who gets memory ---------------------------------------------------------------------
+    async def room_for(self, size: int, writer: bytes = b"") -> Memory | DiskPlace:
+        """Wait for memory, or a place on disk if only what processes have mapped is in the way.
+
+        Raises:
+            ObjectStoreFullError: The disk is full too.
+            OSError: There is no descriptor, and none will come free.
+        """
+        memory = await self._take(size, writer)
+        if memory is not None:
+            return memory
+        place = await self._place_for(size)
+        if place is not None:
+            return place
+        held = self._describe_holders()
+        raise self.full(size, f"It holds {held}." if held else "", self._trouble())
+
+    def full(self, size: int, *notes: str) -> ObjectStoreFullError:
+        """Make the error of a process that gets no room for a value."""
+        COUNTED.count("object_store_full_errors_total")
+        return ObjectStoreFullError(
+            needed=size,
+            used=self._store.used,
+            capacity=self._store.capacity,
+            details=" ".join(filter(None, notes)),
+            node_id=self._node_id.hex(),
+        )
+
+    def give_back(self, room: Memory | DiskPlace) -> None:
+        """Return what ``room_for`` found and is not needed after all."""
+        if isinstance(room, DiskPlace):
+            self._files.release(room)
+        else:
+            self._store.put_back(room)
+
+    async def _take(self, size: int, writer: bytes) -> Memory | None:
+        """Wait for memory as long as values leave it; None if what is left is mapped.
+
+        Raises:
+            OSError: There is no descriptor, and none will come free.
+        """
+        if size > self._store.capacity:  # a copy of a larger store's value
+            return None
+        loop = asyncio.get_running_loop()
+        claim = _Claim(size, writer, loop.create_future())
+        if not self._queue and self._grant(claim):
+            return claim.turn.result()
+        self._queue[claim] = None
+        self._wanted += size
+        began = time.monotonic()
+        self._serve()
+        if self._queue and (self._serving is None or self._serving.done()):
+            self._serving = loop.create_task(self._keep_serving())
+        try:
+            return await claim.turn
+        except asyncio.CancelledError:
+            turn = claim.turn
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                memory = turn.result()
+                if memory is not None:
+                    self._store.put_back(memory)  # it was granted too late
+            raise
+        finally:
+            self._remove_claim(claim)
+            self._store.changed.set()
+            COUNTED.count("object_room_wait_seconds_total", by=time.monotonic() - began)
+
+    def _remove_claim(self, claim: _Claim) -> None:
+        if claim in self._queue:
+            del self._queue[claim]
+            self._wanted -= claim.size
+
+    async def _keep_serving(self) -> None:
+        """Serve the queue whenever memory may have come free, until the queue is empty."""
+        while self._queue:
+            await self._store.changed.wait()
+            self._serve()
+
+    def _serve(self) -> None:
+        """Grant the requests that can have their memory, and begin to free it for the others."""
+        self._store.changed.clear()
+        while self._queue:
+            first = next(iter(self._queue))
+            if self._grant(first):
+                continue
+            if self.make_room(self._store.capacity - self._wanted) > 0:
+                self._store.tell_short()
+            if self._grant(first):  # copies, and what is on disk already, are gone at once
+                continue
+            if self._is_moving_out:
+                return
+            self._answer(first, None)
+
+    def _grant(self, claim: _Claim) -> bool:
+        """Give a request its memory, or its error; return False if there is no memory for it."""
+        try:
+            memory = self._store.take(claim.size, claim.writer)
+        except ObjectStoreFullError:
+            return False
+        except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS and self._frees_descriptors():
+                return False
+            self._remove_claim(claim)
+            if not claim.turn.done():
+                claim.turn.set_exception(error)
+            return True
+        self._answer(claim, memory)
+        return True
+
+    def _answer(self, claim: _Claim, memory: Memory | None) -> None:
+        self._remove_claim(claim)
+        if not claim.turn.done():
+            claim.turn.set_result(memory)
+        elif memory is not None:
+            self._store.put_back(memory)  # whoever waited was cancelled
+
+    def _frees_descriptors(self) -> bool:
+        """Move values to disk, where they take none; return False if no descriptor comes free."""
+        if self._is_moving_out:
+            return True
+        victims = list(itertools.islice(self._removable(), _AT_ONCE))
+        self._remove(victims)
+        if not victims:
+            self._store.tell_short()
+        return bool(victims)
+
     # --- out ---------------------------------------------------------------------------------
     @property
-    def leaving(self) -> int:
-        """Bytes that are being written to disk, or go back to the kernel."""
-        return self._leaving + self._store.memories.closing
+    def _is_moving_out(self) -> bool:
+        """Whether values are being written to disk, or memory goes back to the kernel."""
+        return self._leaving + self._store.memories.closing > 0
 
     @property
     def _writes(self) -> bool:
         """Whether values may be written to disk: it has not failed a moment ago."""
         return not self._failure or time.monotonic() - self._failed_at >= _AFTER_FAILURE
 
-    def trouble(self, since: float) -> str:
-        """Say why the last value could not be written to disk; empty if it could.
-
-        Empty too if that was long before ``since``: nothing was to be written then.
-        """
-        if not self._failure or self._failed_at < since - _AFTER_FAILURE:
+    def _trouble(self) -> str:
+        """Say why the last value could not be written to disk; empty if it could."""
+        if not self._failure:
             return ""
         failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
         return f"{failed} {self._taken}" if self._taken else failed
@@ -113,11 +251,6 @@ class Spilling:
         self._remove(victims)
         return excess
 
-    def move_out(self, count: int) -> bool:
-        victims = list(itertools.islice(self._removable(), count))
-        self._remove(victims)
-        return bool(victims)
-
     def _removable(self) -> Iterator[Segment]:
         """Iterate over what may leave memory, the least recently used first."""
         writes = self._writes
@@ -138,7 +271,16 @@ class Spilling:
 
     async def _spill(self, segment: Segment) -> None:
         try:
-            segment.place = await self._written(segment)
+            place = self._files.reserve(segment.size)
+            try:
+                with SPANS.timed("spill", format_bytes(segment.size)):
+                    await self._files.write(place, segment.fd)
+            except BaseException:
+                self._files.release(place)
+                raise
+            self._failure = ""
+            self.written += segment.size
+            segment.place = place
         except OSError as error:
             await self._disk_failed(error)
         finally:
@@ -147,70 +289,6 @@ class Spilling:
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
             self._store.changed.set()  # whatever came of it
-
-    async def _written(self, segment: Segment) -> DiskPlace:
-        with SPANS.timed("spill", format_bytes(segment.size)):
-            place = await self._place(
-                lambda: self._files.reserve(segment.size),
-                lambda place: self._files.write(place, segment.fd),
-            )
-        self.written += segment.size
-        return place
-
-    async def _place(
-        self, reserve: Callable[[], DiskPlace], use: Callable[[DiskPlace], Awaitable[None]]
-    ) -> DiskPlace:
-        """Use a place on disk for the first time; evict copies there if it has no room."""
-        while True:
-            place = reserve()
-            try:
-                await use(place)
-                self._failure = ""
-                return place
-            except BaseException as error:
-                self._files.release(place)
-                if not isinstance(error, OSError) or not await self._evict_copies(error, place):
-                    raise
-
-    async def _evict_copies(self, error: OSError, place: DiskPlace) -> bool:
-        """Evict unmapped copies on disk if room is missing there; return whether to try again."""
-        if error.errno not in DISK_IS_FULL:
-            return False
-        needed = place.size
-        for segment in self._store.resting():
-            if needed <= 0:
-                break
-            if self._copies.may_be_evicted(segment):
-                needed -= segment.size
-                self._copies.drop(segment.number)
-        if needed == place.size:
-            return False
-        await self._files.all_closed()
-        return True
-
-    async def room_for(self, claim: Claim) -> Memory | DiskPlace:
-        """Wait for memory, or a place on disk if only what processes have mapped is in the way.
-
-        Raises:
-            ObjectStoreFullError: The disk is full too.
-            OSError: There is no descriptor, and none will come free.
-            ConnectionError: All processes that asked have ended.
-        """
-        claim.waits = False
-        with contextlib.suppress(ObjectStoreFullError):
-            return await self.queue.get(claim)
-        place = await self._place_for(claim.size)
-        if place is not None:
-            return place
-        claim.waits = True
-        return await self.queue.get(claim)
-
-    def give_back(self, room: Memory | DiskPlace) -> None:
-        """Return what ``room_for`` found and is not needed after all."""
-        if isinstance(room, DiskPlace):
-            self._files.release(room)
-        else:
-            self._store.put_back(room)
 
     async def _place_for(self, size: int) -> DiskPlace | None:
         """Find a place on disk that a process may write to; None if the disk has no room."""
@@ -228,53 +306,59 @@ class Spilling:
 
     async def _make_place(self, size: int) -> DiskPlace | None:
         try:
-            return await self._place(lambda: self._files.reserve_file(size), self._files.allocate)
+            place = self._files.reserve_file(size)
+            try:
+                await self._files.allocate(place)
+            except BaseException:
+                self._files.release(place)
+                raise
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:  # spilled values need none of their own
                 await self._disk_failed(error)
             return None
+        self._failure = ""
+        return place
 
     async def _disk_failed(self, error: OSError) -> None:
-        taken = ""
-        if error.errno in DISK_IS_FULL:
-            await self._files.all_closed()  # what was not written in whole is no value there
-            taken = await self._files.describe_disk()
+        taken = await self._files.describe_disk() if error.errno in DISK_IS_FULL else ""
         failure = error.strerror or str(error)
         if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
             logger.warning("could not write to %s: %s", self._files.folder, failure)
         self._failure, self._taken, self._failed_at = failure, taken, time.monotonic()
 
     # --- back --------------------------------------------------------------------------------
-    async def restore(self, segment: Segment, asker: bytes) -> None:
+    async def restore(self, segment: Segment) -> bool:
         """Read a value back that a process has mapped; all that wait for it share one read.
+
+        Returns:
+            False if there is no memory for it: it can be mapped on disk.
 
         Raises:
             ObjectLostError: The disk cannot be read, or the value was freed.
-            ObjectStoreFullError: Only what processes have mapped is in the way.
-            OSError: No descriptor is left. In both cases the value can be mapped on disk.
         """
         number = segment.number
-        while not segment.in_memory:
+        if not segment.in_memory:
             restore = self._restores.get(number)
-            if restore is None or restore.task.done():
-                claim = Claim(segment.size, asker, waits=False)
-                task = asyncio.ensure_future(self._restore(segment, claim))
-                restore = self._restores[number] = _Restore(claim, task)
-                task.add_done_callback(lambda task: self._restored(number, task))
-            else:
-                restore.claim.join(asker)
-            await asyncio.shield(restore.task)
+            if restore is None:
+                restore = self._restores[number] = asyncio.ensure_future(self._restore(segment))
+                restore.add_done_callback(lambda task: self._restored(number, task))
+            await asyncio.shield(restore)
             if not self._store.has(segment):
                 raise ObjectLostError(f"segment {number}", "it was freed meanwhile")
+        return segment.in_memory
 
     def _restored(self, number: int, task: asyncio.Task[None]) -> None:
-        if self._restores[number].task is task:
-            del self._restores[number]
+        del self._restores[number]
         if not task.cancelled():
             task.exception()  # all that waited may be gone, then nothing else looks at it
 
-    async def _restore(self, segment: Segment, claim: Claim) -> None:
-        memory = await self.queue.get(claim)
+    async def _restore(self, segment: Segment) -> None:
+        try:
+            memory = await self._take(segment.size, b"")
+        except OSError:  # no descriptor is left
+            return
+        if memory is None:
+            return
         if segment.in_memory or not self._store.has(segment):
             self._store.put_back(memory)
             return
@@ -303,7 +387,7 @@ class Spilling:
     async def close(self) -> None:
         """Stop reading and writing, then give the disk back."""
         self._files.stop()
-        tasks = [*self._tasks, *(restore.task for restore in self._restores.values())]
+        tasks = [*self._tasks, *self._restores.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

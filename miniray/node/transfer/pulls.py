@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.base.tasks import run_in
-from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import home_of, segment_of
 
 if TYPE_CHECKING:
@@ -86,8 +85,7 @@ class _Pull:
     """One transfer, and who waits for it."""
 
     key: Key
-    #: The room that it needs first.
-    claim: Claim
+    size: int
     task: asyncio.Task[None] = dataclasses.field(init=False)
     waiters: set[Waiter] = dataclasses.field(default_factory=set)
 
@@ -181,11 +179,10 @@ class Pulls:
         assert self.copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = _Pull(key, Claim(waiter.size))
+            pull = self._pulls[key] = _Pull(key, waiter.size)
             pull.task = run_in(self._tasks, self._run(pull))
         waiter.pull = pull
         pull.waiters.add(waiter)
-        pull.claim.join(waiter.name[0])
 
     # --- who does not, any more ----------------------------------------------------------
     def withdraw(self, process_id: bytes, request: int) -> None:
@@ -238,13 +235,12 @@ class Pulls:
         """Take a request off its transfer."""
         if waiter.pull is not None:
             waiter.pull.waiters.discard(waiter)
-            waiter.pull.claim.leave(waiter.name[0])
             waiter.pull = None
 
     # --- transfers -----------------------------------------------------------------------
     async def _run(self, pull: _Pull) -> None:
         try:
-            segment = await self.transfers.copy(pull.key, pull.claim)
+            segment = await self.transfers.copy(pull.key, pull.size)
         except asyncio.CancelledError:
             what = f"segment {segment_of(pull.key)}"
             self._end(pull, ObjectLostError(what, "its transfer was ended"))

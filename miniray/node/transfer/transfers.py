@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.relay.requests import Answered, NodeRequests
-    from miniray.node.store.admission_queue import Claim
     from miniray.node.store.segments import Key, Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
@@ -146,7 +145,7 @@ class Transfers:
         """Return the size of each table; all are empty when nothing moves."""
         return {"arriving": len(self.arriving), "requests": len(self.requests)}
 
-    async def copy(self, key: Key, claim: Claim) -> Segment:
+    async def copy(self, key: Key, size: int) -> Segment:
         """Read a value of another node into a segment of this node, which is not sealed yet.
 
         Raises:
@@ -158,14 +157,14 @@ class Transfers:
         arriving = self.arriving[key] = Arriving()
         try:
             # Before anything is asked: who waits for room must not take others' turn over there.
-            room = await self.spilling.room_for(claim)
-            segment = self.store.create(claim.size, 0, writer_of(key), self.node_id, room)
+            room = await self.spilling.room_for(size)
+            segment = self.store.create(size, 0, writer_of(key), self.node_id, room)
             arriving.segment = segment
             began = time.perf_counter()
-            with SPANS.timed("transfer", format_bytes(claim.size)):
+            with SPANS.timed("transfer", format_bytes(size)):
                 await self._fill(segment, key, arriving)
             COUNTED.took("object_transfer_seconds", time.perf_counter() - began)
-            self.received += claim.size
+            self.received += size
         except BaseException:
             if arriving.segment is not None:
                 self.store.seal(arriving.segment.number)

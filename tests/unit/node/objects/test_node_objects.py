@@ -20,7 +20,6 @@ from miniray.node.transfer.directory import Directory
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from miniray.node.store.admission_queue import Claim
     from miniray.node.store.segments import Key, Segment, SegmentStore
 
 HERE, ORIGIN, FAR = b"node-own", b"node-one", b"node-far"
@@ -54,8 +53,8 @@ class Transfers:
         self._store = store
         self.finish = asyncio.Event()
 
-    async def copy(self, key: Key, claim: Claim) -> Segment:
-        segment = self._store.create(claim.size, 0, key[0], HERE)
+    async def copy(self, key: Key, size: int) -> Segment:
+        segment = self._store.create(size, 0, key[0], HERE)
         try:
             await self.finish.wait()
         except asyncio.CancelledError:
@@ -73,9 +72,7 @@ class Node:
         self.relay: Any = Relay()
         self.store = new_store(1 << 24)
         self.copies = Copies(self.store, self.relay.knows)
-        spilling: Any = types.SimpleNamespace(
-            queue=types.SimpleNamespace(process_died=lambda _id: None)
-        )
+        spilling: Any = types.SimpleNamespace(waiting=0)
         directory = Directory(
             HERE, self.store, self.relay, lambda _: True, lambda key: self.objects.free_here(key)
         )

@@ -64,7 +64,7 @@ def open_in(folder: Path) -> int:
 def close(files: SpillFiles, place: DiskPlace) -> None:
     """Release a value, and wait until its file is closed if it was the last one."""
     files.release(place)
-    asyncio.run(files.all_closed())
+    asyncio.run(files.describe_disk())
 
 
 def test_values_come_back_as_they_were(files: SpillFiles, memory: int) -> None:

@@ -8,7 +8,6 @@ import errno
 import mmap
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +18,6 @@ from miniray.common.config import config
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store import memories as memories_module
 from miniray.node.store import spill_files, spilling
-from miniray.node.store.admission_queue import Claim
 from miniray.node.store.segments import Copies
 from miniray.node.store.spill_files import Disk, DiskPlace
 from miniray.node.store.spilling import Spilling
@@ -49,14 +47,12 @@ class Node:
         """Count a segment as a copy of another node's."""
         self._copies.add((b"other", segment.number, b"other"), segment.number)
 
-    async def create(
-        self, *, waits: bool = True, pages: int = 1, writer: bytes = WRITER
-    ) -> Segment:
+    async def create(self, pages: int = 1) -> Segment:
         """A value as a writer makes it; its content is its number."""
         size = pages * PAGE
-        memory = await self.spilling.queue.get(Claim(size, writer, waits=waits))
-        segment = self.store.create(size, 0, OWNER, writer, memory)
-        os.pwrite(segment.fd, content(segment), 0)
+        room = await self.spilling.room_for(size, WRITER)
+        segment = self.store.create(size, 0, OWNER, WRITER, room)
+        os.pwrite(segment.fd, content(segment), segment.offset)
         self.store.seal(segment.number)
         return segment
 
@@ -66,9 +62,7 @@ class Node:
     async def read(self, segment: Segment, reader: bytes = READER) -> bytes:
         """A value as a reader sees it, which has it mapped from then on, on disk if need be."""
         self.store.map(segment.number, reader)
-        try:
-            await self.spilling.restore(segment, reader)
-        except (ObjectStoreFullError, OSError):
+        if not await self.spilling.restore(segment):
             assert segment.place is not None
         return os.pread(segment.fd, segment.size, segment.offset)
 
@@ -233,73 +227,24 @@ def test_what_may_still_be_looked_at_on_disk_keeps_its_bytes(run: Run) -> None:
     run(steps)
 
 
-async def copies_on_disk(node: Node, count: int) -> list[Segment]:
-    """Copies of other nodes' values that came while memory was full of what is looked at."""
-    held = await node.fill()
-    for value in held:
-        await node.read(value, b"holder00")
-    copies = []
-    for _ in range(count):
-        place = await node.spilling.room_for(Claim(PAGE, WRITER))
-        assert isinstance(place, DiskPlace)
-        copies.append(node.store.create(place.size, 0, OWNER, WRITER, place))
-        node.store.seal(copies[-1].number)
-    node.store.process_died(b"holder00")
-    for copy in copies:
-        node.add_copy(copy)
-    return copies
-
-
-@pytest.mark.parametrize("step", ["write", "allocate"])
-def test_copies_on_disk_that_nobody_looks_at_make_room_there(
-    run: Run, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    async def steps(node: Node) -> None:
-        copies = await copies_on_disk(node, 3)
-        node.store.map(copies[0].number, READER)
-        real = getattr(spill_files, step)
-
-        def full_above_two(place: DiskPlace, *args: object) -> None:
-            if node.spilling.spilled > 2 * PAGE:
-                full_disk()
-            real(place, *args)
-
-        monkeypatch.setattr(spill_files, step, full_above_two)
-        if step == "write":
-            values = [await node.create()]
-            assert node.store.used == ROOM * PAGE
-        else:
-            values = [segment for segment in node.store if segment.in_memory]
-            for value in values:
-                await node.read(value)
-            room = await node.spilling.room_for(Claim(PAGE, WRITER))
-            assert isinstance(room, DiskPlace)
-            node.spilling.give_back(room)
-        assert [node.store.has(copy) for copy in copies] == [True, False, False]
-        assert not node.spilling.trouble(0.0)
-        assert all(content(value) == os.pread(value.fd, PAGE, 0) for value in values)
-
-    run(steps)
-
-
 def test_a_writer_for_whom_there_is_no_memory_is_given_disk(run: Run) -> None:
     async def steps(node: Node) -> None:
         for value in await node.fill():
             await node.read(value)
-        room = await node.spilling.room_for(Claim(PAGE, WRITER))
+        room = await node.spilling.room_for(PAGE, WRITER)
         assert isinstance(room, DiskPlace)
         assert node.spilling.spilled == PAGE
         node.spilling.give_back(room)
         await until(lambda: node.spilling.spilled == 0)
         node.store.process_died(READER)
-        room = await node.spilling.room_for(Claim(PAGE, WRITER))
+        room = await node.spilling.room_for(PAGE, WRITER)
         assert not isinstance(room, DiskPlace)
         node.spilling.give_back(room)
 
     run(steps)
 
 
-def test_a_writer_waits_for_others_when_the_disk_is_full_as_well(
+def test_a_writer_is_refused_at_once_when_memory_is_mapped_and_the_disk_is_full(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill_files, "allocate", full_disk)
@@ -308,39 +253,42 @@ def test_a_writer_waits_for_others_when_the_disk_is_full_as_well(
         values = await node.fill()
         for value in values:
             await node.read(value)
-        waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
-        await until(lambda: len(node.spilling.queue))
-        await until(lambda: node.spilling.trouble(time.monotonic()))
-        assert not node.spilling.trouble(time.monotonic() + 3600)  # an hour later
-        assert not waiting.done()
-        await until(lambda: node.spilling.spilled == 0)
-        node.store.unmap([values[0].number], READER)
+        with pytest.raises(ObjectStoreFullError, match="No space left on device"):
+            await node.create()
+        node.store.process_died(READER)
         node.store.free(values[0].number)
-        room = await waiting
-        assert not isinstance(room, DiskPlace)
-        node.spilling.give_back(room)
+        assert (await node.create()).in_memory
 
     run(steps)
 
 
-def test_a_writer_whom_a_full_disk_made_wait_is_told_of_it(
+def test_requests_for_memory_are_served_first_in_first_out(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "0.1")
-    config.cache_clear()
-    monkeypatch.setattr(spill_files, "allocate", full_disk)
-
     async def steps(node: Node) -> None:
-        for value in await node.fill():
-            await node.read(value)
-        with pytest.raises(ObjectStoreFullError, match="No space left on device"):
-            await node.spilling.room_for(Claim(PAGE, WRITER))
+        await node.fill()
+        slow = Slow(monkeypatch)
+        large, small = (asyncio.ensure_future(node.create(pages)) for pages in (3, 1))
+        await slow.begun.wait()
+        assert node.spilling.waiting == 2
+        slow.go_on.set()
+        assert (await large).number < (await small).number
 
-    try:
-        run(steps)
-    finally:
-        monkeypatch.undo()
-        config.cache_clear()
+    run(steps)
+
+
+def test_who_leaves_makes_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(node: Node) -> None:
+        await node.fill()
+        slow = Slow(monkeypatch)
+        large, small = (asyncio.ensure_future(node.create(pages)) for pages in (ROOM, 1))
+        await slow.begun.wait()
+        large.cancel()
+        slow.go_on.set()
+        assert (await small).in_memory
+        assert not node.spilling.waiting
+
+    run(steps)
 
 
 def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
@@ -359,30 +307,13 @@ def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
     async def steps(node: Node) -> None:
         for value in await node.fill():
             await node.read(value)
-        waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
+        waiting = asyncio.ensure_future(node.spilling.room_for(PAGE, WRITER))
         await until(begun.is_set)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert node.spilling.spilled == PAGE  # a thread is at it
         go_on.set()
         await until(lambda: node.spilling.spilled == 0)
-
-    run(steps)
-
-
-def test_a_value_that_leaves_memory_as_soon_as_it_is_read_is_read_again(run: Run) -> None:
-    async def steps(node: Node) -> None:
-        value = await node.create()
-        await node.fill()
-        assert not value.in_memory
-        first = asyncio.ensure_future(node.spilling.restore(value, READER))
-        while not node.spilling._restores:
-            await asyncio.sleep(0)  # it may be over a moment after it has begun
-        task = next(iter(node.spilling._restores.values())).task
-        await asyncio.wait([task])
-        node.store.drop_memory(value)  # before who waited has heard, and the task is forgotten
-        await asyncio.wait_for(node.read(value), 10)
-        await first
 
     run(steps)
 
@@ -432,9 +363,9 @@ def test_a_value_that_is_mapped_while_it_is_written_stays_in_memory(
         slow.go_on.set()
         await until(lambda: values[0].place is not None)
         assert values[0].in_memory
-        assert not waiting.done()
+        assert not (await waiting).in_memory
         node.store.unmap([values[0].number], READER)
-        await waiting  # nothing had to be written again
+        await node.create()  # nothing has to be written again
         assert not values[0].in_memory
 
     run(steps)
@@ -468,7 +399,7 @@ def test_who_came_first_gets_the_room_that_is_made_for_it(
         await slow.begun.wait()
         slow.go_on.set()
         await large
-        assert not len(node.spilling.queue)
+        assert not node.spilling.waiting
 
     run(steps)
 
@@ -491,64 +422,17 @@ def test_processes_that_may_keep_values_mapped_are_told_that_memory_is_short(run
         values = await node.fill()
         for value in values:
             await node.read(value)
-        waiting = asyncio.ensure_future(node.create())
-        await until(lambda: node.told)
+        await node.create()
+        await node.create()
         assert node.told == [(READER,)]
-        node.store.unmap([values[3].number], READER)
-        await waiting
-        assert not values[3].in_memory
-        assert len(node.told) == 1
 
     run(steps)
-
-
-def test_who_is_not_patient_does_not_wait_for_what_others_have_mapped(run: Run) -> None:
-    async def steps(node: Node) -> None:
-        values = await node.fill()
-        for value in values:
-            await node.read(value)
-        with pytest.raises(ObjectStoreFullError):
-            await node.create(waits=False)
-        waiting = asyncio.ensure_future(node.create())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        node.store.unmap([values[0].number], READER)
-        await waiting
-
-    run(steps)
-
-
-def test_nobody_waits_for_what_only_the_asker_has_mapped(run: Run) -> None:
-    async def steps(node: Node) -> None:
-        for value in await node.fill():
-            await node.read(value, WRITER)
-        with pytest.raises(ObjectStoreFullError):
-            await node.create()
-
-    run(steps)
-
-
-def test_waiting_for_others_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "0.05")
-    config.cache_clear()
-
-    async def steps(node: Node) -> None:
-        for value in await node.fill():
-            await node.read(value)
-        with pytest.raises(ObjectStoreFullError):
-            await node.create()
-
-    try:
-        run(steps)
-    finally:
-        config.cache_clear()
 
 
 def test_a_value_larger_than_the_store_disturbs_nothing(run: Run) -> None:
     async def steps(node: Node) -> None:
         values = await node.fill()
-        with pytest.raises(ObjectStoreFullError, match="larger than the object store"):
-            await node.create(pages=ROOM + 1)
+        assert not (await node.create(ROOM + 1)).in_memory
         assert all(value.in_memory for value in values)
 
     run(steps)
@@ -563,6 +447,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(run: Run, monkeypatch: pytest.M
         values = await node.fill()
         real = spill_files.write
         monkeypatch.setattr(spill_files, "write", full_disk)
+        monkeypatch.setattr(spill_files, "allocate", full_disk)
         with pytest.raises(ObjectStoreFullError, match="No space left on device") as caught:
             await node.create()
         assert "All held" in caught.value.details
@@ -592,7 +477,7 @@ def test_values_on_a_disk_that_is_full_are_told_apart_from_other_files(
             if segment.in_memory:
                 await node.read(segment, WRITER)
         with pytest.raises(ObjectStoreFullError) as caught:
-            await node.spilling.room_for(Claim(PAGE, WRITER))
+            await node.spilling.room_for(PAGE, WRITER)
         told = "Of the 400 KiB of that disk, values of this node take 32 KiB, other files take 364"
         assert told in str(caught.value)
 
@@ -608,6 +493,7 @@ def test_of_a_disk_that_is_broken_it_is_not_told_how_full_it_is(
     async def steps(node: Node) -> None:
         await node.fill()
         monkeypatch.setattr(spill_files, "write", broken)
+        monkeypatch.setattr(spill_files, "allocate", broken)
         with pytest.raises(ObjectStoreFullError, match="Input/output error") as caught:
             await node.create()
         assert "of that disk" not in str(caught.value)
@@ -620,6 +506,7 @@ def test_what_is_on_a_full_disk_can_be_read(run: Run, monkeypatch: pytest.Monkey
         values = [await node.create() for _ in range(2 * ROOM)]
         await until(lambda: node.spilling.spilled == ROOM * PAGE)
         monkeypatch.setattr(spill_files, "write", full_disk)
+        monkeypatch.setattr(spill_files, "allocate", full_disk)
         for value in [*values, *reversed(values)]:
             assert await node.read(value) == content(value)
             node.store.unmap([value.number], READER)
@@ -664,7 +551,6 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
 
     async def steps(node: Node) -> None:
         values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
-        assert not node.spilling.trouble(0.0)
         assert not all(value.in_memory for value in values)
 
     run(steps)
@@ -675,7 +561,7 @@ def test_values_for_which_there_are_no_descriptors_leave_memory(
 ) -> None:
     async def steps(node: Node) -> None:
         limit_memory(monkeypatch, 5)
-        values = [await node.create(waits=False) for _ in range(ROOM)]
+        values = [await node.create() for _ in range(ROOM)]
         assert sum(value.in_memory for value in values) <= 5
         for value in values:  # and they come back in the place of others
             assert await node.read(value) == content(value)
@@ -724,7 +610,7 @@ def test_large_memory_goes_back_while_the_loop_goes_on(
         for value in await node.fill():
             node.store.free(value.number)
         assert node.store.memories.closing
-        waiting = asyncio.ensure_future(node.create(pages=ROOM, waits=False))
+        waiting = asyncio.ensure_future(node.create(ROOM))
         await asyncio.sleep(0)
         assert not waiting.done()
         blocked.set()

@@ -61,7 +61,7 @@ class Node:
             lambda process: process == self.process,
             self._free_here,
         )
-        spilling = types.SimpleNamespace(queue=types.SimpleNamespace(process_died=lambda _id: None))
+        spilling = types.SimpleNamespace(waiting=0)
         clients = types.SimpleNamespace(requests={}, notices={})
         parts: Any = (spilling, self, None, self.directory, self.copies, clients, None)
         self.objects = NodeObjects(self.id, *parts)

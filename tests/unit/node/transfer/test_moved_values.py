@@ -22,7 +22,6 @@ from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress
-from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import transfers as transfers_module
 from miniray.node.transfer.moving import HELLO
 
@@ -49,7 +48,7 @@ def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), SIZE)
         assert content(copy) == data
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
@@ -97,7 +96,7 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(
                 end.movers[-1].kill()
 
         b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
-        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), SIZE)
         assert content(copy) == data
         assert 0 not in pieces
         assert pieces == sorted(set(pieces)), "a piece came twice"
@@ -127,7 +126,7 @@ def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
         asked = count_fetches(b, before=lambda: shutil.rmtree(tmp_path / "a"))
         for _ in range(3):
-            copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(written(a, data)), len(data))
             assert content(copy) == data
         assert len(asked) == 1
 
@@ -149,7 +148,7 @@ def test_a_mover_that_sends_nothing_is_left(
 
             a.mover.address = lambda: silent  # type: ignore[method-assign]
             number = written(a, data)
-            copy = await b.transfers.copy(a.key(number), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(number), len(data))
         assert content(copy) == data
         b.transfers.copied(a.key(number), len(data))
         a.store.free(number)
@@ -167,7 +166,7 @@ def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: 
 
     async def test(a: End, b: End) -> None:
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy = await b.transfers.copy(a.key(written(a, data)), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(written(a, data)), SIZE)
         assert not copy.in_memory
         assert content(copy) == data
 
@@ -179,7 +178,7 @@ def test_without_a_mover_large_values_come_through_the_daemons(tmp_path: Path, s
     data = os.urandom(3 * MIB)
 
     async def test(a: End, b: End) -> None:
-        copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
+        copy = await b.transfers.copy(a.key(written(a, data)), len(data))
         assert content(copy) == data
 
     with_ends(tmp_path, test, starts=starts)
@@ -210,11 +209,11 @@ def test_a_mover_that_does_not_have_a_value_in_memory_any_more_is_asked_for_the_
     async def test(a: End, b: End) -> None:
         def to_disk() -> None:
             if len(asked) == 1:
-                assert a.spilling.move_out(1)
+                assert a.spilling.make_room(0) <= 0
 
         asked = count_fetches(b, before=to_disk)
         for _ in range(2):
-            copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(written(a, data)), len(data))
             assert content(copy) == data
         assert len(asked) == 2
 
@@ -235,7 +234,7 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
             return move
 
         b.mover.fetch = fetch_and_tell  # type: ignore[method-assign]
-        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), SIZE))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -269,7 +268,7 @@ def test_memory_that_could_not_be_shown_comes_another_way(
     async def test(a: End, b: End) -> None:
         asked = count_fetches(b)
         for _ in range(2):
-            copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
+            copy = await b.transfers.copy(a.key(written(a, data)), len(data))
             assert content(copy) == data
         assert len(asked) == 1  # this mover is left alone for a while
 

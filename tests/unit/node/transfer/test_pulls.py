@@ -11,7 +11,6 @@ from kept import kept
 from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.store.segments import Copies
 from miniray.node.transfer.pulls import Pulls
 
@@ -26,35 +25,21 @@ KEY = (b"node", 7, b"home")
 A, B = b"process a", b"process b"
 
 
-class NoDisk:
-    """Nothing can leave memory."""
-
-    leaving = 0
-    arriving = False
-
-    def make_room(self, _target: int) -> int:
-        return 0
-
-    def trouble(self, _since: float) -> str:
-        return ""
-
-
 class Transfers:
     """Copies that end when a test says so."""
 
-    def __init__(self, store: SegmentStore, queue: AdmissionQueue) -> None:
+    def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._queue = queue
         self.begun: list[Key] = []
         self.over: list[Key] = []
         self.told: list[tuple[Key, int]] = []
         self._open: dict[Key, asyncio.Future[None]] = {}
 
-    async def copy(self, key: Key, claim: Claim) -> Segment:
-        memory = await self._memory(claim)
+    async def copy(self, key: Key, size: int) -> Segment:
+        memory = await self._memory(size)
         self.begun.append(key)
         self._open[key] = asyncio.get_running_loop().create_future()
-        segment = self._store.create(claim.size, 0, key[0], b"daemon", memory)
+        segment = self._store.create(size, 0, key[0], b"daemon", memory)
         try:
             await self._open[key]
         except BaseException:
@@ -68,13 +53,12 @@ class Transfers:
     def copied(self, key: Key, size: int) -> None:
         self.told.append((key, size))
 
-    async def _memory(self, claim: Claim) -> Memory:
-        """As of a node whose disk is full."""
-        claim.waits = False
-        with contextlib.suppress(ObjectStoreFullError):
-            return await self._queue.get(claim)
-        claim.waits = True
-        return await self._queue.get(claim)
+    async def _memory(self, size: int) -> Memory:
+        while True:
+            with contextlib.suppress(ObjectStoreFullError):
+                return self._store.take(size, b"")
+            self._store.changed.clear()
+            await self._store.changed.wait()
 
     def finish(self, key: Key, error: Exception | None = None) -> None:
         if error is None:
@@ -86,8 +70,7 @@ class Transfers:
 class Node:
     def __init__(self, capacity: int = 1 << 24) -> None:
         self.store = new_store(capacity)
-        self.queue = AdmissionQueue(self.store, NoDisk(), str, b"node0000")
-        self.transfers = Transfers(self.store, self.queue)
+        self.transfers = Transfers(self.store)
         self.copies = Copies(self.store, lambda _node: True)
         self.pulls = Pulls(self.transfers, self.copies)
 
@@ -243,17 +226,6 @@ def test_who_stopped_waiting_does_not_keep_the_others_from_their_copy() -> None:
         assert segments[0].mappers == {A: 2}
 
     run(test)
-
-
-def test_a_value_that_its_only_reader_leaves_no_room_for_fails_at_once() -> None:
-    async def test(node: Node) -> None:
-        held = node.store.create(2 * SIZE, 0, A, A)
-        node.store.seal(held.number)
-        node.store.map(held.number, A)
-        with pytest.raises(ObjectStoreFullError):
-            await node.pulls.wait(KEY, SIZE, A, 1)
-
-    run(test, capacity=2 * SIZE + 4096)
 
 
 # --- ahead -------------------------------------------------------------------------------

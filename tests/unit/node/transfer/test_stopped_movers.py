@@ -22,7 +22,6 @@ from miniray.common.config import config
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper
-from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer.mover_client import Move, MoverClient, Opened
 from miniray.node.transfer.moving import HELLO
 
@@ -67,7 +66,7 @@ def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(tmp_path: Path, wh
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copy = await b.transfers.copy(a.key(number), Claim(len(data)))
+        copy = await b.transfers.copy(a.key(number), len(data))
         b.transfers.copied(a.key(number), len(data))
         assert content(copy) == data
         await until(lambda: movers.killed == 1)
@@ -86,7 +85,7 @@ def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
 
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(3 * MIB))
-        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(3 * MIB)))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), 3 * MIB))
         await until(lambda: b.mover.table_sizes()["moving here"])
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -139,7 +138,7 @@ def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_
 
         monkeypatch.setattr(Move, "stop", stop_and_tell)
         number = written(a, bytes(3 * MIB))
-        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(3 * MIB)))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), 3 * MIB))
         await stopping.wait()  # nothing came, so that it is to be begun anew
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -169,7 +168,7 @@ def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
     monkeypatch.setattr(socket, "send_fds", send_or_refuse)
 
     async def test(a: End, b: End) -> None:
-        copy = await b.transfers.copy(a.key(written(a, data)), Claim(len(data)))
+        copy = await b.transfers.copy(a.key(written(a, data)), len(data))
         assert content(copy) == data
         assert refused
 

@@ -14,7 +14,6 @@ from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.relay.relayed import ANSWER, Inbox, Outbox, Relayed
 from miniray.node.relay.requests import IN_FLIGHT
 from miniray.node.store import spill_files
-from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import serving as serving_module
 from miniray.node.transfer import transfers as transfers_module
 
@@ -62,9 +61,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copies = await asyncio.gather(
-            *(b.transfers.copy(a.key(number), Claim(SIZE)) for _ in range(3))
-        )
+        copies = await asyncio.gather(*(b.transfers.copy(a.key(number), SIZE) for _ in range(3)))
         assert [content(copy, SIZE) for copy in copies] == [data] * 3
         b.transfers.copied(a.key(number), SIZE)
         a.directory.free(a.key(number))
@@ -79,7 +76,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 def test_an_object_that_is_not_there_is_lost(tmp_path: Path, dialable: bool) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy(a.key(7), Claim(SIZE))
+            await b.transfers.copy(a.key(7), SIZE)
         assert not b.store.used
 
     run(tmp_path, dialable, test)
@@ -104,7 +101,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
                 b.breaker.cut()
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
-        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), SIZE)
         assert content(copy, SIZE) == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
 
@@ -119,7 +116,7 @@ def test_who_stops_waiting_stops_the_transfer(
         number = written(a, bytes(SIZE))
         began = asyncio.Event()
         monkeypatch.setattr(transfers_module, "write_all", lambda *_: began.set())
-        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
+        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), SIZE))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -135,7 +132,7 @@ def test_who_stops_waiting_stops_the_transfer(
 def test_a_node_that_is_gone_has_no_objects(tmp_path: Path) -> None:
     async def test(_a: End, b: End) -> None:
         with pytest.raises(ObjectLostError, match="is gone"):
-            await b.transfers.copy((b"nobody", 1, b"nobody"), Claim(SIZE))
+            await b.transfers.copy((b"nobody", 1, b"nobody"), SIZE)
 
     run(tmp_path, True, test)
 
@@ -153,7 +150,7 @@ def test_a_value_that_cannot_be_read_is_refused(
         a.store.seal(number)
         monkeypatch.setattr(a.spilling, "read", fail)
         with pytest.raises(ObjectLostError, match="on fire"):
-            await b.transfers.copy(a.key(number), Claim(SIZE))
+            await b.transfers.copy(a.key(number), SIZE)
 
     run(tmp_path, dialable, test)
 
@@ -163,9 +160,9 @@ def test_a_second_transfer_of_a_value_begins_when_the_first_has_ended(tmp_path: 
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        first = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
+        first = asyncio.ensure_future(b.transfers.copy(a.key(number), SIZE))
         await until(lambda: b.transfers.arriving)
-        second = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE)))
+        second = asyncio.ensure_future(b.transfers.copy(a.key(number), SIZE))
         await asyncio.sleep(0)
         first.cancel()
         copy = await second
@@ -190,7 +187,7 @@ def test_a_value_whose_node_dies_on_the_way_is_lost_and_leaves_nothing(
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_die)
         with pytest.raises(ObjectLostError, match=f"node {a.id.hex()} is gone"):
-            await b.transfers.copy(a.key(written(a, bytes(SIZE))), Claim(SIZE))
+            await b.transfers.copy(a.key(written(a, bytes(SIZE))), SIZE)
         assert not b.store.used
         assert not any(b.transfers.table_sizes().values())
 
@@ -224,7 +221,7 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
         answer = a.requests.handlers["fetch"]
         a.requests.handlers["fetch"] = lambda *args: asked.append(args)
         for count in range(10):
-            copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(size)))
+            copying = asyncio.ensure_future(b.transfers.copy(a.key(number), size))
             await asyncio.sleep(0.01)
             copying.cancel()
             await asyncio.wait([copying])
@@ -234,7 +231,7 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
         a.requests.handlers["fetch"] = answer
         for each in asked:
             answer(*each)
-        await b.transfers.copy(a.key(number), Claim(size))
+        await b.transfers.copy(a.key(number), size)
         assert not any(b.transfers.table_sizes().values())
 
     run(tmp_path, True, test)
@@ -289,7 +286,7 @@ def test_only_so_much_is_on_its_way_from_a_node_at_a_time(tmp_path: Path) -> Non
             answer(*args)
 
         a.serving._answer_with = counted  # type: ignore[method-assign]
-        await asyncio.gather(*(b.transfers.copy(a.key(number), Claim(size)) for number in numbers))
+        await asyncio.gather(*(b.transfers.copy(a.key(number), size) for number in numbers))
         assert size < most <= IN_FLIGHT
 
     run(tmp_path, True, test)
@@ -304,7 +301,7 @@ def test_a_copy_for_which_there_is_no_memory_arrives_on_disk(
     async def test(a: End, b: End) -> None:
         number = written(a, data)
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy = await b.transfers.copy(a.key(number), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(number), SIZE)
         assert not copy.in_memory
         assert content(copy, SIZE) == data
         b.store.seal(copy.number)
@@ -319,14 +316,14 @@ def test_a_copy_that_is_larger_than_the_store_arrives_on_disk(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         b.store.memories.capacity = b.store.capacity = SIZE // 2
-        copy = await b.transfers.copy(a.key(written(a, data)), Claim(SIZE))
+        copy = await b.transfers.copy(a.key(written(a, data)), SIZE)
         assert not copy.in_memory
         assert content(copy, SIZE) == data
 
     run(tmp_path, True, test)
 
 
-def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
+def test_a_copy_for_which_there_is_no_room_asks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(_place: object) -> None:
@@ -336,17 +333,10 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
 
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
-        full = b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copying = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE, OWNER)))
-        other = asyncio.ensure_future(b.transfers.copy(a.key(number), Claim(SIZE, b"other")))
-        with pytest.raises(ObjectStoreFullError):
-            await copying
-        assert not other.done()
-        assert not a.directory  # nothing was asked for yet
-        b.store.seal(full.number)
-        b.store.free(full.number)
-        segment = await other
-        assert content(segment, SIZE) == bytes(SIZE)
+        b.store.create(b.store.capacity, 0, OWNER, OWNER)
+        with pytest.raises(ObjectStoreFullError, match="No space left"):
+            await b.transfers.copy(a.key(number), SIZE)
+        assert not a.directory
 
     run(tmp_path, True, test)
 
@@ -354,7 +344,7 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
 def test_a_copy_whose_node_refuses_it_gives_its_room_back(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy(a.key(7), Claim(SIZE))
+            await b.transfers.copy(a.key(7), SIZE)
         assert not b.store.used
         assert not b.transfers.arriving
 
@@ -375,11 +365,11 @@ def test_a_node_that_sends_what_nobody_made_room_for_is_not_believed(
         number = written(a, bytes(SIZE))
         if what == "more bytes":
             monkeypatch.setattr(serving_module.os, "pread", read_more)
-            claim = Claim(SIZE)
+            size = SIZE
         else:
-            claim = Claim(SIZE - 1)
+            size = SIZE - 1
         with pytest.raises(ObjectLostError, match="bytes"):
-            await b.transfers.copy(a.key(number), claim)
+            await b.transfers.copy(a.key(number), size)
         assert not b.store.used
         a.store.free(number)
         await until(lambda: not a.store.used)
