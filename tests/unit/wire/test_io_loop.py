@@ -3,12 +3,16 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from open_files import open_files
 from process_doubles import eventually
 
 from miniray.wire.io_loop import IOLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_callbacks_run_in_the_loops_thread_in_order(loop: IOLoop) -> None:
@@ -21,21 +25,30 @@ def test_callbacks_run_in_the_loops_thread_in_order(loop: IOLoop) -> None:
 
 def test_timers_run_in_the_order_of_their_times_and_not_early(loop: IOLoop) -> None:
     seen: list[str] = []
-    loop.call_later(0.06, lambda: seen.append("third"))
-    loop.call_later(0.02, lambda: seen.append("first"))
-    loop.call_later(0.04, lambda: seen.append("second"))
-    assert seen == []
-    eventually(lambda: len(seen) == 3)
-    assert seen == ["first", "second", "third"]
+
+    def begin() -> None:  # in one turn of the loop: none is due before all are set
+        loop.call_later(0.06, lambda: seen.append("third"))
+        loop.call_later(0.02, lambda: seen.append("first"))
+        loop.call_later(0.04, lambda: seen.append("second"))
+        seen.append("set")
+
+    loop.call_soon(begin)
+    eventually(lambda: len(seen) == 4)
+    assert seen == ["set", "first", "second", "third"]
 
 
 def test_a_cancelled_timer_does_not_run_and_is_forgotten(loop: IOLoop) -> None:
     seen: list[str] = []
-    cancel = loop.call_later(0.01, lambda: seen.append("cancelled"))
-    ran = loop.call_later(0.02, lambda: seen.append("ran"))
-    cancel()
+    too_late: list[Callable[[], None]] = []
+
+    def begin() -> None:  # in one turn of the loop: neither is due before the first is cancelled
+        cancel = loop.call_later(0.01, lambda: seen.append("cancelled"))
+        too_late.append(loop.call_later(0.02, lambda: seen.append("ran")))
+        cancel()
+
+    loop.call_soon(begin)
     eventually(lambda: seen)
-    ran()  # too late: has no effect
+    too_late[0]()  # has no effect
     loop.call_later(0.01, lambda: seen.append("last"))
     eventually(lambda: len(seen) == 2)
     assert seen == ["ran", "last"]
