@@ -22,6 +22,7 @@ from miniray.accelerators.registry import (
     family_named,
     parse_declaration,
 )
+from miniray.common.quick_dataclass import quick_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ class DeviceGroup(NamedTuple):
     detected: int
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class NodeAccelerators:
     """What a node says of its accelerators."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address
 from miniray.common.names import user_stacklevel
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.engines import engine_of
 from miniray.system import option_checks as check
 
@@ -83,7 +84,7 @@ _OF_NODE = (
 )
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class InitOptions:
     """Checked arguments of ``init()``. None means: as the cluster or the machine has it."""
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from miniray.common.amounts import Needs, from_units
 from miniray.common.names import short_name
+from miniray.common.quick_dataclass import quick_dataclass
 
 
 # --- placement -------------------------------------------------------------------------
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NodeAffinity:
     """Run on the node with this id (hex); elsewhere if ``soft`` and it is gone or too small."""
 
@@ -27,7 +28,7 @@ class NodeAffinity:
     soft: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class BundleAffinity:
     """Draw on a bundle of a placement group; ``bundle_index`` -1 means any bundle."""
 
@@ -37,12 +38,12 @@ class BundleAffinity:
     capture_child_tasks: bool | None = False
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Spread:
     """Place on the least used nodes."""
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Anywhere:
     """The default policy, and in no placement group, whatever the caller's group captures."""
 

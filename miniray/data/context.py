@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.plan import Compute, PoolSize
 from miniray.data.transforms import Udf
 from miniray.decorator import remote
@@ -30,7 +31,7 @@ _OPTIONS = (
 )
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class ExecutionResources:
     """The most that executions may use; None is no limit.
 
@@ -45,7 +46,7 @@ class ExecutionResources:
     object_store_memory: int | None = None
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class ExecutionOptions:
     """How a dataset is executed.
 
@@ -62,7 +63,7 @@ class ExecutionOptions:
     label_selector: dict[str, str] | None = None
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class DataContext:
     """Settings of all datasets of this process.
 
@@ -114,7 +115,7 @@ class DataContext:
 # --- what functions run on --------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class TaskPoolStrategy:
     """Run a function in tasks: ``size`` at once, at most. Default: as many as there are CPUs."""
 
@@ -125,7 +126,7 @@ class TaskPoolStrategy:
             raise ValueError(f"TaskPoolStrategy(size={self.size!r}) must be 1 or more.")
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class ActorPoolStrategy:
     """Run a class in the actors of a pool.
 

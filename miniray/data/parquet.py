@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import from_file
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import bunched, is_local, with_path
@@ -38,7 +39,7 @@ _POSSIBLE: dict[str, Callable[[Any, Any, Any], bool]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Piece:
     """Rows of a row group."""
 
@@ -48,7 +49,7 @@ class Piece:
     stop: int
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class ParquetRows(Content):
     """Pieces of files, read one after another.
 
@@ -144,7 +145,7 @@ class ParquetRows(Content):
         return table.select(self.names)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class ParquetDatasource(Datasource):
     """Parquet files. Their footers are read when units are made, except for the first one's."""
 

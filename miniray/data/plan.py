@@ -7,6 +7,7 @@ import numbers
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.transforms import Columns, FilterExpr, Transform
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class PoolSize(NamedTuple):
     most: int
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Compute:
     """What a step runs on.
 
@@ -67,7 +68,7 @@ class PlanNode:
         return type(self).__name__
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Read(PlanNode):
     """Reads a source."""
 
@@ -88,7 +89,7 @@ class Read(PlanNode):
         return iter(units)
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Apply(PlanNode):
     """Applies a step to all rows."""
 
@@ -101,7 +102,7 @@ class Apply(PlanNode):
         return self.step.name
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Limit(PlanNode):
     """Keeps the first rows."""
 
@@ -113,14 +114,14 @@ class Limit(PlanNode):
         return f"Limit({self.rows})"
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Union(PlanNode):
     """The rows of several plans, one after another."""
 
     inputs: tuple[PlanNode, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Regroup(PlanNode):
     """Blocks of so many rows.
 
@@ -138,7 +139,7 @@ class Regroup(PlanNode):
         return f"Repartition({self.rows} rows)"
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Exchange(PlanNode):
     """Brings rows that belong together into one partition.
 
@@ -170,7 +171,7 @@ class Exchange(PlanNode):
 # --- stages -----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Stage(PlanNode):
     """Steps that run together: in one task, or in the actors of a pool."""
 

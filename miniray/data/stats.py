@@ -8,6 +8,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, terminal_size, write
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _MOST = 200
 _SHOWN_AFTER, _BETWEEN = 1.0, 0.2
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Record:
     """What a task tells of a block that it has made.
 
@@ -40,7 +41,7 @@ class Record:
     heap: int
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class StageStats:
     """The sums over the calls of a stage.
 
@@ -85,7 +86,7 @@ class StageStats:
         )
 
 
-@dataclasses.dataclass(eq=False)
+@quick_dataclass(eq=False)
 class ExecutionStats:
     """What an execution has done so far.
 

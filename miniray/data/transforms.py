@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.read_ahead import read_ahead
 from miniray.data.blocks import Arrays, batch_to_table, rows_to_table, table_to_rows
 from miniray.data.tables import Rows, batched, concat, tabulated
@@ -32,7 +33,7 @@ class DataError(MinirayError, RuntimeError):
     """A function of the user, or a file, has failed; the text says which, and on which rows."""
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Where:
     """What is being read, for messages and seeds."""
 
@@ -71,7 +72,7 @@ class Transform:
         return self
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Udf:
     """A function of the user, or a class, made with ``init_args``, whose object is called."""
 
@@ -142,7 +143,7 @@ def _rows_text(start: int, count: int) -> str:
     return f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class UserStep(Transform):
     """Calls a function of the user: the base of what does."""
 
@@ -165,7 +166,7 @@ class UserStep(Transform):
             raise _error_of(f"{self.name}: {self.udf.name}() failed", error) from None
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class MapRows(UserStep):
     """Calls a function for each row: the kind is "Map", "FlatMap" or "Filter"."""
 
@@ -218,7 +219,7 @@ class MapRows(UserStep):
         return rows
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class MapBatches(UserStep):
     """Calls a function for each batch.
 
@@ -312,7 +313,7 @@ class TableStep(Transform):
         return self.changed(schema.empty_table(), Where("the data")).schema
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class FilterExpr(TableStep):
     """Keeps the rows for which an expression is true."""
 
@@ -325,7 +326,7 @@ class FilterExpr(TableStep):
             return table.filter(self.expr.values(table))
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class WithColumns(TableStep):
     """Adds columns, or replaces some, by expressions."""
 
@@ -338,7 +339,7 @@ class WithColumns(TableStep):
         return pa.table({**dict(zip(table.column_names, table.columns, strict=True)), **made})
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Columns(TableStep):
     """Selects, drops or renames columns, by a method of tables."""
 
@@ -356,7 +357,7 @@ class Columns(TableStep):
         return found
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Sample(Transform):
     """Keeps each row with a probability."""
 
@@ -375,7 +376,7 @@ class Sample(Transform):
         return schema
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Gather(Transform):
     """Makes one block of all rows of a call."""
 

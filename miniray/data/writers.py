@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import io
 import json
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.aggregate import LISTED, ROWS, grouped_by
 from miniray.data.batches import check_whole
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
@@ -45,7 +45,7 @@ _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Writer(Transform):
     """Writes blocks as files, and gives their names and rows.
 

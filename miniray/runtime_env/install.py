@@ -18,6 +18,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env.cache import FolderCache, JobFolders, uninterrupted
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
@@ -57,7 +58,7 @@ _READ_AT_START = frozenset({"LANG", "TZ"})
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class WorkerEnvironment:
     """How a worker with a runtime environment is started."""
 

@@ -27,6 +27,7 @@ from miniray.common.process_state import (
     stat_of,
     variable_of,
 )
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.security.token import write_private
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def machine_identity() -> tuple[str, str, str]:
     return os.uname().nodename, boot, str(Path("/proc/self/ns/pid").readlink())
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class ProcessId:
     """A process that cannot be mistaken for a later one with the same pid."""
 
@@ -83,7 +84,7 @@ class ProcessId:
         return state not in "ZX" and start == self.start
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class Session:
     """The places of one session."""
 
@@ -108,7 +109,7 @@ class Session:
         return self.folder / "token"
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class ClusterRecord:
     """What programs need to know of a running node to attach to it or to end it."""
 

@@ -6,7 +6,6 @@ load, so the controller passes it on as bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 import traceback
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from miniray.common.exception_transport import pack, unpack
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import TrainLoopLoadError
 from miniray.train.base.ranks import listed
 
@@ -28,7 +28,7 @@ MOST_TOLD = 16
 MOST_CAUSES = 8
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class WorkerFailure:
     """Why a worker failed.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system.boot_options import is_loopback
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ SLICE_LABEL = "miniray.io/tpu-slice-name"
 WORKER_LABEL = "miniray.io/tpu-worker-id"
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class WorkerInfo:
     """Where a worker runs, as it says itself.
 
@@ -45,7 +46,7 @@ class WorkerInfo:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Ranks:
     """The place of a worker among all workers of a group."""
 

@@ -6,13 +6,14 @@ one means, is in ``callbacks/__init__.py``.
 
 from __future__ import annotations
 
-import dataclasses
+import dataclasses  # noqa: TC003 - KW_ONLY is looked up when the class is made
 import datetime
 import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system import option_checks as check
 from miniray.train.config.checks import check_field, instance_of, refuses
 from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
@@ -45,7 +46,7 @@ _SHOWN = "Add a callback that shows what you want to see."
     progress_reporter=_SHOWN,
     log_to_file="What ranks print is in the logs of their workers.",
 )
-@dataclasses.dataclass
+@quick_dataclass
 class RunConfig:
     """Name, storage and rules of a run.
 
@@ -132,7 +133,7 @@ class RunConfig:
         return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class RunContext:
     """The run that a callback is told about.
 
@@ -235,7 +236,7 @@ class Callback:
 UserCallback = Callback
 
 
-@dataclasses.dataclass(eq=False)
+@quick_dataclass(eq=False)
 class ProgressCallback(Callback):
     """Tells the driver's display how far a run is to go, so that it can say the time left.
 

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.base.states import RunState
 from miniray.train.callbacks import RunContext
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from miniray.train.worker.backend import Backend
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class RunSpec:
     """Everything that the controller needs to know of a run."""
 
@@ -72,7 +73,7 @@ MOST_PAUSE = 10.0
 MAX_ATTEMPTS, MAX_REASON = 20, 2000
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class AttemptFacts:
     """What is stored of an attempt; times by time.time(), ``ended`` None while it goes on.
 
@@ -92,7 +93,7 @@ class AttemptFacts:
     logs: str = ""
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class RunFacts:
     """What a controller counts, and stores for those who look into the folder.
 
@@ -163,7 +164,7 @@ STOPPING = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class RunOutcome:
     """How a run ended.
 

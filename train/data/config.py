@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import dataclasses  # noqa: TC003 - KW_ONLY is looked up when the class is made
 from typing import TYPE_CHECKING, Any, Literal
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.config.checks import is_whole, refuses
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _READS_ITSELF = "Each worker reads its part of the data by itself: leave it out.
 
 
 @refuses(execution_options=_READS_ITSELF, enable_shard_locality=_READS_ITSELF)
-@dataclasses.dataclass
+@quick_dataclass
 class DataConfig:
     """How ``datasets`` of a trainer reach its workers.
 

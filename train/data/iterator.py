@@ -7,6 +7,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.read_ahead import read_ahead
 from miniray.train.config.checks import is_whole
 from miniray.train.data.position import (
@@ -41,7 +42,7 @@ _OF_RAY = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class BatchSpec:
     """How a train loop wants its batches.
 
@@ -350,7 +351,7 @@ class DataIterator:
         self._reader = part
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class BatchIterable:
     """Batches of a ``DataIterator``; each ``iter()`` is a pass of its own over the next epoch.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
+
+from miniray.common.quick_dataclass import quick_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def enough_for(world_size: int, ranges: Sequence[Range]) -> list[Range]:
     return part([*ranges] * world_size, 0, world_size)
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class BatchPlan:
     """How a rank's rows are cut into batches.
 
@@ -105,7 +106,7 @@ _KEYS = {"version", "dataset", "epoch", "ranges", "world_size", "taken", "local_
 ENDLESS = 2**62
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class Position:
     """How far a rank has come in an epoch.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import get
 from miniray.common.object_ref import ObjectRef
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.data.config import DataConfig
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.train.data.iterator import DataIterator
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Datasets:
     """The datasets of a run, as they travel with its train loop."""
 
@@ -47,7 +48,7 @@ class Datasets:
         return Datasets(refs, self.config)
 
 
-@dataclasses.dataclass
+@quick_dataclass
 class Shards:
     """The iterators of one rank, each made when it is first asked for."""
 

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import TrainingFailedError
 from miniray.train.base.states import RunState
 from miniray.train.config import CheckpointConfig
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 _SHOWN = 5
 
 
-@dataclasses.dataclass(repr=False)
+@quick_dataclass(repr=False)
 class Result:
     """The results of a training run.
 

@@ -11,6 +11,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.storage.checkpoint import METADATA_FILE
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def named(entries: set[str]) -> tuple[set[str], set[str]]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class CheckpointRecord:
     """A complete checkpoint, as its manifest tells of it.
 
