@@ -7,28 +7,21 @@ order (``order.py``), which is split over the ranks (``position.py``) and read i
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from miniray.common.absent import lazy
 from miniray.train.data.config import DataConfig
 
 if TYPE_CHECKING:
     from miniray.train.data.iterator import DataIterator
     from miniray.train.data.shards import get_dataset_shard
 
-_HOMES = {"DataIterator": "iterator", "get_dataset_shard": "shards"}
-
 __all__ = ["DataConfig", "DataIterator", "get_dataset_shard"]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"miniray.train.data.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "DataIterator": "miniray.train.data.iterator",
+        "get_dataset_shard": "miniray.train.data.shards",
+    },
+)

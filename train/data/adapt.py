@@ -53,9 +53,7 @@ def adapt_all(
 
 def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
     """Raise ValueError if there is not a row for each part: its rank would have no batch."""
-    from miniray.train.data.sources import Source
-
-    if isinstance(source, Source) and source.num_rows < max(1, parts):
+    if source.num_rows < max(1, parts):
         raise ValueError(
             f"datasets[{name!r}] has {source.num_rows} rows, less than one for each of "
             f"{max(1, parts)} workers."

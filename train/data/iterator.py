@@ -11,14 +11,13 @@ from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.read_ahead import read_ahead
 from miniray.train.config.checks import is_whole
 from miniray.train.data.position import (
-    ENDLESS,
     Position,
     plan_batches,
     position_of,
     size_of,
     state_of,
 )
-from miniray.train.data.reading import LocalShuffle, StreamReader, StreamShuffle
+from miniray.train.data.reading import LocalShuffle, StreamReader
 from miniray.train.data.sources import Source, formatter
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class DataIterator:
             ValueError: A value makes no sense, or this data has no such format. In a pass over an
                 iterable dataset: it gave less items than there are workers.
         """
-        make = formatter(batch_format, tabular=self._tabular)
+        make = formatter(batch_format, tabular=self._source.tabular)
         local = self._local_shuffle("iter_batches", local_shuffle_buffer_size, local_shuffle_seed)
         spec = BatchSpec(batch_size, prefetch_batches, drop_last, local, make)
         return BatchIterable(self, spec.checked("iter_batches"))
@@ -178,7 +177,7 @@ class DataIterator:
         Raises:
             ValueError: A value makes no sense.
         """
-        if dtypes is not None and (collate_fn is not None or not self._tabular):
+        if dtypes is not None and (collate_fn is not None or not self._source.tabular):
             raise ValueError(
                 "iter_torch_batches(dtypes=...) is for columns of tables that are not collated by "
                 "a collate_fn; convert the tensors there."
@@ -221,10 +220,6 @@ class DataIterator:
         self._prepare()
 
     @property
-    def _tabular(self) -> bool:
-        return isinstance(self._source, Source) and self._source.tabular
-
-    @property
     def _identity(self) -> dict[str, Any]:
         identity = {"name": self._name, "rows": None, "seed": self._seed}
         if isinstance(self._source, Source):
@@ -235,13 +230,12 @@ class DataIterator:
         return identity
 
     def _start_of(self, epoch: int) -> Position:
-        end = self._source.num_rows if isinstance(self._source, Source) else ENDLESS
-        return Position(epoch, [(0, end)], self._world_size)
+        return Position(epoch, [(0, self._source.num_rows)], self._world_size)
 
     def _collate(
         self, dtypes: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool
     ) -> Callable[[Any], Any]:
-        tabular = self._tabular
+        tabular = self._source.tabular
 
         def make(rows: Any) -> Any:
             if tabular:
@@ -325,17 +319,9 @@ class DataIterator:
     def _rows(self, position: Position, spec: BatchSpec, prepared: Reader | None) -> Iterator[Any]:
         source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
+            items = source.items(position.epoch)
             yield from StreamReader(
-                self._name,
-                source.items(position.epoch),
-                self._rank,
-                self._world_size,
-                position.epoch,
-                position.ranges[0][0],
-                position.taken,
-                spec.batch_size,
-                spec.drop_last,
-                StreamShuffle(*local, position.epoch, position.taken) if local else None,
+                self._name, items, self._rank, position, spec.batch_size, spec.drop_last
             ).batches()
             return
         plan = self._plan(position, spec)

@@ -13,7 +13,7 @@ from miniray.train.data.position import part, size_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from miniray.train.data.position import Range
+    from miniray.train.data.position import Position, Range
 
 
 class Reader(abc.ABC):
@@ -184,28 +184,22 @@ class StreamReader:
     """Reads a rank's batches of items, as many as every other rank has.
 
     Every rank reads all items. Of each ``world_size`` of them that follow each other, it keeps one.
+    Where the last ones are less than one for each rank, they join the batch before. If those that
+    ranks of another number have left are not one for each rank, some are given to several.
 
     Attributes:
         items: Those of the epoch.
-        origin: Items of the epoch that ranks of another number have seen. If what they have left
-            is not one for each rank, some are given to several.
-        taken: Items that each rank has seen after those.
-        batch_size: Items of a batch. Where the last items are less than one for each rank, they
-            join the batch before.
+        position: Where the rank begins, and how it mixes its items.
+        batch_size: Items of a batch.
         drop_last: Leave out what does not fill a batch on every rank.
-        shuffle: Mixes the items that the rank keeps.
     """
 
     name: str
     items: Iterable[Any]
     rank: int
-    world_size: int
-    epoch: int
-    origin: int
-    taken: int
+    position: Position
     batch_size: int
     drop_last: bool
-    shuffle: StreamShuffle | None = None
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the batches of the rank.
@@ -213,27 +207,29 @@ class StreamReader:
         Raises:
             ValueError: The epoch has items, but not one for each rank.
         """
-        taken, world_size, batch_size = self.taken, self.world_size, self.batch_size
-        begin = taken if self.shuffle is None else self.shuffle.begin
+        position, batch_size, local = self.position, self.batch_size, self.position.local_shuffle
+        taken, world_size, origin = position.taken, position.world_size, position.ranges[0][0]
+        shuffle = StreamShuffle(*local, position.epoch, taken) if local else None
+        begin = taken if shuffle is None else shuffle.begin
         count = (begin - taken) * world_size  # items that were not seen, when it is above 0
         first: list[Any] = []  # one for each rank
         ready: list[Any] = []  # own items in the order in which they are handed out
         whole = 0  # batches of these; the last is held back until it is known whether more join it
         for number, item in enumerate(self.items):
-            if number < self.origin + begin * world_size:
+            if number < origin + begin * world_size:
                 continue
             if not taken and count < world_size:
                 first.append(item)
             if count % world_size == self.rank:
-                ready += [item] if self.shuffle is None else self.shuffle.add(item)
+                ready += [item] if shuffle is None else shuffle.add(item)
             count += 1
             whole += count > 0 and count % (world_size * batch_size) == 0
             while whole > 1 and len(ready) >= batch_size:
                 yield ready[:batch_size]
                 del ready[:batch_size]
                 whole -= 1
-        if self.shuffle is not None:
-            ready += self.shuffle.rest()
+        if shuffle is not None:
+            ready += shuffle.rest()
         if self._shares(count):
             ready, sizes = [first[self.rank % count]], [1]
         else:
@@ -244,24 +240,26 @@ class StreamReader:
 
     def _shares(self, count: int) -> bool:
         """Whether the items are less than one for each rank, and some are given to several."""
-        if self.drop_last or self.taken or not 0 < count < self.world_size:
+        position = self.position
+        if self.drop_last or position.taken or not 0 < count < position.world_size:
             return False
-        if not self.origin:
+        if not position.ranges[0][0]:
             raise ValueError(
-                f"datasets[{self.name!r}] gave {count} items in epoch {self.epoch}, less than one "
-                f"for each of {self.world_size} workers."
+                f"datasets[{self.name!r}] gave {count} items in epoch {position.epoch}, less than "
+                f"one for each of {position.world_size} workers."
             )
         return True
 
     def _sizes(self, whole: int, count: int, ready: int) -> list[int]:
         """The sizes of the last batches: of ``whole`` ones, and of what is left of the items."""
-        sizes = [self.batch_size] * whole
-        rest = max(0, count) % (self.world_size * self.batch_size)
+        batch_size, world_size = self.batch_size, self.position.world_size
+        sizes = [batch_size] * whole
+        rest = max(0, count) % (world_size * batch_size)
         if rest and not self.drop_last:
-            last = ready - whole * self.batch_size
-            if sizes and rest < self.world_size:
+            last = ready - whole * batch_size
+            if sizes and rest < world_size:
                 sizes[-1] += last
-            elif count >= self.world_size:
+            elif count >= world_size:
                 sizes.append(last)
             # Else they were in the batch before.
         return sizes

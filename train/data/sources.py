@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from miniray.train.data.position import ENDLESS
 from miniray.train.data.reading import ItemReader
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class StreamSource:
     data end. A dataset with ``set_epoch`` is told the epoch.
     """
 
+    tabular = False
     modules: Sequence[str] = ()
+    num_rows = ENDLESS
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
