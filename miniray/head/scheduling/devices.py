@@ -5,7 +5,6 @@ Responsible for which devices an amount is taken from; not for the rest of a poo
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,64 +12,7 @@ from typing import TYPE_CHECKING
 from miniray.common.amounts import UNIT, from_units
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Patience:
-    """The steps that a search, or several together, may still take."""
-
-    steps: int
-
-
-def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) -> list[int] | None:
-    """Find a device for every share; None if no way was found before the patience ended.
-
-    A share that fills a device exactly goes there, as any other way can be changed into one where
-    it does. Otherwise the fullest device is tried first. Of devices with the same room one is
-    tried, and a state that failed is not tried again.
-    """
-    order = sorted(range(len(shares)), key=lambda index: -shares[index])
-    sizes = [shares[index] for index in order]
-    rest = [sum(sizes[level:]) for level in range(len(sizes))]
-    left = list(free)
-    chosen: list[int] = []
-    choices: list[Iterator[int]] = []
-    states: list[tuple[int, ...]] = []
-    hopeless: set[tuple[int, ...]] = set()
-    while len(chosen) < len(sizes):
-        level = len(chosen)
-        if len(choices) == level:
-            patience.steps -= 1
-            if patience.steps < 0:
-                return None
-            state = (level, *sorted(left))
-            states.append(state)
-            room = sum(free for free in left if free >= sizes[-1])  # which can take any share
-            may_work = state not in hopeless and room >= rest[level]
-            choices.append(_devices_to_try(left, sizes[level]) if may_work else iter(()))
-        position = next(choices[level], None)
-        if position is not None:
-            left[position] -= sizes[level]
-            chosen.append(position)
-            continue
-        hopeless.add(states.pop())
-        choices.pop()
-        if not chosen:
-            return None
-        left[chosen.pop()] += sizes[level - 1]
-    found = [0] * len(shares)
-    for index, position in zip(order, chosen, strict=True):
-        found[index] = position
-    return found
-
-
-def _devices_to_try(left: list[int], size: int) -> Iterator[int]:
-    """Return the devices to try for a share of this size: one of each free amount."""
-    if size in left:
-        return iter((left.index(size),))
-    rooms = sorted({free for free in left if free > size})
-    return iter([left.index(free) for free in rooms])
+    from collections.abc import Iterable
 
 
 #: Devices held: (device id, fixed-point units).
@@ -171,32 +113,6 @@ class Devices:
             position = free.index(UNIT, position + 1)
             positions.append(position)
         return positions
-
-    def choose_together(
-        self, amounts: Sequence[int], patience: Patience, aside: Aside | None = None
-    ) -> list[DeviceShares] | None:
-        """Choose devices for several amounts at once, taking nothing; None if no way was found."""
-        if not all(self.takes(units) for units in amounts):
-            return None
-        free = list(self._beyond(aside))
-        found: list[DeviceShares] = [()] * len(amounts)
-        for at in sorted(range(len(amounts)), key=lambda at: -amounts[at]):
-            units = amounts[at]
-            if units < UNIT:
-                break
-            if self.most_of(free, units) < units:
-                return None
-            taken = self._whole(free, units // UNIT)
-            for position in taken:
-                free[position] = 0
-            found[at] = tuple((self.ids[position], UNIT) for position in taken)
-        shared = [at for at, units in enumerate(amounts) if 0 < units < UNIT]
-        positions = pack_shares(free, [amounts[at] for at in shared], patience)
-        if positions is None:
-            return None
-        for at, position in zip(shared, positions, strict=True):
-            found[at] = ((self.ids[position], amounts[at]),)
-        return found
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
         """Choose the devices to wait for: of those that will have this much, the freest now.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from miniray.common.amounts import UNIT
 from miniray.common.labels import matches, shared_label
 from miniray.head.scheduling.bundles import candidates, match, total_needs
-from miniray.head.scheduling.devices import Patience
 from miniray.head.scheduling.policies import avoid_accelerators, least_used, pack_then_spread
 
 if TYPE_CHECKING:
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 
     #: Of each bundle its pool, and what was allocated there.
     Placed = dict[int, tuple[ResourcePool, Allocation]]
-
-#: Steps that a search for a way in which shares fit on a node's devices may take, and what it may
-#: take at least where bundles are to be on one value of a label and each value is tried.
-_STEPS = 20_000
-_FEWEST_STEPS = 500
 
 
 def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) -> Placed | None:
@@ -43,14 +37,11 @@ def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) ->
     label = shared_label([spec.selector for spec in group.bundles])
     if label is None:
         specs = group.missing
-        planner = _Planner(specs, nodes, group.nodes, owner, _STEPS)
-        return planner.place(group.strategy)
+        return _Planner(specs, nodes, group.nodes, owner).place(group.strategy)
     values = {pool.node_id: pool.labels.get(label, "") for pool in every}
     by_value = collections.defaultdict(list)
     for node in nodes:
         by_value[values[node.node_id]].append(node)
-
-    steps = max(_FEWEST_STEPS, _STEPS // len(by_value)) if by_value else 0
 
     def place(name: str, value: str) -> Placed | None:
         there = by_value[value]
@@ -58,8 +49,7 @@ def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) ->
         specs = group.missing_sets[name]
         if not may_have_room(collections.Counter(specs.values()), there, owner):
             return None
-        planner = _Planner(specs, there, taken, owner, steps)
-        return planner.place(group.strategy)
+        return _Planner(specs, there, taken, owner).place(group.strategy)
 
     def has_room(name: str, value: str) -> bool:
         made = place(name, value)
@@ -80,14 +70,13 @@ def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) ->
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Planner:
-    """Where the bundles of one group go; gives up after so many steps."""
+    """Where the bundles of one group go."""
 
     specs: dict[int, BundleSpec]
     nodes: list[ResourcePool]
     #: Nodes that hold other bundles of the group already.
     taken: set[str]
     owner: object
-    steps: int
 
     def __post_init__(self) -> None:
         self._names = {name for spec in self.specs.values() for name, _ in spec.needs}
@@ -141,8 +130,6 @@ class _Planner:
         allowed = [node for node in self.nodes if not self.taken or node.node_id in self.taken]
         totals = total_needs(self.specs.values())
         rank = pack_then_spread(self._names)
-        patience = Patience(self.steps)
-        needs = [spec.needs for spec in self.specs.values()]
         roomy = [
             node
             for node in allowed
@@ -150,9 +137,9 @@ class _Planner:
             and all(matches(spec.selector, node.labels) for spec in self.specs.values())
         ]
         for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
-            made = node.allocate_together(needs, self.owner, patience)
+            made = self._one_by_one([node])
             if made is not None:
-                return {index: (node, each) for index, each in zip(self.specs, made, strict=True)}
+                return made
         return None
 
     def _one_a_node(self) -> Placed | None:

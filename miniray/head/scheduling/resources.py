@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from miniray.common.amounts import Needs
-    from miniray.head.scheduling.devices import Aside, DeviceShares, Patience
+    from miniray.head.scheduling.devices import Aside, DeviceShares
 
 
 class Reservation(NamedTuple):
@@ -209,38 +209,6 @@ class ResourcePool:
                 devices.append((name, self.devices[name].take(units, aside.get(name))))
         self.version += 1
         return Allocation(self.node_id, tuple(scalars), tuple(devices), self.key)
-
-    def allocate_together(
-        self, needs: Sequence[Needs], owner: object, patience: Patience
-    ) -> list[Allocation] | None:
-        """Take all of these at once, however their shares have to lie on devices; or nothing."""
-        aside = self._aside(owner)
-        names = sorted({name for each in needs for name, _ in each})
-        shares: dict[str, list[DeviceShares]] = {}
-        for name in names:
-            wanted = [dict(each).get(name, 0) for each in needs]
-            devices = self.devices.get(name)
-            if devices is None:
-                free = self.free.get(name, 0) - aside.scalars.get(name, 0)
-                if self.closed or free < sum(wanted):
-                    return None
-                continue
-            found = devices.choose_together(wanted, patience, aside.devices.get(name))
-            if self.closed or found is None:
-                return None
-            shares[name] = found
-        made = [
-            Allocation(
-                self.node_id,
-                tuple((name, units) for name, units in each if name not in shares),
-                tuple((name, shares[name][at]) for name, _ in each if name in shares),
-                self.key,
-            )
-            for at, each in enumerate(needs)
-        ]
-        for allocation in made:
-            self.adopt(allocation)
-        return made
 
     def adopt(self, allocation: Allocation) -> None:
         """Count an allocation made earlier, as a daemon reports it.

@@ -1,4 +1,4 @@
-"""Shares of devices put together, beside a search through every way."""
+"""Bundles of one node on its devices, beside a search through every way."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from miniray.common.amounts import UNIT
 from miniray.common.specs import Allocation
 from miniray.head.scheduling.bundles import GroupPlacement
-from miniray.head.scheduling.devices import Patience, pack_shares
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.resources import Reservation, node_pool
-
-PLENTY = 20_000
 
 
 def fits_somehow(free: list[int], shares: list[int]) -> bool:
@@ -29,37 +26,6 @@ def fits_somehow(free: list[int], shares: list[int]) -> bool:
     return False
 
 
-@settings(max_examples=300)
-@given(
-    st.lists(st.integers(0, 10), min_size=1, max_size=3),
-    st.lists(st.integers(1, 9), max_size=6),
-)
-def test_a_way_is_found_if_there_is_one(free: list[int], shares: list[int]) -> None:
-    found = pack_shares(free, shares, Patience(PLENTY))
-    assert (found is not None) == fits_somehow(free, shares)
-    if found is not None:
-        left = list(free)
-        for share, place in zip(shares, found, strict=True):
-            left[place] -= share
-        assert min(left) >= 0
-
-
-def test_a_search_without_an_end_in_sight_ends() -> None:
-    # No two of these fit together, which no sum shows.
-    free = [1000] * 20
-    shares = [501 + number % 7 for number in range(21)]
-    patience = Patience(500)
-    assert pack_shares(free, shares, patience) is None
-    assert patience.steps >= -1
-
-
-def test_many_equal_shares_take_few_steps() -> None:
-    patience = Patience(PLENTY)
-    assert pack_shares([UNIT] * 8, [UNIT // 50] * 400, patience) is not None
-    assert pack_shares([UNIT] * 8, [UNIT // 50 + 1] * 400, patience) is None
-    assert patience.steps > PLENTY - 1000
-
-
 amounts = st.one_of(st.sampled_from([1, 2]), st.integers(1, 9).map(lambda tenths: tenths / 10))
 
 
@@ -68,9 +34,8 @@ amounts = st.one_of(st.sampled_from([1, 2]), st.integers(1, 9).map(lambda tenths
     st.lists(amounts, min_size=1, max_size=6),
     st.lists(st.integers(1, 9).map(lambda tenths: tenths / 10), max_size=3),
 )
-@example([0.6, 0.5, 0.5, 0.4], [])  # the way is not that of the largest first in the fullest
-@example([0.4, 0.3, 0.3, 0.5, 0.5], [])
-def test_strict_pack_finds_the_way_in_which_bundles_fit_on_a_node(
+@example([0.5, 0.5, 0.3, 0.3], [0.4])  # only a search would find the way, and they wait
+def test_strict_pack_gives_each_bundle_its_devices_where_they_fit_on_a_node(
     bundles: list[float], held: list[float]
 ) -> None:
     node = node_pool("ab", {"CPU": 9}, {"GPU": ["0", "1", "2"]})
@@ -90,10 +55,23 @@ def test_strict_pack_finds_the_way_in_which_bundles_fit_on_a_node(
     possible = len(unheld) >= whole
     for position in unheld[:whole] if possible else ():
         free[position] = 0
-    assert (made is not None) == (possible and fits_somehow(free, shares))
+    possible = possible and fits_somehow(free, shares)
+    if len(set(shares)) < 2:
+        assert (made is not None) == possible
+    else:  # the largest goes first, to the fullest device that has room for it
+        assert made is None or possible
     assert min(node.devices["GPU"].free) >= 0
     if made is not None:
         check(made.values(), bundles)
+
+
+@pytest.mark.parametrize("amounts", [[0.4, 0.5, 0.5, 0.6], [0.4, 0.3, 0.3, 0.5, 0.5]])
+def test_strict_pack_fills_devices_with_unequal_shares(amounts: list[float]) -> None:
+    node = node_pool("ab", {}, {"GPU": ["0", "1"]})
+    state = GroupPlacement.of(b"group", [{"GPU": amount} for amount in amounts], "STRICT_PACK")
+    made = plan(state, [node], None)
+    assert made is not None
+    assert node.devices["GPU"].free == [0, 0]
 
 
 def check(made: object, bundles: list[float]) -> None:
