@@ -3,8 +3,7 @@
 Decides what is needed and in which order; the folders are the cache's, archives and
 virtual environments are made by ``archive`` and ``pip``. Starts no workers.
 
-What the cache keeps of a package is its archive, which is compared with its address whenever it
-is used. It is unpacked for each job: what a job writes there is its own.
+Packages are fetched and unpacked for each job: what a job writes there is its own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from miniray.common.quick_dataclass import quick_dataclass
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env.cache import FolderCache, JobFolders, uninterrupted
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
-from miniray.security.token import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,10 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that packages and virtual environments on a node may take before unused ones go.
+#: Bytes that virtual environments on a node may take before unused ones go.
 DEFAULT_CACHE_LIMIT = 10 * 1024**3
-#: The file of a package in its folder of the cache.
-_ARCHIVE = "archive"
 #: Variables that a library reads when it is loaded, or the interpreter when it starts. A
 #: worker forked from a warm template would have them too late.
 _READ_AT_LOAD = (
@@ -80,10 +76,10 @@ class EnvironmentManager:
     """Prepares the environments of a node's workers. Belongs to one event loop.
 
     Args:
-        folder: Where packages and virtual environments are kept. Daemons of one user
+        folder: Where virtual environments are kept. Daemons of one user
             on one machine may share it.
-        jobs: Where those of this node's jobs are unpacked; this daemon's alone.
-        cache_limit: Bytes that the first may take before unused ones are removed.
+        jobs: Where the packages of this node's jobs are unpacked; this daemon's alone.
+        cache_limit: Bytes that the former may take before unused ones are removed.
     """
 
     def __init__(self, folder: Path, jobs: Path, cache_limit: int = DEFAULT_CACHE_LIMIT) -> None:
@@ -187,34 +183,15 @@ class _Preparation:
         unpack = packages.unpack_wheel if suffix == ".whl" else packages.unpack
 
         async def build(folder: Path, _lock: int) -> None:
-            content = await self._archive(uri, digest)
-            await uninterrupted(unpack, content, folder, f"The package {uri}")
-
-        job = self.jobs.of(self.job_id)
-        return str(await self._acquire(job, f"{suffix[1:]}-{digest[:32]}", build))
-
-    async def _archive(self, uri: str, digest: str) -> bytes:
-        """Return a package from the cache, or from the cluster if the cache has none or another."""
-
-        async def build(folder: Path, _lock: int) -> None:
             content = await _fetched(uri, self.fetch_blob)
             if await uninterrupted(_sha256, content) != digest:
                 raise RuntimeEnvSetupError(
                     f"The package {uri} arrived damaged: its content has another SHA-256."
                 )
-            await uninterrupted(write_private, folder / _ARCHIVE, content)
+            await uninterrupted(unpack, content, folder, f"The package {uri}")
 
-        key = f"package-{digest}"
-        folder = await self.cache.acquire(key, build)
-        try:
-            content = await uninterrupted(_read, folder / _ARCHIVE)
-            if await uninterrupted(_sha256, content) != digest:
-                logger.warning("%s was changed by somebody; it is fetched again", folder / _ARCHIVE)
-                await build(folder, -1)
-                content = await uninterrupted(_read, folder / _ARCHIVE)
-            return content
-        finally:
-            self.cache.release(key)
+        job = self.jobs.of(self.job_id)
+        return str(await self._acquire(job, f"{suffix[1:]}-{digest[:32]}", build))
 
     async def _venv(self, pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> Path:
         from miniray.runtime_env.pip import build_venv, venv_key
@@ -244,14 +221,6 @@ async def _fetched(uri: str, fetch_blob: Callable[[str], Awaitable[bytes]]) -> b
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    """Return the content of a file; nothing if somebody has removed it."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
 def needs_fresh_interpreter(env_vars: Mapping[str, str]) -> bool:

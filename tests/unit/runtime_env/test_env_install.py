@@ -81,7 +81,7 @@ def test_references_stand_for_the_variables_of_the_node():
 # --- packages -----------------------------------------------------------------------------
 
 
-def test_a_package_is_fetched_once_however_many_ask(tmp_path):
+def test_a_package_is_fetched_once_per_job_and_node_however_many_ask(tmp_path):
     code = package(a="1")
     store = Store(code)
 
@@ -97,27 +97,6 @@ def test_a_package_is_fetched_once_however_many_ask(tmp_path):
         assert len({environment.cwd for environment in environments}) == 2
         await one.close()
         await two.close()
-
-    asyncio.run(main())
-    assert len(store.fetched) == 1
-
-
-@pytest.mark.parametrize("content", [b"another", None])
-def test_a_package_that_was_changed_in_the_cache_is_fetched_again(tmp_path, content):
-    code = package(a="1")
-    store = Store(code)
-
-    async def main():
-        manager = manager_in(tmp_path)
-        await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
-        (kept,) = (tmp_path / "cache").glob("package-*/archive")
-        kept.unlink()
-        if content is not None:
-            kept.write_bytes(content)
-        for job in (b"second", b"third"):
-            environment = await manager.prepare({"working_dir": code[0]}, job, store.fetch)
-            assert (Path(environment.cwd) / "a").read_text() == "1"
-        await manager.close()
 
     asyncio.run(main())
     assert len(store.fetched) == 2
