@@ -75,10 +75,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_collection() -> None:
+    """Look for no garbage among what is collected: nearly all of it lives as long as all tests."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector, which many tests call, what lives as long as all tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +105,23 @@ def test_an_option_is_named_by_the_check_the_spec_and_what_uses_it(
     option: str, used_in: str
 ) -> None:
     """Nothing on its way from the options to there names it: a new one touches three files."""
-    names = {option, option.lstrip("_")}
-    naming = {path for path, named in _names_in_files().items() if names & named}
+    naming = _files_that_name({option, option.lstrip("_")})
     naming.discard("system/option_checks.py")  # how single values are checked
     assert naming == {"options.py", "common/specs.py", used_in}
 
 
-@functools.cache
-def _names_in_files() -> dict[str, set[object]]:
-    """What each file of the package names."""
-    return {
-        str(path.relative_to(ROOT)): {_name(node) for node in ast.walk(ast.parse(path.read_text()))}
-        for path in ROOT.rglob("*.py")
-        if "engines" not in path.parts  # another engine has names of its own for options
-    }
+def _files_that_name(names: set[str]) -> set[str]:
+    """Find the files of the package with one of these names."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        if "engines" in path.parts:  # another engine has names of its own for options
+            continue
+        text = path.read_text()
+        if not any(name in text for name in names):  # to parse all files takes seconds
+            continue
+        if any(_name(node) in names for node in ast.walk(ast.parse(text))):
+            found.add(str(path.relative_to(ROOT)))
+    return found
 
 
 def _name(node: ast.AST) -> object:
