@@ -6,6 +6,7 @@ and combined. Counts, sums and their like are computed by Arrow, all others by c
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,23 +58,18 @@ class AggregateFn:
             raise ValueError("Exactly one of accumulate_row or accumulate_block must be provided.")
         self.name = name
         self._init, self._merge, self._finalize = init, merge, finalize
-        self._row, self._block = accumulate_row, accumulate_block
+        self._row: Any = accumulate_row
+        self._block = accumulate_block
 
     def partial(self, key: Any, table: Any) -> Any:
         """Return the accumulator of rows of one group."""
-        accumulator = self._init(key)
         if self._block is not None:
-            return self._block(accumulator, table)
-        assert self._row is not None
-        for row in table_to_rows(table):
-            accumulator = self._row(accumulator, row)
-        return accumulator
+            return self._block(self._init(key), table)
+        return functools.reduce(self._row, table_to_rows(table), self._init(key))
 
     def merged(self, accumulators: Sequence[Any]) -> Any:
         """Return the result of the accumulators of one group."""
-        found, *others = accumulators
-        for each in others:
-            found = self._merge(found, each)
+        found = functools.reduce(self._merge, accumulators)
         return found if self._finalize is None else self._finalize(found)
 
 
@@ -112,10 +108,7 @@ class AggregateFnV2(AggregateFn):
         there = [each for each in accumulators if each is not None]
         if not there or (len(there) < len(accumulators) and not self._ignore_nulls):
             return None
-        found = self._zero()
-        for each in there:
-            found = self.combine(found, each)
-        return self.finalize(found)
+        return self.finalize(functools.reduce(self.combine, there, self._zero()))
 
 
 class _OfColumn(AggregateFn):
@@ -224,7 +217,6 @@ class _ByArrow(_OfColumn):
     parts: tuple[tuple[str, str], ...] = ()
 
     def options(self, function: str) -> Any:
-        """Return the options of a function of Arrow."""
         if function == "list":
             return None
         if function == "count":
@@ -330,10 +322,7 @@ class Std(_ByArrow):
 def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[tuple[str, str, Any]]) -> Any:
     """Return the keys of each group, in order, with what calls of Arrow compute of its rows.
 
-    Args:
-        table: The rows.
-        keys: The columns that are equal in a group.
-        calls: A column, a function and its options each; ``LISTED`` for the numbers of the rows.
+    A call is a column, a function and its options, or ``LISTED`` for the numbers of the rows.
     """
     if LISTED in calls:
         table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))

@@ -47,7 +47,6 @@ class Ragged(_Stored):
 
     @property
     def value_type(self) -> Any:
-        """The type of the values."""
         return self.storage_type.field("data").type.value_type
 
     @classmethod
@@ -253,12 +252,8 @@ def check_format(caller: str, batch_format: Any) -> None:
 
 
 def _to_pandas(table: Any) -> Any:
-    special = [
-        name
-        for name, kind in zip(table.column_names, table.schema.types, strict=True)
-        if isinstance(kind, pa.BaseExtensionType)
-    ]
-    frame = table.drop_columns(special).to_pandas() if special else table.to_pandas()
+    special = [field.name for field in table.schema if isinstance(field.type, pa.BaseExtensionType)]
+    frame = table.drop_columns(special).to_pandas()
     for name in special:
         place = table.column_names.index(name)
         frame.insert(place, name, values_of(table.column(name)), allow_duplicates=True)

@@ -248,7 +248,7 @@ class Consumption:
     def explain(self) -> None:
         """Print the plan, and what runs together."""
         print("-------- Logical Plan --------")  # noqa: T201 -- what it is for
-        print(explained(self._plan))  # noqa: T201
+        print(explained(self._plan, stages=False))  # noqa: T201
         print("-------- Stages --------")  # noqa: T201
         print(explained(optimised(self._plan)))  # noqa: T201
 

@@ -161,12 +161,12 @@ class ActorPoolStrategy:
         return PoolSize(self.min_size or 1, self.max_size or 0)
 
 
-def udf_of(caller: str, function: Any, given: dict[str, Any]) -> Udf:
-    """Return a function with its arguments, which are taken out of what was given.
+def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Udf, Compute]:
+    """Return a function with its arguments, and what it runs on.
 
     Raises:
-        TypeError: It can't be called.
-        ValueError: There are arguments of a constructor, but no class.
+        TypeError: It can't be called, or there is no such option.
+        ValueError: There are arguments of a constructor, but no class; or an option makes no sense.
     """
     if not callable(function):
         raise TypeError(
@@ -183,20 +183,19 @@ def udf_of(caller: str, function: Any, given: dict[str, Any]) -> Udf:
         )
     udf = Udf(
         function,
-        tuple(given.pop("fn_args", None) or ()),
-        given.pop("fn_kwargs", None) or {},
-        tuple(given.pop("fn_constructor_args", None) or ()),
-        given.pop("fn_constructor_kwargs", None) or {},
+        tuple(options.pop("fn_args", None) or ()),
+        options.pop("fn_kwargs", None) or {},
+        tuple(options.pop("fn_constructor_args", None) or ()),
+        options.pop("fn_constructor_kwargs", None) or {},
     )
     if not is_class and (udf.init_args or udf.init_kwargs):
         raise ValueError(
             f"{caller}(fn_constructor_args=...) is for classes, and {udf.name} is a function."
         )
-    return udf
+    return udf, _compute_of(caller, udf, options)
 
 
-def compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
-    """Return what a function runs on; TypeError or ValueError says what is wrong with options."""
+def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     options = {key: value for key, value in given.items() if value is not None}
     strategy = options.pop("compute", None)
     concurrency = options.pop("concurrency", None)
@@ -212,7 +211,9 @@ def compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     if strategy is None:
         strategy = _from_concurrency(caller, udf, concurrency)
     in_actors = isinstance(strategy, ActorPoolStrategy)
-    remote(**options)(Compute if in_actors else compute_of)  # raises what is wrong with the options
+    remote(**options)(
+        Compute if in_actors else called_with
+    )  # raises what is wrong with the options
     if isinstance(strategy, TaskPoolStrategy):
         if udf.is_class:
             raise ValueError(

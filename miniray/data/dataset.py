@@ -11,14 +11,15 @@ from miniray.common.absent import instead_of
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
-from miniray.data.context import DataContext, compute_of, udf_of
+from miniray.data.context import DataContext, called_with
 from miniray.data.executor import table_of
 from miniray.data.expressions import Expr, parsed
 from miniray.data.plan import (
-    Apply,
+    TASKS,
     Compute,
     Limit,
     Read,
+    Stage,
     Union,
     chain,
     counted,
@@ -71,8 +72,8 @@ class Dataset(Rearranging):
     def _of(self, plan: PlanNode) -> Dataset:
         return Dataset(plan)
 
-    def _apply(self, step: Transform, compute: Compute | None = None) -> Dataset:
-        return Dataset(Apply((self._plan,), step, compute or Compute()))
+    def _apply(self, step: Transform, compute: Compute = TASKS) -> Dataset:
+        return Dataset(Stage((self._plan,), (step,), compute))
 
     # --- functions ----------------------------------------------------------------------
 
@@ -118,10 +119,8 @@ class Dataset(Rearranging):
         return self._apply(FilterExpr(f"Filter({found!r})", found))
 
     def _rows(self, kind: str, caller: str, fn: Any, options: dict[str, Any]) -> Dataset:
-        udf = udf_of(caller, fn, options)
-        return self._apply(
-            MapRows(f"{kind}({udf.name})", udf, kind), compute_of(caller, udf, options)
-        )
+        udf, compute = called_with(caller, fn, options)
+        return self._apply(MapRows(f"{kind}({udf.name})", udf, kind), compute)
 
     def map_batches(
         self,
@@ -155,8 +154,7 @@ class Dataset(Rearranging):
         check_format("map_batches", batch_format)
         if batch_size not in (None, "auto"):
             batch_size = check_whole("map_batches", "batch_size", batch_size, 1)
-        udf = udf_of("map_batches", fn, options)
-        compute = compute_of("map_batches", udf, options)
+        udf, compute = called_with("map_batches", fn, options)
         gpus = compute.options.get("num_gpus")
         if gpus and not isinstance(batch_size, int):  # a block may not fit its memory
             raise ValueError(
@@ -216,9 +214,9 @@ class Dataset(Rearranging):
             batch[col] = values
             return batch
 
-        udf = udf_of("add_column", added, options)
+        udf, compute = called_with("add_column", added, options)
         step = MapBatches(f"AddColumn({col})", udf, None, batch_format, changes_count=False)
-        return self._apply(step, compute_of("add_column", udf, options))
+        return self._apply(step, compute)
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
         """Keep these columns, in this order. Parquet files are read with them only."""
@@ -228,7 +226,6 @@ class Dataset(Rearranging):
         return self._columns("SelectColumns", "select", names)
 
     def drop_columns(self, cols: Sequence[str]) -> Dataset:
-        """Leave out these columns."""
         names = [cols] if isinstance(cols, str) else list(cols)
         return self._columns("DropColumns", "drop_columns", names)
 
@@ -294,7 +291,6 @@ class Dataset(Rearranging):
             equal: Accepted as in Ray. Sizes differ by one row at most, and none is left out.
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
-        del equal, locality_hints
         n = check_whole("split", "n", n, 1)
         rows, dataset = self._counted()
         return dataset._between([-(-number * rows // n) for number in range(n + 1)])
@@ -378,7 +374,6 @@ class Dataset(Rearranging):
                 before.
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
-        del locality_hints
         n = check_whole("streaming_split", "n", n, 1)
         found = None if equal or counted(optimised(self._plan)) else chain(optimised(self._plan))
         if found is None:
@@ -448,7 +443,7 @@ class Dataset(Rearranging):
 def _part_of(read: Read, units: Sequence[ReadUnit]) -> Read:
     """Return a read of some of the units, or of parts of them."""
     source = read.source
-    return Read(UnitsDatasource(units, source.schema(), source.files(), "Split"))
+    return Read(UnitsDatasource(units, source.schema(), source.found, "Split"))
 
 
 class MaterializedDataset(Dataset):

@@ -33,12 +33,10 @@ class How:
     Attributes:
         name: As plans name it.
         keeps_count: Whether as many rows come out as go in.
-        sampled: Whether bounds are chosen from keys of some units.
     """
 
     name: str = ""
     keeps_count: bool = True
-    sampled: bool = False
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
         """Return where each of the parts but the first begins; samples are tables of keys."""

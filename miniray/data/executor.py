@@ -131,7 +131,7 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
         bounds: Sequence[Any] = []
         if parts > 1:
             samples: list[Any] = []
-            if isinstance(how, Ordered) and how.sampled:
+            if isinstance(how, Ordered) and not how.given:
                 samples = yield from _sampled(how, sides, setting, drained)
             bounds = how.bounds(samples, parts)
         if not bounds:

@@ -82,21 +82,17 @@ class Expr:
         return pa.repeat(found, table.num_rows) if isinstance(found, pa.Scalar) else found
 
     def columns(self) -> set[str]:
-        """Return the names of the columns that are used."""
         own = {self.argument} if self.function == "column" else set()
         return own.union(*(operand.columns() for operand in self.operands))
 
     def alias(self, name: str) -> Expr:
         """Return the expression: what uses it names the result, as ``with_column(name, expr)``."""
-        del name
         return self
 
     def is_null(self) -> Expr:
-        """Whether a value is null."""
         return Expr("is_null", (self,))
 
     def is_not_null(self) -> Expr:
-        """Whether a value is not null."""
         return Expr("is_valid", (self,))
 
     def is_in(self, values: Any) -> Expr:

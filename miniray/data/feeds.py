@@ -58,16 +58,10 @@ class Setting:
 
     @property
     def options(self) -> ExecutionOptions:
-        """The options of the context."""
         return self.context.execution_options
 
     def slots(self, compute: Compute, heap: int = 0) -> int:
-        """Return how many calls of a kind the cluster can run at once, and may.
-
-        Args:
-            compute: What they run on.
-            heap: Bytes that one of them takes.
-        """
+        """Return how many calls, each of a heap of so many bytes, the cluster can run, and may."""
         demand = _demand(compute)
         found = [self.resources.get(name, 0) / amount for name, amount in demand.items() if amount]
         if heap and self.resources.get("memory"):

@@ -68,9 +68,7 @@ class FileRows(Content):
     """Some bytes of a file, or several whole files.
 
     Attributes:
-        kind: What files they are.
         filesystem: Of fsspec.
-        options: Of the kind.
         paths: Whether the column "path" is added.
         spans: Paths and where to begin and end in them; none in what units are made of.
     """
@@ -212,9 +210,6 @@ class FilesDatasource(Datasource):
     @property
     def name(self) -> str:  # type: ignore[override]
         return self.rows.kind.name
-
-    def files(self) -> list[str]:
-        return [path for path, _ in self.found]
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: parts of large files, small files together."""

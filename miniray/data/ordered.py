@@ -38,10 +38,6 @@ class Ordered(How):
     given: tuple[Any, ...] = ()
     name: str = "Sort"
 
-    @property
-    def sampled(self) -> bool:  # type: ignore[override]
-        return not self.given
-
     def side_keys(self, side: int) -> tuple[str, ...]:
         """Return the columns of an input that are its keys."""
         del side

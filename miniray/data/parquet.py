@@ -168,9 +168,6 @@ class ParquetDatasource(Datasource):
         table = from_file(pa.table([pa.nulls(0, kind) for kind in schema.types], schema=schema))
         return with_path(table, self.found[0][0], include=self.wanted.paths).schema
 
-    def files(self) -> list[str]:
-        return [path for path, _ in self.found]
-
     def count(self) -> int | None:
         """Return the number of rows from the footers; None if rows are left out."""
         if self.wanted.expr is not None:

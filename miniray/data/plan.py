@@ -57,6 +57,7 @@ class Compute:
 TASKS = Compute()
 
 
+@quick_dataclass(frozen=True)
 class PlanNode:
     """A node of a plan."""
 
@@ -64,7 +65,6 @@ class PlanNode:
 
     @property
     def name(self) -> str:
-        """As plans name it."""
         return type(self).__name__
 
 
@@ -72,16 +72,15 @@ class PlanNode:
 class Read(PlanNode):
     """Reads a source."""
 
+    inputs: tuple[PlanNode, ...] = dataclasses.field(default=(), init=False)
     source: Datasource
     shuffle: int | None = None
-    inputs: tuple[PlanNode, ...] = dataclasses.field(default=(), init=False)
 
     @property
     def name(self) -> str:
         return self.source.name
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield the units of the source, in the order in which they are read."""
         if self.shuffle is None:
             return self.source.units(wish)
         units = list(self.source.units(wish))
@@ -90,23 +89,9 @@ class Read(PlanNode):
 
 
 @quick_dataclass(frozen=True)
-class Apply(PlanNode):
-    """Applies a step to all rows."""
-
-    inputs: tuple[PlanNode, ...]
-    step: Transform
-    compute: Compute = TASKS
-
-    @property
-    def name(self) -> str:
-        return self.step.name
-
-
-@quick_dataclass(frozen=True)
 class Limit(PlanNode):
     """Keeps the first rows."""
 
-    inputs: tuple[PlanNode, ...]
     rows: int
 
     @property
@@ -114,11 +99,8 @@ class Limit(PlanNode):
         return f"Limit({self.rows})"
 
 
-@quick_dataclass(frozen=True)
 class Union(PlanNode):
     """The rows of several plans, one after another."""
-
-    inputs: tuple[PlanNode, ...]
 
 
 @quick_dataclass(frozen=True)
@@ -130,7 +112,6 @@ class Regroup(PlanNode):
         strict: Exactly so many, other than in the last one.
     """
 
-    inputs: tuple[PlanNode, ...]
     rows: int
     strict: bool = False
 
@@ -148,7 +129,6 @@ class Exchange(PlanNode):
         partitions: How many; None: by the bytes of the input.
     """
 
-    inputs: tuple[PlanNode, ...]
     how: How
     partitions: int | None = None
 
@@ -173,9 +153,11 @@ class Exchange(PlanNode):
 
 @quick_dataclass(frozen=True)
 class Stage(PlanNode):
-    """Steps that run together: in one task, or in the actors of a pool."""
+    """Steps that run together: in one task, or in the actors of a pool.
 
-    inputs: tuple[PlanNode, ...]
+    Datasets have a stage for each step; ``optimised`` puts those together that can run together.
+    """
+
     steps: tuple[Transform, ...]
     compute: Compute = TASKS
 
@@ -193,12 +175,10 @@ class Stage(PlanNode):
 
     @property
     def keeps_count(self) -> bool:
-        """Whether as many rows come out as go in."""
         return all(step.keeps_count for step in self.steps)
 
     @property
     def user(self) -> bool:
-        """Whether functions of the user are called."""
         return any(step.user for step in self.steps)
 
 
@@ -206,33 +186,34 @@ def optimised(node: PlanNode) -> PlanNode:
     """Return the plan in stages, with columns, filters and limits moved to where rows are read."""
     inputs = tuple(optimised(each) for each in node.inputs)
     if inputs != node.inputs:
-        node = dataclasses.replace(node, inputs=inputs)  # type: ignore[type-var]
+        node = dataclasses.replace(node, inputs=inputs)
     if isinstance(node, Limit):
         return _limited(node)
-    if not isinstance(node, Apply):
+    if not isinstance(node, Stage):
         return node
     (below,) = inputs
-    if isinstance(below, Read) and (pushed := _pushed(below, node.step)) is not None:
+    if isinstance(below, Read) and (pushed := _pushed(below, node.steps)) is not None:
         return pushed
     if isinstance(below, Stage) and (compute := _together(below, node)) is not None:
-        return Stage(below.inputs, (*below.steps, node.step), compute)
-    return Stage(inputs, (node.step,), node.compute)
+        return Stage(below.inputs, (*below.steps, *node.steps), compute)
+    return node
 
 
-def _together(below: Stage, above: Apply) -> Compute | None:
-    """Return what a stage runs on that has the step above in it too; None: it is one of its own."""
-    if not above.step.user or (below.compute == above.compute and above.compute.pool is None):
+def _together(below: Stage, above: Stage) -> Compute | None:
+    """Return what one stage of both runs on; None: they are two."""
+    if not above.user or (below.compute == above.compute and above.compute.pool is None):
         return below.compute
     return above.compute if not below.user and above.compute.pool is None else None
 
 
-def _pushed(read: Read, step: Transform) -> PlanNode | None:
+def _pushed(read: Read, steps: Sequence[Transform]) -> PlanNode | None:
     """Return a read that does what a step would do; None if it can't."""
     source = None
-    if isinstance(step, Columns) and step.method == "select":
-        source = read.source.selected(list(step.names))
-    elif isinstance(step, FilterExpr):
-        source = read.source.filtered(step.expr)
+    match steps:
+        case [Columns(method="select", names=names)]:
+            source = read.source.selected(list(names))
+        case [FilterExpr(expr=expr)]:
+            source = read.source.filtered(expr)
     return None if source is None else dataclasses.replace(read, source=source)
 
 
@@ -270,11 +251,9 @@ def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
 def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
     """Return what ``chain`` does if rows are known by number; None if they are not."""
     found = chain(node)
-    if found is None:
+    if found is None or not all(stage.keeps_count for stage in found[1]):
         return None
-    read, stages = found
-    known = all(stage.keeps_count for stage in stages)
-    return found if known and read.source.count() is not None else None
+    return None if found[0].source.count() is None else found
 
 
 def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
@@ -326,16 +305,18 @@ def schema_of(node: PlanNode) -> Any:
     return schema
 
 
-def explained(node: PlanNode, depth: int = 0) -> str:
-    """Return the plan as text, the last node first, each ``depth`` steps to the right."""
-    where = ""
-    below = node.inputs
-    if isinstance(node, Stage):
+def explained(node: PlanNode, depth: int = 0, *, stages: bool = True) -> str:
+    """Return a plan as text, of stages or of steps; the last node is first."""
+    name, where, below = node.name, "", node.inputs
+    if isinstance(node, Stage) and not stages:
+        name = "->".join(step.name for step in node.steps)
+    elif isinstance(node, Stage):
         pool, options = node.compute.pool, dict(node.compute.options)
         most = pool.most or "any number of" if pool is not None else 0
         runs = "tasks" if pool is None else f"pool of {pool.least} to {most} actors"
         where = f"  [{runs}] {options or ''}".rstrip()
         if isinstance(below[0], Read):
             below = ()  # in the name of the stage
-    line = f"{'   ' * depth}{'+- ' if depth else ''}{node.name}{where}"
-    return "\n".join([line, *(explained(each, depth + 1) for each in below)])
+    line = f"{'   ' * depth}{'+- ' if depth else ''}{name}{where}"
+    inner = [explained(each, depth + 1, stages=stages) for each in below]
+    return "\n".join([line, *inner])

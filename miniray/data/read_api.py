@@ -212,7 +212,6 @@ def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Datas
     Arguments are as of ``read_csv``, but only ``parse_options`` of ``pyarrow.json``. ``lines`` is
     accepted as in Ray: which of both it is can be seen.
     """
-    del lines
     return _read("read_json", JSON, paths, options)
 
 

@@ -25,10 +25,10 @@ from miniray.data.aggregate import (
 from miniray.data.batches import check_whole
 from miniray.data.blocks import check_format
 from miniray.data.consumption import Consumption
-from miniray.data.context import compute_of, udf_of
+from miniray.data.context import called_with
 from miniray.data.exchange import Aligned, Numbered
 from miniray.data.ordered import JOINS, Join, Ordered, key_table
-from miniray.data.plan import Apply, Exchange, PlanNode, Regroup, optimised, schema_of
+from miniray.data.plan import Exchange, PlanNode, Regroup, Stage, optimised, schema_of
 from miniray.data.tables import Rows
 from miniray.data.transforms import MapBatches
 
@@ -63,15 +63,10 @@ def known_columns(plan: PlanNode) -> list[str] | None:
 
 
 def key_names(caller: str, key: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of key columns.
-
-    Args:
-        caller: The method, for messages.
-        key: A name, or several.
-        columns: Those that there are, if they are known.
+    """Return the names of key columns, of which ``key`` is one or several.
 
     Raises:
-        ValueError: They are no names, or no such columns.
+        ValueError: They are no names, or not among the columns, if these are known.
     """
     names = (key,) if isinstance(key, str) else key
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -96,23 +91,18 @@ class Aggregating:
     """
 
     def _over(self, kind: type[AggregateFn], on: Any, **options: Any) -> Any:
-        """Aggregate each of the columns."""
         raise NotImplementedError
 
     def sum(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Compute sums."""
         return self._over(Sum, on, ignore_nulls=ignore_nulls)
 
     def min(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Find the smallest values."""
         return self._over(Min, on, ignore_nulls=ignore_nulls)
 
     def max(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Find the largest values."""
         return self._over(Max, on, ignore_nulls=ignore_nulls)
 
     def mean(self, on: str | list[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """Compute means."""
         return self._over(Mean, on, ignore_nulls=ignore_nulls)
 
     def std(
@@ -123,13 +113,7 @@ class Aggregating:
 
 
 class GroupedData(Aggregating):
-    """The groups of a dataset.
-
-    Args:
-        dataset: The dataset.
-        key: The columns whose values name the groups; None: all rows are one group.
-        num_partitions: Of how many parts results are made. Default: by their bytes.
-    """
+    """The groups of a dataset; see ``Dataset.groupby``."""
 
     def __init__(self, dataset: Any, key: Any, num_partitions: int | None = None) -> None:
         self._dataset = dataset
@@ -157,7 +141,7 @@ class GroupedData(Aggregating):
             raise ValueError(f"aggregate() needs aggregations of different names, not {names}.")
         keys = self._keys or (ALL,)
         step = Partial(f"Aggregate({', '.join(agg.name for agg in aggs)})", keys, aggs)
-        below = Apply((self._dataset._plan,), step)
+        below = Stage((self._dataset._plan,), (step,))
         how = Combine(keys, (False,) * len(keys), aggs=aggs)
         return self._dataset._of(Exchange((below,), how, self._partitions))
 
@@ -192,7 +176,7 @@ class GroupedData(Aggregating):
             **options: As of ``Dataset.map``.
         """
         check_format("map_groups", batch_format)
-        udf = udf_of("map_groups", fn, options)
+        udf, compute = called_with("map_groups", fn, options)
         how = Ordered(self._keys, (False,) * len(self._keys), name="GroupBy")
         plan = self._dataset._plan
         below = Exchange((plan,), how, self._partitions if self._keys else 1)
@@ -205,7 +189,7 @@ class GroupedData(Aggregating):
             True,
             keys=self._keys,
         )
-        return self._dataset._of(Apply((below,), step, compute_of("map_groups", udf, options)))
+        return self._dataset._of(Stage((below,), (step,), compute))
 
     def __repr__(self) -> str:
         return f"GroupedData(key={list(self._keys)})"
@@ -222,7 +206,6 @@ class Rearranging(Consumption, Aggregating):
     """The methods of a dataset that need all rows before they give the first."""
 
     def _of(self, plan: PlanNode) -> Any:
-        """Return a dataset of a plan."""
         raise NotImplementedError
 
     def _plans(self, caller: str, others: Sequence[Any]) -> tuple[PlanNode, ...]:
@@ -332,10 +315,9 @@ class Rearranging(Consumption, Aggregating):
 
     def aggregate(self, *aggs: AggregateFn) -> dict[str, Any] | None:
         """Return aggregations of all rows by name; None if there are no rows."""
-        found: dict[str, Any] | None = self._one(self.groupby(None).aggregate(*aggs))
-        return found
+        return self._one(self.groupby(None).aggregate(*aggs))
 
-    def _one(self, dataset: Any) -> Any:
+    def _one(self, dataset: Any) -> dict[str, Any] | None:
         rows = dataset.take(1)
         self._stats = dataset._stats
         return rows[0] if rows else None

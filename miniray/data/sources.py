@@ -61,7 +61,6 @@ class Content(abc.ABC):
 
     def part(self, start: int, stop: int) -> Content:
         """Return what has these rows, by the same numbers: it travels with a task."""
-        del start, stop
         return self
 
 
@@ -187,11 +186,10 @@ class Datasource(abc.ABC):
 
     #: Its name in a plan, such as "ReadParquet".
     name: str = "Read"
-
-    @property
-    def made(self) -> bool:
-        """Whether all rows are in memory, so that no task has to read them."""
-        return False
+    #: Whether all rows are in memory, so that no task has to read them.
+    made: bool = False
+    #: The files that are read, and their sizes.
+    found: Sequence[tuple[str, int]]
 
     @abc.abstractmethod
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
@@ -206,8 +204,7 @@ class Datasource(abc.ABC):
         return None
 
     def files(self) -> list[str]:
-        """Return the files that are read."""
-        return []
+        return [path for path, _ in self.found]
 
     def selected(self, columns: Sequence[str]) -> Datasource | None:
         """Return a source that reads these columns only; None if it can't."""
@@ -312,7 +309,7 @@ class UnitsDatasource(Datasource):
 
     parts: Sequence[ReadUnit]
     known: Any = None
-    paths: Sequence[str] = ()
+    found: Sequence[tuple[str, int]] = ()
     name: str = "Blocks"
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
@@ -327,7 +324,7 @@ class UnitsDatasource(Datasource):
                 yield from (unit.part(low, low + step) for low in range(0, unit.rows, step))
 
     @property
-    def made(self) -> bool:
+    def made(self) -> bool:  # type: ignore[override]
         return all(unit.content.made for unit in self.parts)
 
     def schema(self) -> Any:
@@ -336,9 +333,6 @@ class UnitsDatasource(Datasource):
     def count(self) -> int | None:
         rows = [unit.rows for unit in self.parts]
         return None if None in rows else sum(filter(None, rows))
-
-    def files(self) -> list[str]:
-        return list(self.paths)
 
 
 def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:

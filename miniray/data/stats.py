@@ -8,6 +8,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from miniray.common.names import format_bytes
 from miniray.common.quick_dataclass import quick_dataclass
 from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, terminal_size, write
 
@@ -63,7 +64,6 @@ class StageStats:
     errors: int = 0
 
     def add(self, record: Record) -> None:
-        """Count a block."""
         self.blocks += 1
         self.rows += record.rows
         self.size += record.size
@@ -78,11 +78,11 @@ class StageStats:
 
     def __str__(self) -> str:
         seconds = f"{self.wall:.2f} s wall, {self.cpu:.2f} s CPU"
-        heap = f", {_bytes(self.heap)} peak of a process" if self.heap else ""
+        heap = f", {format_bytes(self.heap)} peak of a process" if self.heap else ""
         failed = f", {self.errors} failed" if self.errors else ""
         return (
             f"{self.name}: {self.calls} tasks{failed}, {self.blocks} blocks, {self.rows} rows, "
-            f"{_bytes(self.size)}, {seconds}{heap}"
+            f"{format_bytes(self.size)}, {seconds}{heap}"
         )
 
 
@@ -125,16 +125,13 @@ class ExecutionStats:
                 "bytes": each.size,
                 "bytes_in_flight": each.in_flight,
                 "running": each.open,
-                "waits_for": self._waits(each),
+                "waits_for": (
+                    ("its tasks" if each.open else "its input") if self.asking else "its reader"
+                ),
                 "wait_seconds": round(self.waited, 3),
             }
             for each in list(self.stages)
         ]
-
-    def _waits(self, stage: StageStats) -> str:
-        if not self.asking:
-            return "its reader"
-        return "its tasks" if stage.open else "its input"
 
     def text(self) -> str:
         """Return a line for each stage and one for all."""
@@ -151,14 +148,6 @@ class ExecutionStats:
             "seconds": self.seconds,
             "waited": self.waited,
         }
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 #: The executions of this process that go on.
@@ -208,7 +197,6 @@ class RowProgress:
                 write(terminal, ERASE_BELOW + text + draw([*own, *bars], *terminal_size(terminal)))
 
     def close(self) -> None:
-        """Erase the lines."""
         if RowProgress._shown is self:
             SCREEN.take_back(self)
             RowProgress._shown = None
@@ -217,7 +205,7 @@ class RowProgress:
 
 def _line(row: dict[str, Any]) -> str:
     total = f" of {row['total']:,}" if row["total"] is not None else ""
-    flight = f", {_bytes(row['bytes_in_flight'])} in flight" if row["bytes_in_flight"] else ""
+    flight = f", {format_bytes(row['bytes_in_flight'])} in flight" if row["bytes_in_flight"] else ""
     return (
         f"{row['operator'][:60]}: {row['rows']:,}{total} rows, {row['rows_per_second']:,.0f}/s"
         f"{flight}, waits for {row['waits_for']}"

@@ -34,7 +34,6 @@ class StageWork:
     """The steps of a stage, as they are run in a process.
 
     Args:
-        steps: The steps.
         target: Bytes of a block; 0: tables are blocks as they come.
         retried: Texts of errors after which a unit is read again.
     """
@@ -47,17 +46,10 @@ class StageWork:
         self._retried = retried
 
     def prepared(self) -> StageWork:
-        """Return the same with objects in place of classes."""
         return StageWork([step.prepared() for step in self._steps], self._target, self._retried)
 
     def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
-        """Yield the blocks of a unit.
-
-        Args:
-            where: The unit, for messages and seeds.
-            unit: The unit.
-            values: The values of its refs.
-        """
+        """Yield the blocks of a unit, given the values of its refs."""
         _seed(where)
         made = run_steps(self._steps, self._read(unit, values), where)
         return resized(made, self._target) if self._target else made
@@ -74,7 +66,8 @@ class StageWork:
             if table is None:
                 return
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            record = Record(number, first, table.num_rows, table.nbytes, wall, cpu, _heap())
+            heap = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            record = Record(number, first, table.num_rows, table.nbytes, wall, cpu, heap)
             first += record.rows
             yield table
             del table  # in the store now
@@ -140,7 +133,3 @@ def _seed(where: Where) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)
-
-
-def _heap() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -20,7 +20,7 @@ from miniray.data.batches import check_whole
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
 from miniray.data.files import checked_options, is_local, resolve
 from miniray.data.ordered import key_table
-from miniray.data.plan import Apply, Regroup
+from miniray.data.plan import Regroup, Stage
 from miniray.data.rearranged import key_names, known_columns
 from miniray.data.tables import rebatched
 from miniray.data.transforms import DataError, Transform, check_columns, told
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 
 _MODES = ("append", "create", "overwrite", "ignore")
 IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
-#: What writes tables as files of a kind.
-_TABLES: dict[str, Callable[..., Any]] = {
-    "parquet": pq.write_table,
-    "csv": pyarrow.csv.write_csv,
-}
-#: Whose arguments are options of each kind of files.
+#: What writes each kind of files, and what else its options are arguments of.
 _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "parquet": (pq.write_table, pq.ParquetWriter),
     "csv": (pyarrow.csv.write_csv,),
@@ -111,8 +106,8 @@ class Writer(Transform):
                 f"{self.name}: the column {pickled[0]!r} has Python objects, which files can't "
                 f"hold. Drop or convert it ({where.label})."
             )
-        if self.kind in _TABLES:
-            _TABLES[self.kind](table, sink, **self.options)
+        if self.kind in ("parquet", "csv"):
+            _OPTIONS[self.kind][0](table, sink, **self.options)
         elif self.kind == "json":
             for row in table_to_rows(table):
                 sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
@@ -182,7 +177,7 @@ def write(
         rows = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
         below = Regroup((below,), rows)
     fs.makedirs(folder, exist_ok=True)
-    for _ in dataset._units(Apply((below,), writer), ordered=False):
+    for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
         pass
     if mode == "overwrite" and there:
         fs.rm(there)

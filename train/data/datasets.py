@@ -12,7 +12,7 @@ from miniray.data.context import DataContext
 from miniray.data.dataset import Dataset
 from miniray.data.exchange import Numbered
 from miniray.data.executor import execute, pools_hold, table_of, unfitting
-from miniray.data.plan import Apply, Exchange, Read, Stage, chain, has_user_code, optimised, stacked
+from miniray.data.plan import Exchange, Read, Stage, chain, has_user_code, optimised, stacked
 from miniray.data.sources import CutWish
 from miniray.data.stages import MODULES
 from miniray.data.transforms import DataError, FilterExpr, MapBatches, MapRows
@@ -135,9 +135,9 @@ def _unshuffled(node: PlanNode) -> PlanNode:
     """
     if isinstance(node, Exchange) and isinstance(node.how, Numbered) and node.how.seed is not None:
         return _unshuffled(node.inputs[0])
-    if isinstance(node, Apply):
-        step = _expected(node.step)
-        if step.keeps_count or isinstance(step, FilterExpr | MapRows):
+    if isinstance(node, Stage):
+        steps = map(_expected, node.steps)
+        if all(step.keeps_count or isinstance(step, FilterExpr | MapRows) for step in steps):
             below = _unshuffled(node.inputs[0])
             return node if below is node.inputs[0] else dataclasses.replace(node, inputs=(below,))
     return node
