@@ -15,7 +15,7 @@ import click
 from miniray.cli.parsing import Parsed, duration, print_notes
 from miniray.cli.services import finds_cluster
 from miniray.common.names import printable
-from miniray.logs.log_files import MOST_LINES, LogQuery, pattern
+from miniray.logs.log_files import MOST_LINES, LogQuery, found_in, pattern
 from miniray.util.logs import Logs, follow, logs, of_folder, whose
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
     from miniray.system.session import find_clusters
 
     query = LogQuery(tail=how["tail"], grep=how["grep"], since=how["since"] or 0.0)
-    show = _as_json if how["as_json"] else _as_text
+    show = (lambda line: json.dumps(line._asdict())) if how["as_json"] else _as_text
     pattern(query.grep)
     try:
         connection = connect()
@@ -85,14 +85,20 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         if folder is None:
             raise
         click.echo(f"No cluster is running; these are the logs in {folder}.", err=True)
-        _show(of_folder(folder, _offline(query, of)), show, of)
+        works = ", ".join(sorted({file.work for file in found_in(folder) if file.pid})) or "nothing"
+        meant = (
+            f"Without a cluster no names of actors and runs are known. There are logs of {works}."
+        )
+        _show(of_folder(folder, _offline(query, of)), show, of, meant)
         return
     with contextlib.closing(connection), contextlib.suppress(KeyboardInterrupt):
         wanted = whose(connection, of, how["rank"], query)
         found = logs(connection, wanted)
         _show(found, show, None if how["goes_on"] else of)
+        if not (found.lines or of or how["goes_on"]):
+            click.echo("No worker has printed such a line.", err=True)
         told = set(found.notes)
-        while how["goes_on"]:
+        while how["goes_on"] and wanted.folder is None:  # what has ended prints no more
             time.sleep(_EVERY)
             try:
                 found = follow(connection, wanted, found)
@@ -106,15 +112,21 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
             _show(found, show, None)
 
 
-def _show(found: Logs, show: Callable[[LogLineRead], str], of: str | None) -> None:
+#: What may be meant.
+_MEANT = (
+    "It is the name, id or class of an actor, a task, a training run, a pid, NODE:PID, `head` or "
+    "`node`. `miniray list workers` lists workers."
+)
+
+
+def _show(
+    found: Logs, show: Callable[[LogLineRead], str], of: str | None, meant: str = _MEANT
+) -> None:
     for each in found.lines:
         click.echo(show(each))
     print_notes(found.notes)
     if of is not None and not found.lines:
-        raise click.ClickException(
-            f"Nothing was printed by {of!r}. It is the name, id or class of an actor, a task, a "
-            "training run, a pid, NODE:PID, `head` or `node`. `miniray list workers` lists workers."
-        )
+        raise click.ClickException(f"Nothing was printed by {of!r}. {meant}")
 
 
 def _as_text(line: LogLineRead) -> str:
@@ -122,10 +134,6 @@ def _as_text(line: LogLineRead) -> str:
     where = f", node={line.node_id[:8]}" if line.node_id else ""
     # Colours and bars are the user's; what else could steer a terminal is not.
     return f"{line.time} ({printable(who)}{where}) {_safe(line.text)}"
-
-
-def _as_json(line: LogLineRead) -> str:
-    return json.dumps(line._asdict())
 
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m|\t)")

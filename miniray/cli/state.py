@@ -6,6 +6,7 @@ shows.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -50,10 +51,6 @@ def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _short(field: str) -> Callable[[Any], str]:
-    return lambda record: (record[field] or "")[:ID_LENGTH]
-
-
 #: Of each kind the fields that its table shows, the id of a record first.
 _TABLES: dict[str, tuple[str, ...]] = {
     "actors": (
@@ -80,8 +77,8 @@ _TABLES: dict[str, tuple[str, ...]] = {
 }
 #: How tables write fields that are no short text; the first one of a table is written whole.
 _FORMS: dict[str, Callable[[Any], Any]] = {
-    "node_id": _short("node_id"),
-    "job_id": _short("job_id"),
+    "node_id": lambda record: (record.node_id or "")[:ID_LENGTH],
+    "job_id": lambda record: (record.job_id or "")[:ID_LENGTH],
     "state": lambda record: (
         starting_for(time.time() - record.since) if record.get("is_starting") else record.state
     ),
@@ -168,7 +165,8 @@ def list_(
     if len(found) > limit:
         click.echo(f"There are more than these {limit}: see --limit.", err=True)
     if follow:
-        _follow(cluster, filters, found[-1].event_id if found else 0, as_json=as_json)
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(cluster, filters, found[-1].event_id if found else 0, as_json=as_json)
 
 
 def _follow(
@@ -192,15 +190,15 @@ def _follow(
 def get(cluster: CommandConnection, what: str, id: str, timeout: float, as_json: bool) -> None:
     """Show all that is known of one actor, task, node, worker, job, group, object or event.
 
-    ID is its id or the first digits of it; of an actor, also its name.
+    ID is its id, the first digits of it, or its short form; of an actor, also its name.
     """
     thing = _ONES[what]
     _, kind = KINDS[thing]
     key = dataclasses.fields(kind)[0].name
     records = listed(cluster, thing, None, sys.maxsize, timeout)
-    names = [each for each in records if what == "actor" and each.name == id]
-    found = names or [each for each in records if str(each[key]) == id]
+    found = [each for each in records if id in (str(each[key]), what == "actor" and each.name)]
     found = found or [each for each in records if str(each[key]).startswith(id)]
+    found = found or [each for each in records if id == short_id(str(each[key]))]
     if not found:
         raise ValueError(f"There is no {what} {id!r}: `miniray list {thing}` shows the ids of all.")
     same = {str(each[key]) for each in found}
@@ -221,13 +219,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-#: Of a summary of objects, the columns beside where they were made, and how values are written.
-_OF_OBJECTS = {
-    "Objects": ("total_objects", "{}"),
-    "MiB": ("total_size_mb", "{:.1f}"),
-    "Owners": ("total_num_workers", "{}"),
-    "Nodes": ("total_num_nodes", "{}"),
-}
+#: Columns of a summary of objects, beside where they were made.
+_OF_OBJECTS = ("total_objects", "total_size_mb", "total_num_workers", "total_num_nodes")
 
 
 @click.command("summary")
@@ -245,20 +238,16 @@ def summary_(cluster: CommandConnection, what: str, timeout: float, as_json: boo
         print_json(found)
         return
     entries = found["summary"]
-    if what == "objects":
-        by, columns = "Place", [*_OF_OBJECTS]
-        rows = [
-            (
-                site or "not recorded",
-                *(form.format(each[key]) for key, form in _OF_OBJECTS.values()),
-            )
-            for site, each in entries.items()
-        ]
-    else:
-        by = found["summary_by"].capitalize().replace("Func_name", "Function")
-        columns = sorted({state for each in entries.values() for state in each["state_counts"]})
-        rows = [
-            (name, *(str(each["state_counts"].get(state, 0)) for state in columns))
-            for name, each in entries.items()
-        ]
-    draw("", [Section(f"{what.capitalize()} by {by.lower()}", (by, *columns), rows, "None.")])
+    counts = {
+        name or "not recorded": each if what == "objects" else each["state_counts"]
+        for name, each in entries.items()
+    }
+    states = sorted({state for each in counts.values() for state in each})
+    columns = _OF_OBJECTS if what == "objects" else states
+    rows = [
+        (name, *(f"{each.get(column, 0):.10g}" for column in columns))
+        for name, each in counts.items()
+    ]
+    by = found["summary_by"]
+    title = f"{what.capitalize()} by {by.replace('_', ' ')}"
+    draw("", [Section(title, (by, *columns), rows, f"No {what}.")])

@@ -72,8 +72,7 @@ class CallReports:
             for outcome, by_name in zip(("finished", "failed"), ended, strict=True):
                 for name, times in by_name.items():
                     ends, lasts, tags = _ended_metrics(kind, short_name(name))
-                    how = (*tags, ("outcome", outcome))
-                    found.count(ends, how, how_many(times))
+                    found.count(ends, (*tags, ("outcome", outcome)), how_many(times))
                     if outcome == "finished":
                         found.add([("histogram", lasts, "", SECONDS, tags, times)])
         return found.rows()

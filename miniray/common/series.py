@@ -73,7 +73,7 @@ class Series:
         """Add to a counter, set a gauge, or count in a histogram; too many are left out."""
         kind, _, _, boundaries = metric
         with self.lock:
-            if not self._takes(metric):
+            if metric not in self.known and len(self.known) >= MOST:
                 return
             values = self._find(metric, tags)
             if kind == "histogram":
@@ -87,9 +87,6 @@ class Series:
         """Return the values of a series, for one who counts often and changes them himself."""
         with self.lock:
             return self._find(metric, tags)
-
-    def _takes(self, metric: Metric) -> bool:
-        return metric in self.known or len(self.known) < MOST
 
     def _find(self, metric: Metric, tags: Tags) -> list[float]:
         kind, _, _, boundaries = metric
@@ -105,7 +102,7 @@ class Series:
         with self.lock:
             for kind, name, about, boundaries, tags, more in rows:
                 metric = (kind, name, about, tuple(boundaries))
-                if self._takes(metric):
+                if metric in self.known or len(self.known) < MOST:
                     values = self._find(metric, tuple([(key, value) for key, value in tags]))
                     is_gauge = kind == "gauge"
                     values[:] = more if is_gauge else map(sum, zip(values, more, strict=True))

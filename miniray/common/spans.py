@@ -70,7 +70,7 @@ class Spans:
     def __init__(self) -> None:
         #: Seconds that a call takes at least to be told; negative while all are recorded.
         self.least = LONG
-        #: In a worker.
+        #: In a worker, where calls that took long are kept so that the daemon finds them, too.
         self.ring: Ring | None = None
         #: While all is recorded.
         self._recorded: list[Span] | None = None
@@ -79,10 +79,6 @@ class Spans:
         #: Called with whether all is recorded, when that changes: so what would have to ask each
         #: time costs nothing while nothing is recorded.
         self.switches: set[Callable[[bool], object]] = set()
-
-    def write_to(self, ring: Ring) -> None:
-        """Keep calls that took long where the daemon finds them, too."""
-        self.ring = ring
 
     def call(self, name: str, started: float, seconds: float, ok: bool, of: Any) -> None:
         """Note a call that has ended; ``of`` is its caller's process and number."""
@@ -126,18 +122,16 @@ class Spans:
             if self._recorded is not None:
                 raise ValueError("it is being recorded already")
             self._recorded, self._left_out, self.least = [], 0, -1.0
-            self._switch(recorded=True)
+            for switch in list(self.switches):
+                switch(True)
 
     def end(self) -> tuple[list[Span], int]:
         """Return what was recorded, and how much was left out."""
         with self._lock:
             recorded, self._recorded, self.least = self._recorded or [], None, LONG
-            self._switch(recorded=False)
+            for switch in list(self.switches):
+                switch(False)
             return recorded, self._left_out
-
-    def _switch(self, *, recorded: bool) -> None:
-        for switch in list(self.switches):
-            switch(recorded)
 
 
 #: Those of this process.

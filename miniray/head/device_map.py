@@ -73,6 +73,5 @@ def _tenant(cluster: ClusterDirectories, number: int) -> Row:
     tenant = {"kind": kind, "name": name, "job_id": job_id.hex()}
     if kind == "actor":
         actor: Actor = request.token
-        own_name = actor.spec.name or name
-        return {**tenant, "name": own_name, "id": actor.id.hex(), "pid": actor.pid}
+        tenant |= {"name": actor.spec.name or name, "id": actor.id.hex(), "pid": actor.pid}
     return tenant

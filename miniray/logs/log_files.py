@@ -81,14 +81,12 @@ class LogFound:
     pid: int
     actor: str
     stream: str
-    modified: float
-    size: int
-    inode: int
+    info: os.stat_result
 
     @property
     def key(self) -> str:
         """Tells it from others, also when it was rotated: that gives it another name."""
-        return f"{self.path.name.rstrip('.0123456789')}:{self.inode}"
+        return f"{self.path.name.rstrip('.0123456789')}:{self.info.st_ino}"
 
     @property
     def of_tasks(self) -> bool:
@@ -105,23 +103,17 @@ def found_in(folder: Path) -> list[LogFound]:
             if match is None:
                 continue
             part = match.groupdict()
-            try:
-                info = entry.stat()
-            except FileNotFoundError:
-                continue  # it is being rotated
-            found.append(
-                LogFound(
+            with contextlib.suppress(FileNotFoundError):  # it is being rotated
+                of = LogFound(
                     Path(entry.path),
                     part.get("work") or f"rank {part.get('rank')}",
                     int(part.get("pid") or 0),
                     part.get("actor") or "",
                     part.get("stream") or "log",
-                    info.st_mtime,
-                    info.st_size,
-                    info.st_ino,
+                    entry.stat(),
                 )
-            )
-    return sorted(found, key=lambda file: file.modified, reverse=True)[:MOST_FILES]
+                found.append(of)
+    return sorted(found, key=lambda file: file.info.st_mtime, reverse=True)[:MOST_FILES]
 
 
 def read(folder: Path, query: LogQuery) -> dict[str, Any]:
@@ -143,10 +135,10 @@ def read(folder: Path, query: LogQuery) -> dict[str, Any]:
     files = found_in(folder)
     more = False
     for file in files:
-        if not _may_have(file, query) or file.modified < query.since:
+        if not _may_have(file, query) or file.info.st_mtime < query.since:
             continue
         # No file that is written to later can have later lines than those that are there already.
-        if len(lines) >= tail and stamp(file.modified) < lines[0].time:
+        if len(lines) >= tail and stamp(file.info.st_mtime) < lines[0].time:
             more = True
             continue
         of_file: list[LogLineRead] = []
@@ -165,7 +157,7 @@ def read(folder: Path, query: LogQuery) -> dict[str, Any]:
         "lines": [tuple(line) for line in kept],
         "more": more or len(kept) < len(lines),
         "cut": budget.left <= 0,
-        "ends": {file.key: file.size for file in files},
+        "ends": {file.key: file.info.st_size for file in files},
     }
 
 
@@ -183,11 +175,11 @@ def read_on(folder: Path, query: LogQuery, ends: Mapping[str, int]) -> dict[str,
     # The oldest first: of a process at one time, what was rotated comes before what is new.
     for file in {file.key: file for file in reversed(found_in(folder))}.values():
         begin = ends.get(file.key, 0)
-        if begin > file.size:
+        if begin > file.info.st_size:
             begin = 0  # a new file
         now[file.key] = begin
-        if begin == file.size or left <= 0 or not _may_have(file, query):
-            now[file.key] = begin if _may_have(file, query) else file.size
+        if begin == file.info.st_size or left <= 0 or not _may_have(file, query):
+            now[file.key] = begin if _may_have(file, query) else file.info.st_size
             continue
         data = _piece(file, begin, min(_BLOCK, left))
         whole = data.rfind(b"\n") + 1
@@ -202,7 +194,7 @@ def read_on(folder: Path, query: LogQuery, ends: Mapping[str, int]) -> dict[str,
 def _piece(file: LogFound, begin: int, size: int) -> bytes:
     """Read a piece of a file; nothing if it was rotated just now, so that its name is another's."""
     with contextlib.suppress(FileNotFoundError), file.path.open("rb") as opened:
-        if os.fstat(opened.fileno()).st_ino == file.inode:
+        if os.fstat(opened.fileno()).st_ino == file.info.st_ino:
             opened.seek(begin)
             return opened.read(size)
     return b""
@@ -246,7 +238,7 @@ def _fits(line: LogLineRead, file: LogFound, query: LogQuery) -> bool:
 def _backwards(file: LogFound, budget: _Budget) -> Iterator[LogLineRead]:
     """Yield the lines of a file, the last first, reading no more than is taken."""
     with contextlib.suppress(FileNotFoundError), file.path.open("rb") as opened:
-        at, rest = file.size, b""
+        at, rest = file.info.st_size, b""
         while at > 0 and budget.left > 0:
             size = min(_BLOCK, at)
             at -= size

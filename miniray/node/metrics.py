@@ -45,10 +45,9 @@ def of_process(pid: int) -> tuple[float, int]:
 
 def open_files(pid: int) -> int:
     """Return how many files a process has open; 0 if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return 0
+    return 0
 
 
 #: Seconds between two points of the last hour, and how many points it has.
@@ -196,23 +195,18 @@ class NodeMetrics:
         """Return what the machine and its devices use."""
         used, limit = _memory()
         share = _busy_share(self._before, _counts())
+        devices: dict[str, dict[str, float]] = collections.defaultdict(dict)
+        for name, labels, value in self._devices.sample():
+            use = devices[f"{labels['resource']}/{labels['device']}"]
+            use[name.removeprefix("device_")] = value
         return {
             "cpu_percent": share and round(100 * share, 1),
             "memory_used": used,
             "memory_total": limit,
             "disk_free": shutil.disk_usage(self._folder).free,
             "processes": len(self._processes()) - 1,
-            "devices": self._device_use(),
+            "devices": dict(devices),
         }
-
-    def _device_use(self) -> dict[str, dict[str, float]]:
-        """Return what is known of each device's use, by ``RESOURCE/ID``."""
-        found: dict[str, dict[str, float]] = {}
-        for name, labels, value in self._devices.sample():
-            if "kind" not in labels:
-                key = f"{labels['resource']}/{labels['device']}"
-                found.setdefault(key, {})[name.removeprefix("device_")] = value
-        return found
 
     # --- the last hour -----------------------------------------------------------------
     def look(self, used: float, spilled: float) -> None:
@@ -249,10 +243,9 @@ class NodeMetrics:
 
 
 def _read(path: str) -> str:
-    try:
+    with contextlib.suppress(OSError):  # not on this kernel, or not in this container
         return Path(path).read_text(encoding="ascii", errors="replace")
-    except OSError:  # not on this kernel, or not in this container
-        return ""
+    return ""
 
 
 def _cpu() -> dict[str, float]:

@@ -47,8 +47,9 @@ class Probes:
         self._recorded_until = 0.0
         self._late: list[tuple[Client, asyncio.Task[list[Told]]]] = []
         self._questions.answers.update(
-            stack=self._stacks,
-            profile=self._profiles,
+            # Those that are silent are then looked at from outside.
+            stack=lambda seconds, ids: self._of_each(ids, lambda of: self._stack(of, seconds / 4)),
+            profile=lambda _, ids, *how: self._of_each(ids, lambda of: self._profile(of, *how)),
             timeline=self._timeline,
             clock=lambda _seconds: (self._node.machine, time.time()),
             clocks=self._clocks,
@@ -61,19 +62,6 @@ class Probes:
 
     async def _ask(self, clients: list[Client], seconds: float, *args: Any) -> list[Told]:
         return await self._questions.ask_processes(clients, "probe", args, seconds)
-
-    async def _stacks(self, seconds: float, ids: list[bytes]) -> list[dict[str, Any]]:
-        """Return what these processes do, and how it was seen.
-
-        They have a quarter of the seconds: those that are silent are then looked at from outside.
-        """
-        return await self._of_each(ids, lambda client: self._stack(client, seconds / 4))
-
-    async def _profiles(
-        self, _seconds: float, ids: list[bytes], kind: str, length: float, leaks: bool
-    ) -> list[dict[str, Any]]:
-        """Profile these processes for so many seconds: "cpu" or "memory"."""
-        return await self._of_each(ids, lambda each: self._profile(each, kind, length, leaks))
 
     async def _of_each(
         self, ids: list[bytes], look: Callable[[Client], Awaitable[dict[str, Any]]]
@@ -109,6 +97,7 @@ class Probes:
     async def _profile(
         self, client: Client, kind: str, length: float, leaks: bool
     ) -> dict[str, Any]:
+        """Profile a process for so many seconds: "cpu" or "memory"."""
         if client.pid in self._profiled:
             return {"note": "It is being profiled already; try again when that has ended."}
         self._profiled.add(client.pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,23 +13,9 @@ if TYPE_CHECKING:
 
 #: Of the names of files that a profile is written to.
 ENDINGS = (".html", ".collapsed", ".speedscope.json")
-_STATIC = Path(__file__).parents[1] / "web" / "static"
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>{style}</style>
-<main><h1>{title}</h1><p>{about}</p><div id="graph" class="flame"></div></main>
-<script type="application/json" id="tree">{tree}</script>
-<script type="module">
-{script}
-const tree = JSON.parse(document.getElementById("tree").textContent);
-flameGraph(document.getElementById("graph"), tree, "{unit}");
-</script></html>
-"""
-_STYLE = """
-:root { color-scheme: light dark; } body { font: 15px system-ui, sans-serif; margin: 1.5rem; }
-h1 { font-size: 1.2rem; }
-"""
+#: The page of a saved profile, and the script that draws it, as on the cluster's page.
+_PAGE = Path(__file__).with_name("profile.html")
+_SCRIPT = Path(__file__).parents[1] / "web" / "static" / "flame.js"
 
 
 def tree_of(samples: Samples, name: str) -> dict[str, Any]:
@@ -80,20 +67,6 @@ def speedscope(samples: Samples, name: str, unit: str) -> str:
     )
 
 
-def page(tree: dict[str, Any], title: str, about: str, unit: str) -> str:
-    """Return an HTML file with the flame graph of the page, for any browser and no network."""
-    # Of "</script>" in a name the browser would make the end of the script.
-    data = json.dumps(tree).replace("<", "\\u003c")
-    return _PAGE.format(
-        title=html.escape(title),
-        about=html.escape(about),
-        unit=unit,
-        tree=data,
-        style=_STYLE,
-        script=(_STATIC / "flame.js").read_text(encoding="utf-8"),
-    )
-
-
 def as_file(found: dict[str, Any], title: str, path: Path) -> str:
     """Return a profile in the form that a file's name asks for.
 
@@ -106,5 +79,11 @@ def as_file(found: dict[str, Any], title: str, path: Path) -> str:
         return speedscope(found["samples"], title, found["unit"])
     if path.suffix == ".collapsed":
         return collapsed(found["samples"], found["unit"])
-    about = " ".join([f"Recorded by {found['way']}.", *found["notes"]])
-    return page(found["tree"], title, about, found["unit"])
+    return string.Template(_PAGE.read_text(encoding="utf-8")).substitute(
+        title=html.escape(title),
+        about=html.escape(" ".join([f"Recorded by {found['way']}.", *found["notes"]])),
+        unit=found["unit"],
+        # Of "</script>" in a name the browser would make the end of the script.
+        tree=json.dumps(found["tree"]).replace("<", "\\u003c"),
+        script=_SCRIPT.read_text(encoding="utf-8"),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.profiling.forms import tree_of
-from miniray.profiling.targets import TargetError, answers, find, ids_of, of_rank
+from miniray.profiling.targets import TargetError, answers, find, ids_of
 
 if TYPE_CHECKING:
     from miniray.profiling.inside import Samples
@@ -37,7 +37,7 @@ def look(cluster: ClusterSource, of: str, rank: int | None = None) -> dict[str, 
     Raises:
         TargetError: Nothing that lives is meant.
     """
-    told, notes = _asked(cluster, "stack", of, rank, (), _STACKS)
+    told, notes = _asked(cluster, of, rank, _STACKS, "stack")
     groups: dict[tuple[str, ...], list[str]] = {}
     for each in told:
         for found in each["stacks"]:
@@ -88,7 +88,7 @@ def profile(
     # Of py-spy, and of the process itself when py-spy has told nothing.
     patience = 2 * seconds + _READING
     how = kind, float(seconds), leaks
-    told, notes = _asked(cluster, "profile", of, rank, how, patience)
+    told, notes = _asked(cluster, of, rank, patience, "profile", *how)
     samples: Samples = []
     for each in told:
         used = sum(cost for _, cost in each["samples"])
@@ -107,12 +107,7 @@ def profile(
 
 
 def _asked(
-    cluster: ClusterSource,
-    question: str,
-    of: str,
-    rank: int | None,
-    args: tuple[Any, ...],
-    seconds: float,
+    cluster: ClusterSource, of: str, rank: int | None, seconds: float, question: str, *args: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Ask the nodes of what is meant, all at once.
 
@@ -122,10 +117,7 @@ def _asked(
     Raises:
         TargetError: Nothing that lives is meant.
     """
-    processes = find(cluster, of)
-    if rank is not None:
-        processes = of_rank(cluster, of, processes, rank)
-    ids, nodes = ids_of(processes)
+    ids, nodes = ids_of(find(cluster, of, rank))
     found, notes = answers(cluster, question, (ids, *args), seconds, nodes)
     told = [process for each in found.values() for process in each]
     if not told and not notes:

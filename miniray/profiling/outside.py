@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,9 +50,7 @@ async def stacks(pid: int) -> tuple[str, list[Stack], str]:
     output, failure = await run_py_spy("dump", "--json", "--nonblocking", "--pid", str(pid))
     if not failure:
         return "py-spy", _of_py_spy(output), note
-    if stopped:  # no signal reaches it
-        return "", [], f"{note} {failure}"
-    written = await _by_signal(pid)
+    written = "" if stopped else await _by_signal(pid)  # no signal reaches one that is stopped
     if not written:
         return "", [], f"{note} {failure}"
     return "a signal (faulthandler)", _of_faulthandler(written), note
@@ -131,11 +129,8 @@ async def read_memray(path: str, leaks: bool) -> Samples:
 
 def py_spy() -> str | None:
     """Return the path of py-spy, of this Python's packages or of the system."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for path in importlib.metadata.files("py-spy") or ():
-            if path.name == "py-spy":
-                return os.path.realpath(path.locate())
-    return shutil.which("py-spy")
+    own = sysconfig.get_path("scripts"), sysconfig.get_path("scripts", f"{os.name}_user")
+    return shutil.which("py-spy", path=os.pathsep.join([*own, os.environ.get("PATH", "")]))
 
 
 def _of_py_spy(output: str) -> list[Stack]:
@@ -179,12 +174,11 @@ def _file_of(pid: int) -> int | None:
 
 def _catches(pid: int) -> bool:
     """Return whether a process handles the signal, which would end it else."""
-    try:
+    with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    caught = status.partition("\nSigCgt:")[2].split(maxsplit=1)[0]
-    return bool(int(caught, 16) >> (SHOW_STACKS - 1) & 1)
+        caught = status.partition("\nSigCgt:")[2].split(maxsplit=1)[0]
+        return bool(int(caught, 16) >> (SHOW_STACKS - 1) & 1)
+    return False
 
 
 def _of_faulthandler(written: str) -> list[Stack]:

@@ -40,25 +40,10 @@ class Stack(TypedDict):
 WAITS = "waits for work"
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
-#: Where files are whose frames are not user code's: miniray's, and those of the modules of Python
-#: through which threads and event loops reach what they run.
-_OURS = (
-    _PACKAGE,
-    "<frozen ",
-    *(
-        _LIBRARY + name
-        for name in (
-            f"asyncio{os.sep}",
-            f"concurrent{os.sep}",
-            f"multiprocessing{os.sep}",
-            "contextlib.py",
-            "runpy.py",
-            "selectors.py",
-            "socketserver.py",
-            "threading.py",
-        )
-    ),
-)
+#: Modules of Python through which threads and event loops reach what they run.
+_THROUGH = "asyncio concurrent contextlib multiprocessing runpy selectors socketserver threading"
+#: Where files are whose frames are not user code's: miniray's, and those of these modules.
+_OURS = (_PACKAGE, "<frozen ", *(_LIBRARY + name for name in _THROUGH.split()))
 _WORKER = "miniray.worker."
 _BOOT = str(Path(_PACKAGE, "node", "boot.py"))
 

@@ -115,48 +115,40 @@ def actors_called(cluster: ClusterSource, of: str) -> list[dict[str, Any]]:
     return [each for each in actors if each.get("placement_group_id") in groups]
 
 
-def find(cluster: ClusterSource, of: str) -> list[Process]:
+def find(cluster: ClusterSource, of: str, rank: int | None = None) -> list[Process]:
     """Return the processes that are meant.
 
     Args:
         cluster: To look in.
         of: A pid, ``NODE:PID``, the id (or its first digits), name or class of actors, or the name
             of a training run.
+        rank: Of a run, this rank only.
 
     Raises:
-        TargetError: Nothing that lives is called so.
+        TargetError: Nothing that lives is called so, or the rank does not answer.
     """
     processes = cluster.listing("workers")
     nodes, pid = process_called(cluster, of)
+    chosen = [] if pid else actors_called(cluster, of)
+    ids = {actor["actor_id"] for actor in chosen}
     if pid:
         found = [each for each in processes if each["pid"] == pid]
         found = [each for each in found if not nodes or each["node_id"] in nodes]
         if not found:
             raise TargetError(f"No process of this cluster has the pid {pid}.")
-        return found
-    chosen = actors_called(cluster, of)
-    if not chosen:
+    elif not chosen:
         raise TargetError(
             f"Nothing that runs is called {of!r}: give a pid, NODE:PID, the id, name or class of "
             "an actor, or the name of a training run. `miniray status` shows what runs."
         )
-    ids = {actor["actor_id"] for actor in chosen}
-    if found := [each for each in processes if each["actor_id"] in ids]:
+    elif not (found := [each for each in processes if each["actor_id"] in ids]):
+        states = ", ".join(sorted({actor["state"] for actor in chosen}))
+        raise TargetError(f"{of} has no process now: it is {states}. `miniray why {of}` says why.")
+    if rank is None:
         return found
-    states = ", ".join(sorted({actor["state"] for actor in chosen}))
-    raise TargetError(f"{of} has no process now: it is {states}. `miniray why {of}` says why.")
-
-
-def of_rank(cluster: ClusterSource, of: str, processes: list[Process], rank: int) -> list[Process]:
-    """Return the process of a rank among those of the run ``of``.
-
-    Raises:
-        TargetError: There is none, or it does not answer.
-    """
-    ids, nodes = ids_of(processes)
-    told, _ = answers_of_processes(cluster, "probe", ("rank",), _SOON, ids, nodes)
+    told, _ = answers_of_processes(cluster, "probe", ("rank",), _SOON, *ids_of(found))
     ranks = {each.process.hex(): each.told for each in told}
-    found = [each for each in processes if ranks.get(each["worker_id"]) == rank]
+    found = [each for each in found if ranks.get(each["worker_id"]) == rank]
     if not found:
         raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
     return found

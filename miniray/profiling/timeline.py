@@ -103,21 +103,23 @@ def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
         for lane, span in _in_lanes(each for each in process["spans"] if each[0] != "submit"):
             lanes.add(lane)
             kind, name, started, seconds, ok, of = span
-            track = _track(process, lane)
-            begin = _time(process, started)
-            yield _slice(kind, name, place, track, begin, seconds, {} if ok else {"failed": True})
+            here = {"pid": place, "tid": _track(process, lane), "ts": _time(process, started)}
+            args = {} if ok else {"failed": True}
+            what = {"ph": "X", "cat": kind, "name": name}
+            yield {**what, **here, "dur": seconds * _MICRO, "args": args}
             caller_id, number = of or (b"", 0)
             made = submitted.get((caller_id.hex(), number))
             if made is None:
                 continue
             arrows += 1
             from_place, caller, when = made
-            at = min(_time(caller, when), begin)
-            from_track = _track(caller, 0)
-            yield _slice("submit", f"submit {name}", from_place, from_track, at, 1e-6, {})
+            at = min(_time(caller, when), here["ts"])
+            there = {"pid": from_place, "tid": _track(caller, 0), "ts": at}
+            call = {"ph": "X", "cat": "submit", "name": f"submit {name}"}
+            yield {**call, **there, "dur": 1.0, "args": {}}
             ends = {"cat": "call", "name": "call", "id": arrows}
-            yield {**ends, "ph": "s", "pid": from_place, "tid": from_track, "ts": at}
-            yield {**ends, "ph": "f", "bp": "e", "pid": place, "tid": track, "ts": begin}
+            yield {**ends, "ph": "s", **there}
+            yield {**ends, "ph": "f", "bp": "e", **here}
         for lane in sorted(lanes):
             label = f"{process['name'] or 'worker'} (pid {process['pid']})"
             yield _named("thread_name", place, _track(process, lane), label)
@@ -144,13 +146,6 @@ def _in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
 def _outer_first(span: Span) -> tuple[float, float]:
     _, _, begin, seconds, *_ = span
     return begin, -seconds
-
-
-def _slice(
-    kind: str, name: str, place: int, track: int, begin: float, seconds: float, args: Event
-) -> Event:
-    where = {"pid": place, "tid": track, "ts": begin, "dur": seconds * _MICRO}
-    return {"ph": "X", "cat": kind, "name": name, **where, "args": args}
 
 
 def _named(what: str, place: int, track: int, name: str) -> Event:

@@ -20,16 +20,9 @@ from miniray.logs.log_files import (
     found_in,
     order,
     pattern,
-    read_on,
 )
 from miniray.logs.log_search import find
-from miniray.profiling.targets import (
-    TargetError,
-    actors_called,
-    answers,
-    of_rank,
-    process_called,
-)
+from miniray.profiling.targets import TargetError, actors_called, answers, process_called
 from miniray.profiling.targets import find as find_targets
 
 if TYPE_CHECKING:
@@ -106,7 +99,7 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         of_class = any(each["class_name"] == of for each in actors)
         ids = [] if of_class else [each["actor_id"] for each in actors]
         return Whose(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
-    targets = of_rank(source, of, find_targets(source, of), rank)
+    targets = find_targets(source, of, rank)
     pids = tuple(each["pid"] for each in targets)
     where = tuple({each["node_id"] for each in targets})
     return Whose(dataclasses.replace(query, pids=pids), where)
@@ -146,9 +139,6 @@ def logs(source: ClusterSource, wanted: Whose) -> Logs:
     if wanted.folder is not None:
         return of_folder(wanted.folder, query)
     found = Logs()
-    for node in _nodes(source, wanted):
-        if node["state"] == "DEAD":
-            _add_dead(found, node, query)
     _ask(source, wanted, found, None)
     return found.sorted(query.tail)
 
@@ -156,26 +146,26 @@ def logs(source: ClusterSource, wanted: Whose) -> Logs:
 def follow(source: ClusterSource, wanted: Whose, before: Logs) -> Logs:
     """Return the lines that came after those of an earlier call, and match."""
     found = Logs(ends=dict(before.ends))
-    if wanted.folder is not None:
-        found.add("", read_on(wanted.folder, wanted.query, before.ends.get("", {})))
-    else:
-        _ask(source, wanted, found, before.ends)
+    _ask(source, wanted, found, before.ends)
     matches = pattern(wanted.query.grep)
     if matches is not None:
         found.lines = [each for each in found.lines if matches.search(each.text)]
     return found.sorted(len(found.lines) or 1)
 
 
-def _nodes(source: ClusterSource, wanted: Whose) -> list[dict[str, Any]]:
-    nodes = source.listing("node_states")
-    return [each for each in nodes if not wanted.nodes or each["node_id"] in wanted.nodes]
-
-
 def _ask(source: ClusterSource, wanted: Whose, found: Logs, ends: Any) -> None:
-    """Ask the nodes that live; ``ends``: by node, what was read already, or None."""
-    living = [
-        bytes.fromhex(each["node_id"]) for each in _nodes(source, wanted) if each["state"] != "DEAD"
-    ]
+    """Ask the nodes that live; ``ends``: by node, what was read already.
+
+    None: nothing was, and what nodes have left that are gone is read, too.
+    """
+    living = []
+    for node in source.listing("node_states"):
+        if wanted.nodes and node["node_id"] not in wanted.nodes:
+            continue
+        if node["state"] != "DEAD":
+            living.append(bytes.fromhex(node["node_id"]))
+        elif ends is None:
+            _add_dead(found, node, wanted.query)
     arguments = dataclasses.asdict(wanted.query), ends
     told, notes = answers(source, "logs", arguments, _PATIENCE, living)
     found.notes += notes

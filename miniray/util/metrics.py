@@ -51,6 +51,7 @@ class Metric:
     """What the kinds of metrics have in common."""
 
     _kind = ""
+    _boundaries: tuple[float, ...] = ()
 
     def __init__(
         self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None
@@ -112,12 +113,9 @@ class Metric:
         missing = [key for key in self._tag_keys if key not in given]
         if missing:
             raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
-        metric = (self._kind, self._name, self._description, self._boundaries())
+        metric = (self._kind, self._name, self._description, self._boundaries)
         COUNTED.change(metric, tuple([(key, given[key]) for key in self._tag_keys]), float(value))
         _tell_later()
-
-    def _boundaries(self) -> tuple[float, ...]:
-        return ()
 
     @property
     def info(self) -> dict[str, Any]:
@@ -192,9 +190,7 @@ class Histogram(Metric):
                     "values for the arguments."
                 )
         self.boundaries = list(boundaries)
-
-    def _boundaries(self) -> tuple[float, ...]:
-        return tuple(sorted(map(float, self.boundaries)))
+        self._boundaries = tuple(sorted(map(float, boundaries)))
 
     def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Count a value. Arguments and errors as for ``Counter.inc``; it may be 0 or below."""

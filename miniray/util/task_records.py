@@ -110,28 +110,32 @@ def summary_of(processes: list[ProcessTold]) -> dict[str, Any]:
 
     FINISHED and FAILED are those of callers that still live.
     """
-    summary: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, str] = {}
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    totals: collections.Counter[str] = collections.Counter()
 
     def add(name: str, kind: str, state: str, count: int) -> None:
         name = short_name(name)
-        entry = summary.setdefault(
-            name, {"func_or_class_name": name, "type": kind, "state_counts": {}}
-        )
-        entry["state_counts"][state] = entry["state_counts"].get(state, 0) + count
+        counts[name][state] += count
+        totals[kinds.setdefault(name, kind)] += count
 
     for each in processes:
         for kind, name, state, count in each.told["states"]:
             add(name, kind, state, count)
         for kind, (finished, failed) in each.told["ended"].items():
-            for state, counts in (("FINISHED", finished), ("FAILED", failed)):
-                for name, count in counts.items():
+            for state, by_name in (("FINISHED", finished), ("FAILED", failed)):
+                for name, count in by_name.items():
                     add(name, kind, state, count)
     for each in processes:
         for name, (count, _) in each.told["running_by_name"].items():
-            _move_to_running(summary.get(short_name(name)), count)
-    totals: collections.Counter[str] = collections.Counter()
-    for entry in summary.values():
-        totals[entry["type"]] += sum(entry["state_counts"].values())
+            # Its caller only knows it to have been sent.
+            states = counts.get(short_name(name), collections.Counter())
+            moved = min(count, states["SUBMITTED_TO_WORKER"])
+            states.update(RUNNING=moved, SUBMITTED_TO_WORKER=-moved)
+    summary = {
+        name: {"func_or_class_name": name, "type": kind, "state_counts": dict(+counts[name])}
+        for name, kind in kinds.items()
+    }
     return {
         "summary": summary,
         "total_tasks": totals["NORMAL_TASK"],
@@ -139,14 +143,3 @@ def summary_of(processes: list[ProcessTold]) -> dict[str, Any]:
         "total_actor_scheduled": totals["ACTOR_CREATION_TASK"],
         "summary_by": "func_name",
     }
-
-
-def _move_to_running(entry: dict[str, Any] | None, count: int) -> None:
-    """Count as running what its caller only knows to have been sent."""
-    counts = entry["state_counts"] if entry is not None else {}
-    moved = min(count, counts.get("SUBMITTED_TO_WORKER", 0))
-    if moved:
-        counts["RUNNING"] = counts.get("RUNNING", 0) + moved
-        counts["SUBMITTED_TO_WORKER"] -= moved
-        if not counts["SUBMITTED_TO_WORKER"]:
-            del counts["SUBMITTED_TO_WORKER"]

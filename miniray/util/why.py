@@ -55,10 +55,6 @@ class Link:
         """What names it among all."""
         return self.kind, self.id
 
-    def told(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {"kind": self.kind, "name": self.name, "text": self.text, "stack": self.stack}
-
 
 def why(source: ClusterSource, of: str = "") -> dict[str, Any]:
     """Return why something waits.
@@ -88,7 +84,10 @@ def why(source: ClusterSource, of: str = "") -> dict[str, Any]:
 
 
 def _answer(chain: list[Link], cycle: int, view: _View) -> dict[str, Any]:
-    told = [link.told() for link in chain[:_LONGEST]]
+    told: list[dict[str, Any]] = [
+        {name: getattr(link, name) for name in ("kind", "name", "text", "stack")}
+        for link in chain[:_LONGEST]
+    ]
     if cycle >= 0:
         names = [link.name for link in chain[cycle:] if link.kind in ("task", "actor")]
         text = ", which waits for ".join([*names, names[0]]) if names else "a cycle"
@@ -140,8 +139,6 @@ class _View:
         }
         #: Calls by what they make and by their own id, each with its caller.
         self._calls: dict[bytes, tuple[ProcessTold, dict[str, Any]]] = {}
-        #: By the actor that they make.
-        self._creations: dict[bytes, dict[str, Any]] = {}
         #: By call: the process that has it, and for how many seconds it runs there (None: queued).
         self._works: dict[bytes, tuple[ProcessTold, float | None]] = {}
         #: By call: the threads and coroutines that run it.
@@ -156,10 +153,7 @@ class _View:
     def _enter(self, process: ProcessTold) -> None:
         told = process.told
         for call in told["calls"]:
-            for id in (call["task_id"], *call["makes"]):
-                self._calls[id] = (process, call)
-                if (actor := _actor_of(id)) != id:
-                    self._creations[actor] = call
+            self._calls.update(dict.fromkeys((call["task_id"], *call["makes"]), (process, call)))
         for id, _, seconds in told["works"]:
             self._works[id] = (process, seconds)
         for thread in told["threads"]:
@@ -294,7 +288,7 @@ class _View:
             if call["actor_id"] in self._actors:
                 yield self._actor(call["actor_id"])
         elif call["type"] == "ACTOR_CREATION_TASK":
-            id = _actor_of(call["task_id"])
+            id = _other_of(call["task_id"])
             if id in self._actors:
                 yield self._actor(id)
         elif call["state"] == "PENDING_NODE_ASSIGNMENT":
@@ -317,7 +311,8 @@ class _View:
         actor = self._actors[id]
         for thread in self._threads.get(id, ()):  # of its constructor
             yield from self._refs(thread["waits_for"])
-        if (creation := self._creations.get(id)) is not None:
+        if _other_of(id) in self._calls:
+            _, creation = self._calls[_other_of(id)]
             yield from self._refs(creation["needs"])
         if actor["why_waits"]:
             demand = next((d for d in self._pending if d["reason"] == actor["why_waits"]), None)
@@ -372,7 +367,7 @@ def _stack_of(threads: Iterable[dict[str, Any]]) -> list[str]:
     return [line for each in threads for line in each["stack"]]
 
 
-def _actor_of(creation: bytes) -> bytes:
-    """Return the id of the actor that a call of this id creates (``call_id``)."""
+def _other_of(id: bytes) -> bytes:
+    """Return the id of the actor that the call of an id creates, or of that call (``call_id``)."""
     at = PROCESS_ID_LENGTH
-    return creation[:at] + bytes([creation[at] & 0x7F]) + creation[at + 1 :]
+    return id[:at] + bytes([id[at] ^ 0x80]) + id[at + 1 :]

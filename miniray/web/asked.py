@@ -16,12 +16,12 @@ from miniray.profiling.targets import answers
 from miniray.util.state import listed, summary
 from miniray.util.state_records import ActorState
 from miniray.util.task_records import ask_processes
-from miniray.web.tables import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.common.runtime import RuntimeHead
+    from miniray.web.tables import Asked
 
 Row = dict[str, Any]
 
@@ -38,12 +38,11 @@ _STATES = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed"}
 def _tasks(source: RuntimeHead) -> Asked:
     rows = {}
     for name, entry in summary(source, "tasks", _PATIENCE)["cluster"]["summary"].items():
-        row = {"name": name, "type": entry["type"], "waiting": 0, "running": 0}
-        row |= {"finished": 0, "failed": 0}
+        counts = dict.fromkeys(("waiting", *_STATES.values()), 0)
         for state, count in entry["state_counts"].items():
-            row[_STATES.get(state, "waiting")] += count
-        rows[name] = row
-    return Asked(rows, {})
+            counts[_STATES.get(state, "waiting")] += count
+        rows[name] = {"name": name, "type": entry["type"], **counts}
+    return rows, {}
 
 
 def _objects(source: RuntimeHead) -> Asked:
@@ -52,13 +51,7 @@ def _objects(source: RuntimeHead) -> Asked:
         # Who holds it is in words, too.
         row = {name: value for name, value in vars(each).items() if name != "holders"}
         rows[f"{each.object_id or number}/{each.node_id}"] = row
-    return Asked(rows, {})
-
-
-def _usage(source: RuntimeHead) -> Asked:
-    """Return what each node uses."""
-    rows, _ = answers(source, "usage", (), _USE)
-    return Asked(rows, {})
+    return rows, {}
 
 
 def _actor(id: str, source: RuntimeHead) -> Asked:
@@ -67,9 +60,9 @@ def _actor(id: str, source: RuntimeHead) -> Asked:
         raise ValueError(f"There is no actor {id}, or it ended long ago.")
     row = vars(ActorState.of(told))
     if not row["pid"] or row["state"] == "DEAD":
-        return Asked({}, {"actor": row})
+        return {}, {"actor": row}
     calls, uses = _process(source, row["node_id"], row["pid"])
-    return Asked(calls, {"actor": row | uses})
+    return calls, {"actor": row | uses}
 
 
 def _worker(node: str, pid: str, source: RuntimeHead) -> Asked:
@@ -77,9 +70,9 @@ def _worker(node: str, pid: str, source: RuntimeHead) -> Asked:
     rows = source.listing("workers")
     row = next((each for each in rows if of.items() <= each.items()), None)
     if row is None:
-        return Asked({}, {"worker": {**of, "state": "DEAD"}})
+        return {}, {"worker": {**of, "state": "DEAD"}}
     calls, uses = _process(source, node, int(pid))
-    return Asked(calls, {"worker": {**row, **uses, "name": short_name(row["name"])}})
+    return calls, {"worker": {**row, **uses, "name": short_name(row["name"])}}
 
 
 def _process(source: RuntimeHead, node: str, pid: int) -> tuple[dict[str, Row], Row]:
@@ -105,7 +98,7 @@ def _process(source: RuntimeHead, node: str, pid: int) -> tuple[dict[str, Row], 
 _TOPICS: dict[str, Callable[[RuntimeHead], Asked]] = {
     "tasks": _tasks,
     "objects": _objects,
-    "usage": _usage,
+    "usage": lambda source: (answers(source, "usage", (), _USE)[0], {}),
 }
 _NAMED: list[tuple[re.Pattern[str], Callable[..., Asked]]] = [
     (re.compile(r"actor:([0-9a-f]{32})"), _actor),

@@ -40,10 +40,19 @@ _SLOW = 600.0
 class LogSocket(asyncio.Protocol):
     """One connection, from its request for an upgrade on."""
 
-    def __init__(self, link: NodeLink, refusal: Refusal, count: Count, **_settings: Any) -> None:
+    def __init__(
+        self,
+        link: NodeLink,
+        refusal: Refusal,
+        count: Count,
+        full: Callable[[], str],
+        **_settings: Any,
+    ) -> None:
         self._link = link
         self._refusal = refusal
         self._count = count
+        #: Returns why no more logs may be followed; empty if some may.
+        self._full = full
         self._task: asyncio.Task[None] | None = None
         #: Set while the client reads.
         self._writable = asyncio.Event()
@@ -69,6 +78,8 @@ class LogSocket(asyncio.Protocol):
         refused = self._refusal(method, path, headers)
         if refused is None and (found is None or not key):
             refused = 404, "There is no such socket."
+        if refused is None and (full := self._full()):
+            refused = 503, full
         if refused is not None:
             self._write_head(f"{refused[0]} Refused", "Content-Length: 0")
             self._transport.close()

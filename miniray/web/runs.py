@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.run.page import RunPage, listed
 from miniray.util.task_records import ask_processes, dataset_rows
-from miniray.web.tables import Asked
 
 if TYPE_CHECKING:
     from miniray.common.runtime import RuntimeHead
+    from miniray.web.tables import Asked
 
 Row = dict[str, Any]
 
@@ -24,7 +24,7 @@ _PATIENCE = 1.0
 def look_at(run: RunPage, source: RuntimeHead) -> Asked:
     """Ask for what is new of one run: its ranks are the rows."""
     facts = dict(run.look(source))
-    return Asked({str(rank["rank"]): rank for rank in facts.pop("ranks")}, facts)
+    return {str(rank["rank"]): rank for rank in facts.pop("ranks")}, facts
 
 
 class DatasetTable:
@@ -56,7 +56,7 @@ class DatasetTable:
                         "rows_per_second": self._rate(key, read["rows"]),
                         "wait_seconds": read["waited"],
                     }
-        return Asked(found, {})
+        return found, {}
 
     def _rate(self, key: str, rows: int) -> float | None:
         now = time.monotonic()

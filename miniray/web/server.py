@@ -88,7 +88,7 @@ class WebServer:
                 interface="asgi3",
                 http=functools.partial(_Connection, strangers),  # type: ignore[arg-type]
                 ws=functools.partial(  # type: ignore[arg-type]
-                    LogSocket, topics.link, self._refusal_to_follow, self._viewer
+                    LogSocket, topics.link, self._access.refusal, self._viewer, self._full
                 ),
                 lifespan="off",
                 log_config=None,
@@ -132,14 +132,9 @@ class WebServer:
             self._open -= 1
             self._last = time.monotonic()
 
-    def _refusal_to_follow(
-        self, method: str, path: str, headers: dict[str, str]
-    ) -> tuple[int, str] | None:
-        """Return why a log may not be followed; None if it may."""
-        refusal = self._access.refusal(method, path, headers)
-        if refusal is None and self._streams >= _MOST_STREAMS:
-            return 503, _FULL
-        return refusal
+    def _full(self) -> str:
+        """Return why no more views may be opened; empty if some may."""
+        return _FULL if self._streams >= _MOST_STREAMS else ""
 
     @contextlib.contextmanager
     def _viewer(self) -> Iterator[None]:
@@ -161,8 +156,8 @@ class WebServer:
         return Response(status_code=204, headers={"set-cookie": self._access.cookie()})
 
     async def _session(self, _request: Request) -> Response:
-        full = _FULL if self._streams >= _MOST_STREAMS else ""
-        return JSONResponse({"cluster": self._facts.cluster, "version": VERSION, "full": full})
+        about = {"cluster": self._facts.cluster, "version": VERSION, "full": self._full()}
+        return JSONResponse(about)
 
     # --- streams -----------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:
@@ -173,8 +168,8 @@ class WebServer:
                 return refusal(404, f"There is no topic {topic!r:.80}.")
         if len(topics) > _MOST_TOPICS:
             return refusal(400, f"A stream has at most {_MOST_TOPICS} topics.")
-        if self._streams >= _MOST_STREAMS:
-            return refusal(503, _FULL)
+        if full := self._full():
+            return refusal(503, full)
         try:
             first, size = int(wanted.get("from", 0)), int(wanted.get("size", 60))
         except ValueError:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping
 
     Row = dict[str, Any]
+    #: What a topic that is asked for is now: rows by key, and what its summary says beside.
+    Asked = tuple[dict[str, Row], Row]
 
 #: Fields that a topic's summary counts the values of.
 _COUNTED = ("state", "status", "kind", "severity")
-
-
-class Asked(NamedTuple):
-    """What a topic that is asked for is now."""
-
-    #: By key.
-    rows: dict[str, Row]
-    #: What its summary says beside.
-    facts: Row
 
 
 class Table:

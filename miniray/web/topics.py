@@ -132,7 +132,10 @@ class Topics:
         table = self._tables.get(topic)
         if table is None:
             table = self._tables[topic] = Table(error=self._error)
-            self._begin(topic, table)
+            if (source := source_of(topic)) is None:
+                self._watch()
+            else:
+                self._asking[topic] = asyncio.ensure_future(self._ask(source, table))
         table.viewers.add(viewer)
         try:
             yield table
@@ -141,13 +144,6 @@ class Topics:
             if not table.viewers:
                 loop = asyncio.get_running_loop()
                 loop.call_later(_LINGER, self._end_unless_watched, topic, table)
-
-    def _begin(self, topic: str, table: Table) -> None:
-        source = source_of(topic)
-        if source is not None:
-            self._asking[topic] = asyncio.ensure_future(self._ask(source, table))
-            return
-        self._watch()
 
     def _watch(self) -> None:
         """Have the head push the listings of the tables that there are."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,14 @@ def head_pid() -> int:
     return int(head)
 
 
+def kill_head() -> None:
+    """End the head, and wait until the next one serves."""
+    head = head_pid()
+    os.kill(head, signal.SIGKILL)
+    wait_until(lambda: not is_alive(head))
+    wait_until(lambda: miniray.cluster_resources().get("CPU") == 1)
+
+
 @miniray.remote(num_cpus=1)
 def first(folder: Path) -> str:
     (folder / "begun").touch()
@@ -67,13 +77,42 @@ def test_a_task_that_waits_for_others_has_given_its_cpu_back_to_the_next_head_to
 ) -> None:
     ref = both.remote(tmp_path)
     wait_for_file(tmp_path / "begun")
-    head = head_pid()
-    os.kill(head, signal.SIGKILL)
-    wait_until(lambda: not is_alive(head))
-    wait_until(lambda: miniray.cluster_resources().get("CPU") == 1)
+    kill_head()
     (tmp_path / "go").touch()
     assert miniray.get(ref, timeout=60) == ["first", "second"]
     wait_until(lambda: miniray.available_resources().get("CPU") == 1)
+
+
+@miniray.remote(num_cpus=0)
+class Named:
+    def ready(self) -> bool:
+        return True
+
+
+def test_who_follows_events_is_told_each_once_by_one_head_and_the_next(nodes: Cluster) -> None:
+    words = ["list", "events", "--follow", "--limit", "1", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "miniray", *words], stdout=subprocess.PIPE, text=True
+    ) as following:
+        try:
+            assert following.stdout is not None
+            while following.stdout.readline() != "]\n":
+                pass  # what was there before
+            actors = []
+            for name in ("before", "after"):
+                actors.append(Named.options(name=name).remote())
+                assert miniray.get(actors[-1].ready.remote(), timeout=60)
+                if name == "before":
+                    kill_head()
+            told = []
+            while not told or "'after'" not in told[-1]["message"]:
+                told.append(json.loads(following.stdout.readline()))
+        finally:
+            following.send_signal(signal.SIGINT)
+            assert following.wait(30) == 0
+    assert sum("'before'" in each["message"] for each in told) == 1
+    numbers = [each["event_id"] for each in told]
+    assert numbers == sorted(set(numbers))
 
 
 def test_a_node_that_dies_together_with_the_head_is_missed(nodes: Cluster, tmp_path: Path) -> None:

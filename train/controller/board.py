@@ -63,13 +63,8 @@ class RunBoard:
         if self._runtime is None:
             return  # in local mode there need be no cluster
         context = self._runtime.context()
-        self._place = {
-            "node_id": context.node_id,
-            "worker_id": context.worker_id,
-            "actor_id": context.actor_id,
-            "job_id": context.job_id,
-            "pid": os.getpid(),
-        }
+        names = ("node_id", "worker_id", "actor_id", "job_id")
+        self._place = {name: getattr(context, name) for name in names} | {"pid": os.getpid()}
         loop = asyncio.get_running_loop()
 
         def told(version: int) -> Callable[[], str]:
@@ -175,12 +170,9 @@ class RunBoard:
         found = attempt.ranks()[:MAX_RANKS]
         for rank, info in zip(found, self._infos, strict=False):
             rank |= {
-                "node_id": info.node_id,
-                "address": info.address,
-                "pid": info.pid,
-                "worker_id": info.worker_id,
-                "devices": info.accelerator_ids,
+                name: getattr(info, name) for name in ("node_id", "address", "pid", "worker_id")
             }
+            rank["devices"] = info.accelerator_ids
         return found
 
 

@@ -100,7 +100,7 @@ class RunPage:
     def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> str | None:
         """Take what the controller tells; return why it does not, and None if it is gone."""
         question, known = question_about(self._id), (self._told.get("version", -1),)
-        ids, nodes = [_id(row["worker_id"])], [_id(row["node_id"])]
+        ids, nodes = [bytes.fromhex(row["worker_id"])], [bytes.fromhex(row["node_id"])]
         told, silent = answers_of_processes(cluster, question, known, _PATIENCE, ids, nodes)
         for each in told:
             if each.told is not None:
@@ -113,8 +113,8 @@ class RunPage:
         """Return what is known of a run that goes on; a silent rank keeps what it has told."""
         ranks = self._told.get("ranks", ())
         placed = [rank for rank in ranks if rank.get("worker_id")]
-        ids = [_id(rank["worker_id"]) for rank in placed]
-        nodes = sorted({_id(rank["node_id"]) for rank in placed})
+        ids = [bytes.fromhex(rank["worker_id"]) for rank in placed]
+        nodes = sorted({bytes.fromhex(rank["node_id"]) for rank in placed})
         told, _ = answers_of_processes(cluster, "train_rank", (), _RANK_PATIENCE, ids, nodes)
         for each in told:
             found = self._of_ranks.setdefault(each.process.hex(), {})
@@ -209,7 +209,3 @@ _ELSEWHERE = ("history", "kept", "version")
 
 def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) else None
-
-
-def _id(text: str) -> bytes:
-    return bytes.fromhex(text)

@@ -18,6 +18,7 @@ from miniray.util.logs import Logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import pytest
     from click import Command
@@ -146,6 +147,24 @@ def test_logs_are_followed_through_another_node_when_the_one_that_was_asked_is_g
     services = SimpleNamespace(connect=lambda _address, _token: next(left))
     told = CliRunner().invoke(logs_, ["--follow"], obj=services)
     assert (told.exit_code, asked) == (0, ["a", "b"])
+
+
+def test_after_the_end_of_a_cluster_its_logs_are_found_by_what_their_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_address: Any, _token: Any) -> Any:
+        raise ConnectionError("No cluster is running.")
+
+    name = f"worker-Counter-7-20261127-120000-{'ab' * 8}-{'cd' * 16}.out"
+    (tmp_path / name).write_text("2026-11-27 12:00:00.000 [Counter] counted\n", encoding="utf-8")
+    monkeypatch.setattr(session, "find_clusters", list)
+    monkeypatch.setattr(logs_command, "_last_session", lambda: tmp_path)
+    services = SimpleNamespace(connect=nobody)
+    for of in ("Counter", "7", "cd" * 16):
+        assert "counted" in CliRunner().invoke(logs_, [of], obj=services).output
+    told = CliRunner().invoke(logs_, ["my-counter"], obj=services)
+    assert told.exit_code == 1
+    assert "no names of actors and runs are known. There are logs of Counter." in told.output
 
 
 def test_what_is_no_regular_expression_is_told_without_a_cluster_too() -> None:

@@ -184,13 +184,10 @@ def test_a_profile_that_cannot_be_read_leaves_the_other_processes_theirs(
         id: SimpleNamespace(process_id=id, pid=pid, is_command=False, is_driver=True)
         for pid, id in enumerate((b"a", b"b"))
     }
-    parts: Any = (
-        SimpleNamespace(clients=processes),
-        SimpleNamespace(answers={}, ask_processes=ask),
-        None,
-        None,
-    )
-    probes = Probes(*parts)
-    first, second = asyncio.run(probes._profiles(0.0, [b"a", b"b"], "memory", 0.0, False))
+    questions = SimpleNamespace(answers={}, ask_processes=ask)
+    parts: Any = SimpleNamespace(clients=processes), questions, None, None
+    Probes(*parts)
+    asked: Any = questions.answers["profile"]
+    first, second = asyncio.run(asked(0.0, [b"a", b"b"], "memory", 0.0, False))
     assert (first["samples"], first["note"]) == ([], "It could not be looked at: it is torn.")
     assert (second["samples"], second["note"]) == ([(["f"], 1.0)], "")

@@ -48,7 +48,7 @@ class Client(asyncio.Transport):
 
 
 def followed_log(head: Any, client: Client) -> LogSocket:
-    followed = LogSocket(head, lambda *_: None, contextlib.nullcontext)
+    followed = LogSocket(head, lambda *_: None, contextlib.nullcontext, str)
     followed.connection_made(client)
     followed.data_received(REQUEST)
     return followed

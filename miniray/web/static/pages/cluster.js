@@ -125,4 +125,4 @@ export function Why({ id }) {
   </div>`;
 }
 
-const Chain = ({ of }) => html`<ol class="chain">${of.map((link, n) => html`<li key=${n}><span class="dim">${link.kind}</span> <b>${link.name}</b><p>${link.text}</p>${link.stack?.length > 0 && html`<${Frames} of=${link.stack} />`}</li>`)}</ol>`;
+const Chain = ({ of }) => html`<ol class="chain">${of.map((link, n) => html`<li key=${n}>${!link.name.startsWith(link.kind) && html`<span class="dim">${link.kind}</span> `}<b>${link.name}</b><p>${link.text}</p>${link.stack?.length > 0 && html`<${Frames} of=${link.stack} />`}</li>`)}</ol>`;

@@ -19,6 +19,7 @@ export function Actor({ id }) {
   const at = useLive(`actor:${id}`)(`actor:${id}`);
   const actor = at.summary.actor ?? {};
   const lives = actor.pid > 0 && actor.state !== "DEAD";
+  const unknown = at.error && !actor.actor_id; // its log may still be there
   return html`<div class="page">
     <${Crumbs} to="#/actors" name="Actors">${actor.class_name ?? id.slice(0, 10)} <${State} of=${actor.is_starting ? "STARTING" : actor.state} bad=${actor.state === "DEAD"} /><//>
     <${Problem} of=${at.error} />
@@ -28,7 +29,7 @@ export function Actor({ id }) {
       ["Holds", actor.required_resources && amounts(actor.required_resources)], ["Restarts", actor.num_restarts], ["Queued", actor.queued],
       ...uses(actor), ["Job", actor.job_id], ["Namespace", actor.ray_namespace], ["Id", html`<code>${id}</code>`],
     ]} />
-    <${Inspect} key=${id} of=${{ of: id }} live=${lives} why=${`#/why/${id}`} />
+    ${!unknown && html`<${Inspect} key=${id} of=${{ of: id }} live=${lives} why=${`#/why/${id}`} />`}
     <${Calls} rows=${at.rows} />
     <${Card} title="Log" wide><${Logs} of=${{ of: id }} live=${lives} /><//>
   </div>`;

@@ -125,10 +125,12 @@ export function Run({ id }) {
   const named = { of: run.name ?? id };
   const one = at.rows.find((row) => String(row.rank) === of);
   const whom = one ? { of: `${one.node_id}:${one.pid}` } : named;
+  const top = html`<header class="top"><h1><a class="up" href="#/runs">Train runs</a>${run.name ?? id} ${run.state && html`<${State} of=${run.state} />`}</h1>${run.name && html`<a class="button" href="#/compare/${encodeURIComponent(id)}">Compare</a>`}</header>`;
+  if (at.error && !run.name) return html`<div class="page">${top}<${Problem} of=${at.error} /></div>`;
   const controller = run.actor_id ? [{ name: "controller", of: { of: run.actor_id } }] : [];
   const choices = [{ name: "all ranks", of: named }, ...controller, ...at.rows.map((row) => ({ name: `rank ${row.rank}`, of: { ...named, rank: row.rank } }))];
   return html`<div class="page">
-    <header class="top"><h1><a class="up" href="#/runs">Train runs</a>${run.name ?? id} <${State} of=${run.state} /></h1><a class="button" href="#/compare/${encodeURIComponent(id)}">Compare</a></header>
+    ${top}
     <${Problem} of=${at.error} />
     ${run.error && html`<p class="cause">${run.error}</p>`}
     ${run.problem && html`<p class="note">${run.problem}</p>`}
