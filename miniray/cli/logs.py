@@ -96,7 +96,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         found = logs(connection, wanted)
         _show(found, show, None if how["goes_on"] else of)
         if not (found.lines or of or how["goes_on"]):
-            click.echo("No worker has printed such a line.", err=True)
+            click.echo("No worker has printed a line that is asked for.", err=True)
         told = set(found.notes)
         while how["goes_on"] and wanted.folder is None:  # what has ended prints no more
             time.sleep(_EVERY)

@@ -70,7 +70,7 @@ def _tenant(cluster: ClusterDirectories, number: int) -> Row:
     if request is None:
         return {"kind": "", "name": f"lease {number}"}
     kind, name, job_id, *_ = request.requester.describe(request.token)
-    tenant = {"kind": kind, "name": name, "job_id": job_id.hex()}
+    tenant: Row = {"kind": kind, "name": name, "job_id": job_id.hex()}
     if kind == "actor":
         actor: Actor = request.token
         tenant |= {"name": actor.spec.name or name, "id": actor.id.hex(), "pid": actor.pid}

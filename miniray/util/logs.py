@@ -159,13 +159,13 @@ def _ask(source: ClusterSource, wanted: Whose, found: Logs, ends: Any) -> None:
     None: nothing was, and what nodes have left that are gone is read, too.
     """
     living = []
-    for node in source.listing("node_states"):
-        if wanted.nodes and node["node_id"] not in wanted.nodes:
+    for each in source.listing("node_states"):
+        if wanted.nodes and each["node_id"] not in wanted.nodes:
             continue
-        if node["state"] != "DEAD":
-            living.append(bytes.fromhex(node["node_id"]))
+        if each["state"] != "DEAD":
+            living.append(bytes.fromhex(each["node_id"]))
         elif ends is None:
-            _add_dead(found, node, wanted.query)
+            _add_dead(found, each, wanted.query)
     arguments = dataclasses.asdict(wanted.query), ends
     told, notes = answers(source, "logs", arguments, _PATIENCE, living)
     found.notes += notes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from miniray.profiling.forms import page as saved_page
+from miniray.profiling.forms import as_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,8 @@ def graph(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     }
     tree = {"name": "all", "value": 4.0, "children": [loop, leaf("idle (wait.py:1)", 1.0)]}
     path = tmp_path / "graph.html"
-    path.write_text(saved_page(tree, "CPU of <rank>", "By hand.", "seconds"))
+    found = {"tree": tree, "unit": "seconds", "way": "hand", "notes": []}
+    path.write_text(as_file(found, "CPU of <rank>", path))
     with browser.new_context(offline=True, viewport={"width": 1000, "height": 700}) as context:
         page = context.new_page()
         problems: list[str] = []

@@ -15,6 +15,8 @@ const uplot = () =>
     document.head.append(style, script);
   }));
 
+/** What marks of an axis of steps are apart by. */
+const WHOLE = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power));
 const HUES = [215, 25, 150, 320, 45, 265, 0, 185];
 const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 /** The colour of the n-th line of a chart. */
@@ -67,7 +69,7 @@ export function Chart({ title, x, lines, unit = "count", time = false, height = 
     const options = {
       width: place.current.clientWidth || 300, height,
       scales: { x: { time }, y: { range: (_, low, high) => spread(low, high, unit) } },
-      axes: [{ ...axis, size: 24, space: 60, ...(time && { values: (_, all) => all.map((at) => clock(at).slice(-8, all.at(-1) - all[0] < 600 ? undefined : -3)) }) }, { ...axis, size: 62, space: 32, values: (_, all) => all.map(show) }],
+      axes: [{ ...axis, size: 24, space: 60, ...(time ? { values: (_, all) => all.map((at) => clock(at).slice(-8, all.at(-1) - all[0] < 600 ? undefined : -3)) } : { incrs: WHOLE }) }, { ...axis, size: 62, space: 32, values: (_, all) => all.map(show) }],
       cursor: { y: false, points: { size: 5 } },
       legend: { show: !alone },
       hooks: { setCursor: [tell.current = () => alone && chart.current && (caption.current.textContent = told())] },
