@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miniray.common.config import config
-from miniray.common.quick_dataclass import quick_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +126,7 @@ def read_metadata(key: str, timeout: float) -> str | None:
     return text or None
 
 
-@quick_dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Host:
     """A machine as detection sees it; the defaults are the machine we run on."""
 

@@ -22,7 +22,6 @@ from miniray.accelerators.registry import (
     family_named,
     parse_declaration,
 )
-from miniray.common.quick_dataclass import quick_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +48,7 @@ class DeviceGroup(NamedTuple):
     detected: int
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class NodeAccelerators:
     """What a node says of its accelerators."""
 

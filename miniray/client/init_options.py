@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import full_address
 from miniray.common.names import user_stacklevel
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.engines import engine_of
 from miniray.system import option_checks as check
 
@@ -84,7 +83,7 @@ _OF_NODE = (
 )
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class InitOptions:
     """Checked arguments of ``init()``. None means: as the cluster or the machine has it."""
 

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from miniray.common.amounts import Needs, from_units
 from miniray.common.names import short_name
-from miniray.common.quick_dataclass import quick_dataclass
 
 
 # --- placement -------------------------------------------------------------------------
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class NodeAffinity:
     """Run on the node with this id (hex); elsewhere if ``soft`` and it is gone or too small."""
 
@@ -28,7 +27,7 @@ class NodeAffinity:
     soft: bool = False
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BundleAffinity:
     """Draw on a bundle of a placement group; ``bundle_index`` -1 means any bundle."""
 
@@ -38,12 +37,12 @@ class BundleAffinity:
     capture_child_tasks: bool | None = False
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Spread:
     """Place on the least used nodes."""
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Anywhere:
     """The default policy, and in no placement group, whatever the caller's group captures."""
 

@@ -6,6 +6,7 @@ and combined. Counts, sums and their like are computed by Arrow, all others by c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import column, pickled, shown_type, table_to_rows, values_of
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
@@ -345,7 +345,7 @@ def _column(place: int, *functions: str) -> str:
     return "_".join([f"__miniray_{place}", *functions])
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Partial(Transform):
     """Aggregates each table by itself."""
 
@@ -400,7 +400,7 @@ class Partial(Transform):
         return None if self.keys == (ALL,) else values if values[1:] else values[0]
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Combine(Ordered):
     """Combines what tables gave by themselves. Groups come in the order of their keys."""
 

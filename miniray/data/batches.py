@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import check_format, table_to_rows
 from miniray.data.tables import Rows, batched, concat, rebatched
 
@@ -179,7 +179,7 @@ def mixed(tables: Iterable[Any], window: int, seed: int | None) -> Iterator[Any]
         yield concat([table]).take(order)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TorchSpec:
     """How batches of tensors are made.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MUCH = 2 * 2**30
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class DataSchema:
     """The columns of a dataset; ``base_schema`` is their schema of Arrow."""
 

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.plan import Compute, PoolSize
 from miniray.data.transforms import Udf
 from miniray.decorator import remote
@@ -31,7 +30,7 @@ _OPTIONS = (
 )
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class ExecutionResources:
     """The most that executions may use; None is no limit.
 
@@ -46,7 +45,7 @@ class ExecutionResources:
     object_store_memory: int | None = None
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class ExecutionOptions:
     """How a dataset is executed.
 
@@ -63,7 +62,7 @@ class ExecutionOptions:
     label_selector: dict[str, str] | None = None
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class DataContext:
     """Settings of all datasets of this process.
 
@@ -115,7 +114,7 @@ class DataContext:
 # --- what functions run on --------------------------------------------------------------
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TaskPoolStrategy:
     """Run a function in tasks: ``size`` at once, at most. Default: as many as there are CPUs."""
 
@@ -126,7 +125,7 @@ class TaskPoolStrategy:
             raise ValueError(f"TaskPoolStrategy(size={self.size!r}) must be 1 or more.")
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ActorPoolStrategy:
     """Run a class in the actors of a pool.
 

@@ -7,13 +7,13 @@ together, and what comes out is the same however the input was cut and wherever 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.sources import Content, ReadUnit, between
 from miniray.data.tables import concat
 from miniray.data.transforms import Transform
@@ -61,7 +61,7 @@ class How:
 # --- row numbers ------------------------------------------------------------------------
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Numbered(How):
     """Distributes rows by their numbers: at random, or in turns.
 
@@ -106,7 +106,7 @@ class Numbered(How):
         return table.take(order).drop_columns([ORDER])
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Aligned(How):
     """Brings together the rows of the same numbers: of one input a range, of several a zip."""
 
@@ -135,7 +135,7 @@ def sliced(table: Any, ends: Sequence[int]) -> list[Any]:
 # --- steps and units --------------------------------------------------------------------
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cut(Transform):
     """Gives a table for each partition, with the rows of a call that go there."""
 
@@ -186,7 +186,7 @@ def together(
     )
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Partition(Content):
     """Units that are read together, each with how many of the refs are its own."""
 

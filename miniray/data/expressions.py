@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from miniray.common.quick_dataclass import quick_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ def _operator(sign: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr
     return method
 
 
-@quick_dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Expr:
     """What is computed of the columns of a table. Made by ``col`` and ``lit``.
 

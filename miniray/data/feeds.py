@@ -16,7 +16,6 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import get
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.exchange import together
 from miniray.data.sources import ReadUnit, TableRows
 from miniray.data.stats import ExecutionStats
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 Feed = Generator[ReadUnit | list[Any] | None, None, None]
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class Setting:
     """What an execution knows of its surroundings.
 

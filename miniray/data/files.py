@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import column, from_file
 from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between, items_to_table
 from miniray.data.transforms import DataError
@@ -63,7 +62,7 @@ class FileKind(NamedTuple):
     inflates: int = 1
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FileRows(Content):
     """Some bytes of a file, or several whole files.
 
@@ -200,7 +199,7 @@ IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, ("size", "mode"), inf
 NUMPY = FileKind("ReadNumpy", "NumPy", _numpy, (".npy",))
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FilesDatasource(Datasource):
     """Files of a kind."""
 

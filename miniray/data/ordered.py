@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import shown_type
 from miniray.data.exchange import ORDER, How, sliced
 from miniray.data.tables import concat
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SAMPLED = 500
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Ordered(How):
     """Brings rows into the order of columns; null comes last, and NaN before it.
 
@@ -132,7 +132,7 @@ def key_order(keys: Any, descending: Sequence[bool]) -> Any:
     return pc.sort_indices(keys, sort_keys=list(zip(keys.column_names, signs, strict=True)))
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class KeySample(TableStep):
     """Gives keys of some rows, from which the bounds of partitions are chosen."""
 
@@ -165,7 +165,7 @@ JOINS = {
 }
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Join(Ordered):
     """Joins two inputs. Rows come in the order of their keys; null is equal to nothing.
 

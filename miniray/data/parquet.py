@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import from_file
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import bunched, is_local, with_path
@@ -39,7 +38,7 @@ _POSSIBLE: dict[str, Callable[[Any, Any, Any], bool]] = {
 }
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Piece:
     """Rows of a row group."""
 
@@ -49,7 +48,7 @@ class Piece:
     stop: int
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ParquetRows(Content):
     """Pieces of files, read one after another.
 
@@ -145,7 +144,7 @@ class ParquetRows(Content):
         return table.select(self.names)
 
 
-@quick_dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ParquetDatasource(Datasource):
     """Parquet files. Their footers are read when units are made, except for the first one's."""
 

@@ -7,7 +7,6 @@ import numbers
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.transforms import Columns, FilterExpr, Transform
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class PoolSize(NamedTuple):
     most: int
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Compute:
     """What a step runs on.
 
@@ -57,7 +56,7 @@ class Compute:
 TASKS = Compute()
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PlanNode:
     """A node of a plan."""
 
@@ -68,7 +67,7 @@ class PlanNode:
         return type(self).__name__
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Read(PlanNode):
     """Reads a source."""
 
@@ -88,7 +87,7 @@ class Read(PlanNode):
         return iter(units)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Limit(PlanNode):
     """Keeps the first rows."""
 
@@ -103,7 +102,7 @@ class Union(PlanNode):
     """The rows of several plans, one after another."""
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Regroup(PlanNode):
     """Blocks of so many rows.
 
@@ -120,7 +119,7 @@ class Regroup(PlanNode):
         return f"Repartition({self.rows} rows)"
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Exchange(PlanNode):
     """Brings rows that belong together into one partition.
 
@@ -151,7 +150,7 @@ class Exchange(PlanNode):
 # --- stages -----------------------------------------------------------------------------
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Stage(PlanNode):
     """Steps that run together: in one task, or in the actors of a pool.
 

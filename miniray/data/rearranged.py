@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.aggregate import (
     ALL,
     LISTED,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from miniray.data.exchange import How
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class MapGroups(MapBatches):
     """Calls a function for each group of a partition, whose rows are sorted by key."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import batch_to_table, column, rows_to_table
 from miniray.data.tables import concat
 
@@ -64,7 +63,7 @@ class Content(abc.ABC):
         return self
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ReadUnit:
     """The input of one task. Reading it again gives the same rows in the same order.
 
@@ -159,7 +158,7 @@ def between(tables: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
         yield table.slice(low, high - low)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CutWish:
     """How a source should be cut.
 
@@ -218,7 +217,7 @@ class Datasource(abc.ABC):
 # --- contents ---------------------------------------------------------------------------
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Numbers(Content):
     """The numbers from 0 up to, without, another one; each fills a tensor if there is a shape."""
 
@@ -266,7 +265,7 @@ def items_to_table(items: Iterable[Any]) -> Any:
     return rows_to_table([row if isinstance(row, dict) else {"item": row} for row in items])
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TableRows(Content):
     """Rows of a table in this process, which travel with the task."""
 
@@ -288,7 +287,7 @@ class TableRows(Content):
         return TableRows(self.table.slice(start - self.first, stop - start), start)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BlockRows(Content):
     """A block in the object store."""
 
@@ -303,7 +302,7 @@ class BlockRows(Content):
         yield batch_to_table(values[0]).slice(start, stop - start)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class UnitsDatasource(Datasource):
     """Units that are there already: numbers, items, tables, blocks, or parts of another source."""
 

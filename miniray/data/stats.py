@@ -9,7 +9,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.common.names import format_bytes
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, terminal_size, write
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _MOST = 200
 _SHOWN_AFTER, _BETWEEN = 1.0, 0.2
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Record:
     """What a task tells of a block that it has made.
 
@@ -42,7 +41,7 @@ class Record:
     heap: int
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class StageStats:
     """The sums over the calls of a stage.
 
@@ -86,7 +85,7 @@ class StageStats:
         )
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class ExecutionStats:
     """What an execution has done so far.
 

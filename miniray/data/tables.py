@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import (
     SMALL,
     Arrays,
@@ -108,7 +108,7 @@ class _Whole:
         return {name: to_numpy(column) for name, column in columns if is_plain(column)}
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Rows:
     """Some rows of a table, to be a batch.
 

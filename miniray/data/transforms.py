@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.read_ahead import read_ahead
 from miniray.data.blocks import Arrays, batch_to_table, rows_to_table, table_to_rows
 from miniray.data.tables import Rows, batched, concat, tabulated
@@ -33,7 +32,7 @@ class DataError(MinirayError, RuntimeError):
     """A function of the user, or a file, has failed; the text says which, and on which rows."""
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Where:
     """What is being read, for messages and seeds."""
 
@@ -72,7 +71,7 @@ class Transform:
         return self
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Udf:
     """A function of the user, or a class, made with ``init_args``, whose object is called."""
 
@@ -143,7 +142,7 @@ def _rows_text(start: int, count: int) -> str:
     return f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class UserStep(Transform):
     """Calls a function of the user: the base of what does."""
 
@@ -166,7 +165,7 @@ class UserStep(Transform):
             raise _error_of(f"{self.name}: {self.udf.name}() failed", error) from None
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class MapRows(UserStep):
     """Calls a function for each row: the kind is "Map", "FlatMap" or "Filter"."""
 
@@ -219,7 +218,7 @@ class MapRows(UserStep):
         return rows
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class MapBatches(UserStep):
     """Calls a function for each batch.
 
@@ -313,7 +312,7 @@ class TableStep(Transform):
         return self.changed(schema.empty_table(), Where("the data")).schema
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FilterExpr(TableStep):
     """Keeps the rows for which an expression is true."""
 
@@ -326,7 +325,7 @@ class FilterExpr(TableStep):
             return table.filter(self.expr.values(table))
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WithColumns(TableStep):
     """Adds columns, or replaces some, by expressions."""
 
@@ -339,7 +338,7 @@ class WithColumns(TableStep):
         return pa.table({**dict(zip(table.column_names, table.columns, strict=True)), **made})
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Columns(TableStep):
     """Selects, drops or renames columns, by a method of tables."""
 
@@ -357,7 +356,7 @@ class Columns(TableStep):
         return found
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Sample(Transform):
     """Keeps each row with a probability."""
 
@@ -376,7 +375,7 @@ class Sample(Transform):
         return schema
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Gather(Transform):
     """Makes one block of all rows of a call."""
 

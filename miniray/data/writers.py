@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import io
 import json
@@ -14,7 +15,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.aggregate import LISTED, ROWS, grouped_by
 from miniray.data.batches import check_whole
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
@@ -40,7 +40,7 @@ _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
 }
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Writer(Transform):
     """Writes blocks as files, and gives their names and rows.
 

@@ -17,7 +17,6 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env.cache import FolderCache, JobFolders, uninterrupted
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
@@ -54,7 +53,7 @@ _READ_AT_START = frozenset({"LANG", "TZ"})
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class WorkerEnvironment:
     """How a worker with a runtime environment is started."""
 

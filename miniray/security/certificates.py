@@ -21,7 +21,6 @@ import ssl
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.exceptions import AuthenticationError
 from miniray.security.token import (
     JoinToken,
@@ -54,7 +53,7 @@ _KEY_FILE = "head.key"
 _TOKEN_FILE = "token"  # noqa: S105 - a name, not a token
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class Identity:
     """What one end of a connection shows to the other: a certificate and the key to it, PEM."""
 

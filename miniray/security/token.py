@@ -13,8 +13,6 @@ import hmac
 import os
 from pathlib import Path
 
-from miniray.common.quick_dataclass import quick_dataclass
-
 #: Environment variable that a token can be given in: command lines are seen by other users.
 TOKEN_VARIABLE = "MINIRAY_TOKEN"  # noqa: S105 - a name, not a token
 #: One that names the file which has it.
@@ -38,7 +36,7 @@ class TokenError(ValueError):
     """A text is no join token. The message says what is wrong with it and never shows it."""
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class JoinToken:
     """What a machine needs to join a cluster, and to know that it joins the right one."""
 

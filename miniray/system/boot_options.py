@@ -19,7 +19,6 @@ from miniray.accelerators.registry import (
     parse_declaration,
 )
 from miniray.common.host_port import full_address, parse_address
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.security.token import parse_token
 from miniray.system import option_checks as check
 from miniray.system.machine import (
@@ -48,7 +47,7 @@ class BootError(RuntimeError):
     """A node could not be started. The text is one sentence for the user."""
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class BootOptions:
     """How to start a node. Sizes are bytes; None means: detect it on this machine.
 
@@ -163,7 +162,7 @@ class BootOptions:
         parse_token(self.token)
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class BootResult:
     """A node that is up."""
 

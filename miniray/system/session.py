@@ -27,7 +27,6 @@ from miniray.common.process_state import (
     stat_of,
     variable_of,
 )
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.security.token import write_private
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def machine_identity() -> tuple[str, str, str]:
     return os.uname().nodename, boot, str(Path("/proc/self/ns/pid").readlink())
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ProcessId:
     """A process that cannot be mistaken for a later one with the same pid."""
 
@@ -84,7 +83,7 @@ class ProcessId:
         return state not in "ZX" and start == self.start
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class Session:
     """The places of one session."""
 
@@ -109,7 +108,7 @@ class Session:
         return self.folder / "token"
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class ClusterRecord:
     """What programs need to know of a running node to attach to it or to end it."""
 

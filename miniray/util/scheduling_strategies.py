@@ -6,9 +6,9 @@ check what the user wrote; ``options.py`` turns them into placements.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system.option_checks import boolean, plain_text, text
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.util.placement_group import PlacementGroup
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class PlacementGroupSchedulingStrategy:
     """Run in a bundle of a placement group.
 

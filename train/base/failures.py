@@ -6,6 +6,7 @@ load, so the controller passes it on as bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import traceback
@@ -13,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from miniray.common.exception_transport import pack, unpack
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import TrainLoopLoadError
 from miniray.train.base.ranks import listed
 
@@ -28,7 +28,7 @@ MOST_TOLD = 16
 MOST_CAUSES = 8
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WorkerFailure:
     """Why a worker failed.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system.boot_options import is_loopback
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ SLICE_LABEL = "miniray.io/tpu-slice-name"
 WORKER_LABEL = "miniray.io/tpu-worker-id"
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WorkerInfo:
     """Where a worker runs, as it says itself.
 
@@ -46,7 +45,7 @@ class WorkerInfo:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Ranks:
     """The place of a worker among all workers of a group."""
 

@@ -7,10 +7,10 @@ often. Steps are given out in order of their index, in whatever order reports ar
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.ranks import listed
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ SILENT_LAG = 10
 LAGS_KEPT = 50
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Upload:
     """What one rank has put into the folder of a checkpoint.
 
@@ -98,7 +98,7 @@ class Upload:
     in_place: bool = False
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Report:
     """One call of ``report()`` by one rank.
 
@@ -110,7 +110,7 @@ class Report:
     upload: Upload | None = None
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Step:
     """What the ranks reported under one index of an attempt, by rank.
 

@@ -6,8 +6,6 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from miniray.common.quick_dataclass import quick_dataclass
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -48,7 +46,7 @@ def check_transition(old: RunState, new: RunState) -> None:
         raise RuntimeError(f"A run can't go from {old.value} to {new.value}.")
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ScalingDecision:
     """The worker group to start.
 

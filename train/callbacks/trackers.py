@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.states import RunState
 from miniray.train.config.run import Callback
 from miniray.train.storage.metrics_log import flatten
@@ -85,7 +84,7 @@ _STATUS = {
 }
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class MLflowCallback(Callback):
     """Makes a run in MLflow and logs the numbers that rank 0 reports.
 
@@ -177,7 +176,7 @@ def _writer_module() -> str:
     return choose("TensorBoardCallback", choices, "tensorboardX")
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class TensorBoardCallback(Callback):
     """Writes the numbers that rank 0 reports, as scalars over the number of the report.
 

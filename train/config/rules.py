@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses  # noqa: TC003 - KW_ONLY is looked up when the class is made
+import dataclasses
 import logging
 from typing import Literal
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system import option_checks as check
 from miniray.train.config.checks import above_zero, check_field, refuses
 
@@ -15,7 +14,7 @@ _PREEMPTED = "The loss of a node counts like any other failure: set max_failures
 
 
 @refuses(checkpoint_frequency=_WHERE_DUE, checkpoint_at_end=_WHERE_DUE)
-@quick_dataclass
+@dataclasses.dataclass
 class CheckpointConfig:
     """Which checkpoints are kept.
 
@@ -47,7 +46,7 @@ class CheckpointConfig:
     relax_collectives_on_preemption=_PREEMPTED,
     preemption_grace_s=_PREEMPTED,
 )
-@quick_dataclass
+@dataclasses.dataclass
 class FailureConfig:
     """What happens when workers or the controller fail.
 
@@ -89,7 +88,7 @@ class FailureConfig:
         return limit < 0 or failures <= limit
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class LoggingConfig:
     """What the train layer itself logs, in the controller and on every rank.
 

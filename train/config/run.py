@@ -6,14 +6,13 @@ one means, is in ``callbacks/__init__.py``.
 
 from __future__ import annotations
 
-import dataclasses  # noqa: TC003 - KW_ONLY is looked up when the class is made
+import dataclasses
 import datetime
 import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system import option_checks as check
 from miniray.train.config.checks import check_field, instance_of, refuses
 from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
@@ -46,7 +45,7 @@ _SHOWN = "Add a callback that shows what you want to see."
     progress_reporter=_SHOWN,
     log_to_file="What ranks print is in the logs of their workers.",
 )
-@quick_dataclass
+@dataclasses.dataclass
 class RunConfig:
     """Name, storage and rules of a run.
 
@@ -133,7 +132,7 @@ class RunConfig:
         return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class RunContext:
     """The run that a callback is told about.
 
@@ -236,7 +235,7 @@ class Callback:
 UserCallback = Callback
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class ProgressCallback(Callback):
     """Tells the driver's display how far a run is to go, so that it can say the time left.
 

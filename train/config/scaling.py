@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system import option_checks as check
 from miniray.train.base.states import ScalingDecision
 from miniray.train.config.checks import above_zero, check_field, is_whole, resources
@@ -29,7 +28,7 @@ ACCELERATOR_TYPE_SHARE = 0.001
 
 
 # By name only: Ray takes the first one for trainer_resources, which nobody means.
-@quick_dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class ScalingConfig:
     """How many workers train, and what each of them holds.
 

@@ -12,7 +12,6 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import AttemptOverError, WorkerHungError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import listed
@@ -40,7 +39,7 @@ class _Uploading(NamedTuple):
     since: float
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class Attempt:
     """What the ranks of one worker group have reported, returned and raised.
 

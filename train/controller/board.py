@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.runtime import runtime_or_none
 from miniray.common.state_types import TRAIN_RUNS
 from miniray.exceptions import EngineError
@@ -41,7 +41,7 @@ MAX_WAIT = 30.0
 MAX_LISTED, LIST_INTERVAL = 8, 5.0
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class RunBoard:
     """Shows one run; its methods but ``write`` are for the controller's event loop."""
 

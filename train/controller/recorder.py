@@ -6,13 +6,13 @@ decides when.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import numbers
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.series import COUNTED
 from miniray.train.storage.metrics_log import History, MetricsLog, flatten
 
@@ -102,7 +102,7 @@ class CheckpointBook:
         return score(record.metrics, self._attribute, self._order), record.number
 
 
-@quick_dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class RunRecorder:
     """What a run leaves in its folder, and what is known of it.
 

@@ -14,7 +14,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.base.states import RunState
 from miniray.train.callbacks import RunContext
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from miniray.train.worker.backend import Backend
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class RunSpec:
     """Everything that the controller needs to know of a run."""
 
@@ -73,7 +72,7 @@ MOST_PAUSE = 10.0
 MAX_ATTEMPTS, MAX_REASON = 20, 2000
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class AttemptFacts:
     """What is stored of an attempt; times by time.time(), ``ended`` None while it goes on.
 
@@ -93,7 +92,7 @@ class AttemptFacts:
     logs: str = ""
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class RunFacts:
     """What a controller counts, and stores for those who look into the folder.
 
@@ -164,7 +163,7 @@ STOPPING = (
 )
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class RunOutcome:
     """How a run ended.
 

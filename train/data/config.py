@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses  # noqa: TC003 - KW_ONLY is looked up when the class is made
+import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.config.checks import is_whole, refuses
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _READS_ITSELF = "Each worker reads its part of the data by itself: leave it out.
 
 
 @refuses(execution_options=_READS_ITSELF, enable_shard_locality=_READS_ITSELF)
-@quick_dataclass
+@dataclasses.dataclass
 class DataConfig:
     """How ``datasets`` of a trainer reach its workers.
 

@@ -7,7 +7,6 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.read_ahead import read_ahead
 from miniray.train.config.checks import is_whole
 from miniray.train.data.position import (
@@ -41,7 +40,7 @@ _OF_RAY = {
 }
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BatchSpec:
     """How a train loop wants its batches.
 
@@ -337,7 +336,7 @@ class DataIterator:
         self._reader = part
 
 
-@quick_dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BatchIterable:
     """Batches of a ``DataIterator``; each ``iter()`` is a pass of its own over the next epoch.
 

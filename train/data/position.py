@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
-
-from miniray.common.quick_dataclass import quick_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +59,7 @@ def enough_for(world_size: int, ranges: Sequence[Range]) -> list[Range]:
     return part([*ranges] * world_size, 0, world_size)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BatchPlan:
     """How a rank's rows are cut into batches.
 
@@ -106,7 +105,7 @@ _KEYS = {"version", "dataset", "epoch", "ranges", "world_size", "taken", "local_
 ENDLESS = 2**62
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class Position:
     """How far a rank has come in an epoch.
 

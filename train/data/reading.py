@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.data.order import TOGETHER, EpochOrder, Permutation, derive_key
 from miniray.train.data.position import part, size_of
 
@@ -179,7 +179,7 @@ class StreamShuffle:
         return [items[number] for number in order.take(np.arange(taken, len(items)))]
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class StreamReader:
     """Reads a rank's batches of items, as many as every other rank has.
 

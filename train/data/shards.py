@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import get
 from miniray.common.object_ref import ObjectRef
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.data.config import DataConfig
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from miniray.train.data.iterator import DataIterator
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Datasets:
     """The datasets of a run, as they travel with its train loop."""
 
@@ -48,7 +47,7 @@ class Datasets:
         return Datasets(refs, self.config)
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class Shards:
     """The iterators of one rank, each made when it is first asked for."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.data.blocks import from_file
 from miniray.data.sources import ENDLESS, Content, ReadUnit, between
 from miniray.data.tables import concat
@@ -33,7 +33,7 @@ _COPIED = 1024
 _READERS = 16
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class HubRows(Content):
     """The rows of a ``datasets.Dataset`` that gives tables of Arrow."""
 
@@ -49,7 +49,7 @@ class HubRows(Content):
             yield self.dataset[(each + start).tolist()]
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FragmentRows(Content):
     """A piece of a ``pyarrow.dataset.Dataset``: a row group of Parquet, or a whole file."""
 
@@ -144,7 +144,7 @@ def chosen(unit: ReadUnit, span: Span, key: int | None = None, most: int = ENDLE
     return ReadUnit(Chosen(unit.bare(), span, most), rows, refs=unit.refs, key=key)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Chosen(Content):
     """Some rows of a unit, in the order of an epoch."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.host_port import join_host_port
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system import option_checks as check
 from miniray.train.base.ranks import SLICE_LABEL
 from miniray.train.config.checks import check_field, instance_of
@@ -79,7 +79,7 @@ def _check(workers: Sequence[WorkerInfo], slices: dict[str, list[WorkerInfo]]) -
 _SHUTDOWN_TIMEOUT = 7 * 24 * 3600
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class JaxConfig(BackendConfig):
     """How the processes of a JAX run are connected.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.states import RunState
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     notes: int = 0
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Row:
     """One step, as a person wants to see it."""
 
@@ -51,7 +51,7 @@ class Row:
         return cls(number, step.metrics, step.uploads[0].name if step.uploads else None)
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Progress:
     """News of a run.
 

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.states import RunState
 from miniray.train.config.run import ProgressCallback
 from miniray.train.storage.metrics_log import flatten
@@ -56,7 +55,7 @@ WINDOW = 30.0
 LINE_EVERY = 10.0
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ProgressStatus:
     """How far a run is.
 

@@ -13,7 +13,6 @@ import functools
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedError
 from miniray.train.base.failures import WorkerFailure, describe
 from miniray.train.base.states import RunState, ScalingDecision
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from miniray.train.worker.worker import TrainLoop
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class LocalEnd:
     """How a run in local mode ended.
 

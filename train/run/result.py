@@ -11,7 +11,6 @@ import textwrap
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import TrainingFailedError
 from miniray.train.base.states import RunState
 from miniray.train.config import CheckpointConfig
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 _SHOWN = 5
 
 
-@quick_dataclass(repr=False)
+@dataclasses.dataclass(repr=False)
 class Result:
     """The results of a training run.
 

@@ -7,6 +7,7 @@ keeps is decided elsewhere. Names and values of options are those of Ray Train.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import json
 import shutil
@@ -14,7 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.storage.filesystem import download, is_local, resolve, same, shown
 from miniray.train.storage.shared_copies import shared_copy
 from miniray.train.storage.store import Store
@@ -203,7 +203,7 @@ class ReportedCheckpointStatus(enum.Enum):
     COMMITTED = "COMMITTED"
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class ReportedCheckpoint:
     """A checkpoint that is complete.
 

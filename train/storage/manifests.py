@@ -11,7 +11,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.storage.checkpoint import METADATA_FILE
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def named(entries: set[str]) -> tuple[set[str], set[str]]:
     )
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CheckpointRecord:
     """A complete checkpoint, as its manifest tells of it.
 

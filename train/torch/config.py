@@ -7,6 +7,7 @@ in the processes of ranks only.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import logging
 import os
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common import process_state
 from miniray.common.amounts import ACCELERATORS
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.system import option_checks as check
 from miniray.train.config.checks import above_zero, check_field
 from miniray.train.torch import environment
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class TorchConfig(BackendConfig):
     """How the process group of a run is made.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from miniray.train.worker.local_link import LinkClient, LinkServer
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class GroupMember:
     """What a process knows of its group when the backend connects it.
 
@@ -51,7 +50,7 @@ class GroupMember:
     controller: RankCalls | None = None
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class LocalPlace:
     """The place of the driver's process in a run in local mode.
 
@@ -131,7 +130,7 @@ _OF_RAY = {
 }
 
 
-@quick_dataclass
+@dataclasses.dataclass
 class BackendConfig:
     """Base of backend configurations; names the backend to use.
 

@@ -6,13 +6,13 @@ the process of rank 0. What they do is in ``controller/attempt.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from miniray import api
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.train.base.exceptions import ControllerLostError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Carrier: TypeAlias = Callable[..., ObjectRef[Any] | Future[Any]]
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CollectiveOutcome:
     """What a rank gets from a collective: the pickled value of rank 0, or why it failed."""
 
@@ -68,7 +68,7 @@ def rank_calls(carrier: Carrier, attempt: int, rank: int) -> RankCalls:
     return cast("RankCalls", _RankCalls(carrier, attempt, rank))
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _RankCalls:
     """Passes each call on by its name, to ``TrainController.call``."""
 

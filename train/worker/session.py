@@ -7,6 +7,7 @@ own files, and when the rank is far ahead of the controller.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 import logging
@@ -17,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.exception_transport import add_note
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.series import COUNTED
 from miniray.common.spans import SPANS
 from miniray.train.base.exceptions import CollectiveTimeoutError
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 REPORT_WINDOW = 1000
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SessionSetup:
     """What the controller gives a rank for one attempt.
 
@@ -61,7 +61,7 @@ class SessionSetup:
     checkpoint: Checkpoint | None
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CheckpointReport:
     """A checkpoint and how it is to be stored."""
 

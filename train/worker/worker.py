@@ -17,7 +17,6 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.common.names import RANK_VARIABLE
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.runtime import current_runtime, runtime_or_none
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.failures import WorkerFailure
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 _OWN_THREADS = "miniray-"
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TrainLoop:
     """The user's function, what it is called with, and the data that it can ask for."""
 
@@ -76,7 +75,7 @@ def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
         raise
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WorkerOutcome:
     """How the train loop of a rank ended: with a pickled value or a failure."""
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.amounts import Needs, parse_needs
 from miniray.common.labels import LabelSelector, matches, parse_selector
-from miniray.common.quick_dataclass import quick_dataclass
 from miniray.common.specs import BundleAffinity
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.reasons import Reason
 
 
-@quick_dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Demand:
     """The shape of a lease: demands that compare equal wait in one queue."""
 
@@ -99,7 +98,7 @@ class Refusal(NamedTuple):
     reason: Reason
 
 
-@quick_dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class Decisions:
     """What the scheduler has decided in one step."""
 
