@@ -29,8 +29,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_vit.py"
 def program(
     request: pytest.FixtureRequest, session_root: Path, tmp_path: Path
 ) -> Iterator[subprocess.Popen[str]]:
-    """The example with so many epochs, which starts a cluster of its own, once that is there."""
-    options = ["--epochs", str(request.param), "--storage-path", str(tmp_path)]
+    """The example with these options, which starts a cluster of its own, once that is there."""
+    options = [*request.param.split(), "--storage-path", str(tmp_path)]
     command = [sys.executable, str(EXAMPLE), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -51,7 +51,7 @@ def watched(browser: Browser) -> Page:
     return page
 
 
-@pytest.mark.parametrize("program", [2], indirect=True)
+@pytest.mark.parametrize("program", ["--epochs 2 --workers 1"], indirect=True)
 def test_the_example_is_watched_from_its_first_run_to_the_end_of_its_cluster(
     browser: Browser, program: subprocess.Popen[str]
 ) -> None:
@@ -67,7 +67,7 @@ def test_the_example_is_watched_from_its_first_run_to_the_end_of_its_cluster(
     expect(lost.or_(page.get_by_role("textbox", name="Address or code"))).to_be_visible()
 
 
-@pytest.mark.parametrize("program", [1_000_000], indirect=True)  # it trains for as long as we look
+@pytest.mark.parametrize("program", ["--epochs 1000000"], indirect=True)  # as long as we look
 @pytest.mark.usefixtures("program")
 def test_the_example_shows_its_metrics_ranks_checkpoints_profiles_and_stacks_while_it_trains(
     browser: Browser,

@@ -43,6 +43,13 @@ def found():
 print(found(), miniray.get(miniray.remote(found).remote()))
 """
 
+#: Both in one run, of which each is a cluster that starts: it attaches twice.
+LOOKS_AND_SHOWS = f"""
+{LOOKS_FOR_SECRETS}
+miniray.shutdown()
+{SHOW_RANKS}
+"""
+
 #: A program that saves what another host computes when SIGTERM comes, and ends with 5. The signal
 #: may come twice, from a scheduler and from `miniray run`: a second one would end it as it exits.
 SAVES_AT_SIGTERM = """

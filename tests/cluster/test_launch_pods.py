@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from cluster_helpers import processes_with, undisturbed_clock, wait_for_file, wait_until
-from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SAVES_AT_SIGTERM, SHOW_RANKS
+from launch_helpers import LOOKS_AND_SHOWS, PATIENCE, SAVES_AT_SIGTERM
 from ssh_hosts import HOSTS, Network, network
 
 if TYPE_CHECKING:
@@ -125,14 +125,11 @@ def pods(command: CommandLine, tmp_path: Path) -> Iterator[Pods]:
         made.kill()
 
 
-def test_pods_find_each_other_by_a_name_that_comes_late(pods: Pods) -> None:
-    pods.start(PYTHON, "-c", SHOW_RANKS, "7")
-    assert pods.ends() == [(7, "['0', '1']\n"), (0, "")]
-
-
-def test_the_secret_is_in_no_argument_and_no_environment_of_a_pod(pods: Pods) -> None:
-    pods.start(PYTHON, "-c", LOOKS_FOR_SECRETS)
-    assert pods.ends() == [(0, "0 0\n"), (0, "")]
+def test_pods_find_each_other_by_a_name_that_comes_late_and_show_nobody_the_secret(
+    pods: Pods,
+) -> None:
+    pods.start(PYTHON, "-c", LOOKS_AND_SHOWS, "7")
+    assert pods.ends() == [(7, "0 0\n['0', '1']\n"), (0, "")]
 
 
 def test_pods_that_are_deleted_hold_until_the_program_has_saved(pods: Pods, tmp_path: Path) -> None:

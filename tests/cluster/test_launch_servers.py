@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from cluster_helpers import processes_with, wait_for_file, wait_for_text, wait_until
-from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SHOW_RANKS
+from launch_helpers import LOOKS_AND_SHOWS, PATIENCE
 from needed_tools import find_tool
 from ssh_hosts import Network, network
 
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 PYTHON = sys.executable
 SSH = ("miniray", "ssh", "hosta", "hostb", "--")
-#: Both of these in one run, of which each is a cluster that starts: it attaches twice.
-LOOKS_AND_SHOWS = f"""
-{LOOKS_FOR_SECRETS}
-miniray.shutdown()
-{SHOW_RANKS}
-"""
 #: Seconds in which this end of a cut connection notices that, and after it the other one.
 CABLE = 45.0
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from cluster_helpers import undisturbed_clock, wait_for_file, wait_for_text, wait_until
-from launch_helpers import LOOKS_FOR_SECRETS, PATIENCE, SAVES_AT_SIGTERM, SHOW_RANKS
+from launch_helpers import LOOKS_AND_SHOWS, PATIENCE, SAVES_AT_SIGTERM, SHOW_RANKS
 from needed_tools import missing
 from slurm_cluster import Slurm, slurm_cluster
 
@@ -85,18 +85,13 @@ def end_of(step: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_three_hosts_become_one_cluster_and_the_programs_code_is_that_of_srun(steps: Steps) -> None:
-    step = steps.srun(*RUN, "--", PYTHON, "-c", SHOW_RANKS, "7", hosts=3)
-    code, output = end_of(step)
-    assert (code, output.splitlines()[0]) == (7, "['0', '1', '2']")
-    # The other hosts end with 0: Slurm would take anything else for a failure of theirs.
-    assert output.splitlines()[1:] == ["srun: error: n1: task 0: Exited with exit code 7"]
-    steps.leave_nothing()
-
-
-def test_the_secret_is_in_no_argument_and_no_environment(steps: Steps) -> None:
+    """The secret is in no argument and no environment."""
     steps.variables["MINIRAY_TOKEN"] = f"mr1.{'A' * 43}.{'B' * 43}"  # nor is one that was given
-    step = steps.srun(*RUN, "--", PYTHON, "-c", LOOKS_FOR_SECRETS)
-    assert end_of(step) == (0, "0 0\n")
+    step = steps.srun(*RUN, "--", PYTHON, "-c", LOOKS_AND_SHOWS, "7", hosts=3)
+    code, output = end_of(step)
+    assert (code, output.splitlines()[:2]) == (7, ["0 0", "['0', '1', '2']"])
+    # The other hosts end with 0: Slurm would take anything else for a failure of theirs.
+    assert output.splitlines()[2:] == ["srun: error: n1: task 0: Exited with exit code 7"]
     steps.leave_nothing()
 
 
