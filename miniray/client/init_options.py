@@ -167,12 +167,12 @@ def _configured(job_config: JobConfig | None) -> dict[str, Any]:
 
 def _of_submitted_job(configured: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return options within those of the submitted job that this driver is part of, if any."""
-    from miniray.job_config import JobConfig
-    from miniray.runtime_env.validate import merge
-
     text = os.environ.get(JOB_CONFIG_VARIABLE)
     if not text:
         return configured
+    from miniray.job_config import JobConfig
+    from miniray.runtime_env.validate import merge
+
     job = _configured(JobConfig.from_json(json.loads(text)))
     own = merge(configured.get("runtime_env"), values.get("runtime_env"))
     values["runtime_env"] = merge(job["runtime_env"], own)

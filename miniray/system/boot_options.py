@@ -12,12 +12,6 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-from miniray.accelerators.registry import (
-    DEVICE_RESOURCES,
-    GPU_FAMILIES,
-    family_named,
-    parse_declaration,
-)
 from miniray.common.host_port import full_address, parse_address
 from miniray.security.token import parse_token
 from miniray.system import option_checks as check
@@ -113,6 +107,8 @@ class BootOptions:
                 f"long before the store is full."
             )
         if self.gpu_family is not None:
+            from miniray.accelerators.registry import GPU_FAMILIES, family_named
+
             family_named(self.gpu_family, GPU_FAMILIES)
         check_resources(self.resources)
         check_labels(self.labels)
@@ -245,6 +241,10 @@ def _own_address_towards(address: str) -> str:
 
 def check_resources(resources: Mapping[str, Any]) -> None:
     """Refuse impossible custom resources of a node."""
+    if not resources:  # as most nodes: the driver need not load the families of devices
+        return
+    from miniray.accelerators.registry import DEVICE_RESOURCES, parse_declaration
+
     for name, amount in resources.items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"A resource needs a name, not {name!r}.")
