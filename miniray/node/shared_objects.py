@@ -131,7 +131,6 @@ class SharedObjects:
         self.adopted.process_died(process_id)
 
     def messages_lost(self, node_id: bytes) -> None:
-        self._serving.node_unreachable(node_id)
         self._objects.messages_lost(node_id)
         self._ask_owners(node_id)
 
@@ -140,7 +139,6 @@ class SharedObjects:
         self._directory.node_died(node_id)
         self._ask_owners(node_id)
         self.adopted.node_died(node_id)
-        self._serving.node_unreachable(node_id)
 
     def _ask_owners(self, node_id: bytes) -> None:
         """Have owners free what a node wrote for them if the message that tells them was lost."""

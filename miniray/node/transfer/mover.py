@@ -218,7 +218,6 @@ class Mover:
             "listen": self._listen,
             "opened": self._opened,
             "refused": lambda _fds, number: self._sends.give(number, None),
-            "cut": lambda _fds, number: self._sends.cut(number),
             "fetch": self._fetch,
             "stop": lambda _fds, number: self._fetches.stop(number),
             "forget": lambda _fds, number: self._fetches.forget(number),

@@ -108,8 +108,8 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         self.gone = False
         self.moves: dict[int, Move] = {}
-        #: What it sends: the node that gets it, and what to call at the end.
-        self.sends: dict[int, tuple[bytes, Callable[[bool], object]]] = {}
+        #: What it sends, and what to call at the end.
+        self.sends: dict[int, Callable[[bool], object]] = {}
         #: How often it was asked whether it is there, and has not answered; runs meanwhile.
         self._asked = 0
         self._patience: asyncio.TimerHandle | None = None
@@ -172,7 +172,7 @@ class _Process:
             opened.released(False)
             self.send("refused", number)
             return
-        self.sends[number] = (node_id, opened.released)
+        self.sends[number] = opened.released
         self.send("opened", number, offset, opened.size, opened.job, fds=[fd])
 
     def _received(self, message: Any) -> None:
@@ -189,8 +189,7 @@ class _Process:
             self._open(*arguments)
         elif kind == "closed":
             number, clean = arguments
-            _, released = self.sends.pop(number)
-            released(not clean)
+            self.sends.pop(number)(not clean)
         elif kind == "there":
             self._asked -= 1
             self._wait()
@@ -207,7 +206,7 @@ class _Process:
         for move in self.moves.values():
             move.end(MoverDiedError("the mover of this node has died"))
         self.moves.clear()
-        for _, released in self.sends.values():
+        for released in self.sends.values():
             released(True)
         self.sends.clear()
 
@@ -272,13 +271,6 @@ class MoverClient:
             return ""
         process.look_alive()
         return process.address
-
-    def cut(self, node_id: bytes) -> None:
-        """End the transfers to a node that is out of reach."""
-        process = self._process
-        for number, (node, _) in process.sends.items() if process is not None else ():
-            if node == node_id and process is not None:
-                process.ask("cut", number)
 
     def fetch(
         self,

@@ -86,8 +86,6 @@ COMES, REFUSED = b"\1", b"\0"
 READ = b"\1"
 #: Seconds for which a connection waits for the next value.
 IDLE = 30.0
-#: Seconds in which the other end has to stop reading after nothing more comes.
-_READ_WITHIN = 5.0
 #: Seconds for a connection to be made.
 _CONNECT_WITHIN = 3.0
 #: Connections to one node that are kept for the next value.
@@ -110,36 +108,18 @@ class Given(NamedTuple):
     filling: Filling | None
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Sending:
-    """A value that another node asks for."""
-
-    sock: socket.socket
-    #: The daemon's answer: None if it is not there.
-    given: queue.SimpleQueue[Given | None] = dataclasses.field(default_factory=queue.SimpleQueue)
-    was_cut: bool = False
-
-
 class Sends:
     """The values that other nodes fetch."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
         self._numbers = itertools.count(1).__next__
-        self._lock = threading.Lock()
-        self._sendings: dict[int, _Sending] = {}
+        #: The daemon's answers to what is asked for: None if it is not there.
+        self._answers: dict[int, queue.SimpleQueue[Given | None]] = {}
 
     def give(self, number: int, given: Given | None) -> None:
         """Take the daemon's answer to "open"."""
-        self._sendings[number].given.put(given)
-
-    def cut(self, number: int) -> None:
-        """End a transfer to a node that is out of reach, though it may still read."""
-        with self._lock:
-            sending = self._sendings.get(number)
-            if sending is not None:
-                sending.was_cut = True
-                _shut(sending.sock, socket.SHUT_RDWR)
+        self._answers.pop(number).put(given)
 
     def serve(self, sock: socket.socket, hello: bytes) -> None:
         """Serve a connection of another node until it has no more to ask."""
@@ -152,45 +132,26 @@ class Sends:
 
     def _serve_one(self, sock: socket.socket, hello: bytes) -> bool:
         """Serve one value; return whether the connection can serve another."""
-        number, sending = self._numbers(), _Sending(sock)
-        self._sendings[number] = sending
+        number, answer = self._numbers(), queue.SimpleQueue[Given | None]()
+        self._answers[number] = answer
         self._tell("open", number, hello)
-        given = sending.given.get()
+        given = answer.get()
         sock.settimeout(None)
-        read = b""
+        if given is None:
+            sock.sendall(REFUSED)
+            return True
+        clean = False
         try:
-            if given is None:
-                sock.sendall(REFUSED)
-                return True
             sock.sendall(COMES)
-            read = self._send(sending, given)
-            return read == READ
-        finally:
-            with self._lock:
-                del self._sendings[number]
-            if given is not None:
-                os.close(given.fd)
-                self._tell("closed", number, not sending.was_cut)
-
-    @staticmethod
-    def _send(sending: _Sending, given: Given) -> bytes:
-        """Send a value; return what the other end says when it reads it no more."""
-        sock, shown = sending.sock, not isinstance(sending.sock, ssl.SSLSocket)
-        try:
             moving.send(sock, *given)
-        except (OSError, CutOffError):
-            if not shown:
-                raise
-            _shut(sock, socket.SHUT_WR)
-            sock.settimeout(_READ_WITHIN)
-        # What was shown is read out of this node's memory until the other end says so, or leaves.
-        try:
-            return sock.recv(1)
-        except TimeoutError:
-            sending.was_cut = True
-        except OSError:
-            pass
-        return b""
+            # What was shown is read out of this node's memory until the other end says so, or
+            # leaves.
+            read = sock.recv(1)
+            clean = True
+        finally:
+            os.close(given.fd)
+            self._tell("closed", number, clean)
+        return read == READ
 
 
 @dataclasses.dataclass(eq=False, slots=True)

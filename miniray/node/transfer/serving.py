@@ -169,10 +169,6 @@ class Serving:
 
         return Opened(segment.fd, segment.size, job, released)
 
-    def node_unreachable(self, node_id: bytes) -> None:
-        """End what a node fetches here: messages to or from it were lost, and it asks again."""
-        self.mover.cut(node_id)
-
     # --- in pieces -----------------------------------------------------------------
     def _read(
         self, asked: NodeRequest, writer: bytes, number: int, home: bytes, offset: int, length: int

@@ -23,7 +23,6 @@ from node_ends import End, mover_in_thread, no_mover, until
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress
 from miniray.node.transfer import transfers as transfers_module
-from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,23 +181,6 @@ def test_without_a_mover_large_values_come_through_the_daemons(tmp_path: Path, s
         assert content(copy) == data
 
     with_ends(tmp_path, test, starts=starts)
-
-
-def test_nothing_is_kept_for_a_node_that_dies_while_it_fetches_a_value(tmp_path: Path) -> None:
-    async def test(a: End, b: End) -> None:
-        number = written(a, bytes(SIZE))
-        with socket.socket(socket.AF_UNIX) as reader:
-            address = a.mover.address()
-            reader.connect(DaemonAddress.parse(address).socket_path)
-            reader.sendall(HELLO.pack(*a.key(number), 0, b.id))
-            await until(lambda: a.mover.table_sizes()["moving away"])
-            a.store.free(number)
-            assert a.store.used
-            a.serving.node_unreachable(b.id)
-            await until(lambda: not a.store.used)
-        assert not a.mover.table_sizes()["moving away"]
-
-    with_ends(tmp_path, test)
 
 
 def test_a_mover_that_does_not_have_a_value_in_memory_any_more_is_asked_for_the_next(

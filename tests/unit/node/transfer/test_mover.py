@@ -14,7 +14,6 @@ from mover_ends import (
     MIB,
     MORE,
     QUIET,
-    READER,
     SIZE,
     Movers,
     Offer,
@@ -145,29 +144,6 @@ def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one
     movers.run(test())
 
 
-def test_a_transfer_to_a_node_that_is_given_up_ends_in_the_middle(
-    movers: Movers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else its memory would be held for as long as the rest takes to be copied."""
-    monkeypatch.setattr(moving, "PIECE", 4096)  # that takes long
-    many = 256 * MIB
-
-    async def test() -> None:
-        a, b = movers.add(), movers.add()
-        over: list[bool] = []
-        offer = movers.offered(a, movers.memory(b"x", many), many, over)
-        target = movers.memory(size=many)
-        fetching = asyncio.ensure_future(fetch(b, offer, target, many))
-        await until(lambda: os.pread(target, 1, 0) == b"x")
-        a.cut(READER)
-        with pytest.raises(MoveError, match="shown no further"):
-            await fetching
-        await until(lambda: over)
-        assert over == [False]
-
-    movers.run(test())
-
-
 def test_no_byte_is_read_before_it_is_there(movers: Movers) -> None:
     async def test() -> None:
         b = movers.add()
@@ -217,12 +193,7 @@ def test_a_node_is_busy_while_values_move(movers: Movers) -> None:
     movers.run(test())
 
 
-@pytest.mark.parametrize("why", ["its node is given up", "nothing more comes"])
-def test_memory_that_a_reader_may_look_at_for_ever_is_given_back_as_one_that_is_looked_at(
-    movers: Movers, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    monkeypatch.setattr(ends, "_READ_WITHIN", QUIET)
-
+def test_memory_that_a_reader_may_still_look_at_is_given_back_as_such(movers: Movers) -> None:
     async def test() -> None:
         a = movers.add()
         over: list[bool] = []
@@ -236,11 +207,7 @@ def test_memory_that_a_reader_may_look_at_for_ever_is_given_back_as_one_that_is_
             with await connected(offer) as reader:
                 assert await asyncio.to_thread(reader.recv, 1000)
                 reader.sendall(MORE)
-                if why == "nothing more comes":
-                    source.leave()
-                else:
-                    a.cut(READER)
-                    source.leave()
+                source.leave()  # nothing more comes
                 await until(lambda: over)
             await move.stop()
         assert over == [False]
