@@ -82,7 +82,7 @@ class SharedObjects:
             "copies": len(objects.copies),
             "directory": len(objects.directory),
             "pulls": len(objects.pulls),
-            "fetches ahead": objects.pulls.ahead,
+            "requests for copies": objects.pulls.waiting,
         }
         return own | self._transfers.table_sizes() | self._serving.table_sizes()
 

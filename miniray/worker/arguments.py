@@ -52,8 +52,6 @@ def _load_held(runtime: ClusterRuntime, work: Work) -> Arguments:
         return _load_all(runtime, work.arguments, work.refs)
     except NOT_ERRORS as error:
         raise_as_error(error)
-    finally:
-        forget_arguments(runtime, work)
 
 
 def _load_timed(runtime: ClusterRuntime, work: Work) -> Arguments:
@@ -150,7 +148,7 @@ def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
 
 
 def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
-    """Withdraw what ``fetch_arguments`` has asked for: it is in use, or not needed."""
+    """Withdraw what ``fetch_arguments`` has asked for and is not needed."""
     if work.ahead:
         ahead, work.ahead = work.ahead, []
         runtime.shared_memory.fetches.withdraw(ahead)

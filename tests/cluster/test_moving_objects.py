@@ -327,7 +327,7 @@ def test_arguments_of_a_call_that_cannot_run_are_wanted_no_more(nodes: Cluster) 
     ref = there(MIB)
     with pytest.raises(ValueError, match="concurrency group"):
         miniray.get(actor.take.options(concurrency_group="none").remote(ref))
-    wait_until(lambda: not miniray.get(actor.tables.remote())["fetches ahead"])
+    wait_until(lambda: not miniray.get(actor.tables.remote())["requests for copies"])
 
 
 def test_several_values_of_one_get_move_together(nodes: Cluster) -> None:

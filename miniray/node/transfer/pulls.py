@@ -1,7 +1,8 @@
 """Who wants copies of other nodes' values here: one transfer for all, ended when nobody wants it.
 
-A process that maps a value never waits for a turn. Of what is fetched before anybody reads it, only
-so much is on its way at a time. How a value gets here is ``transfers.py``.
+A process that maps a value never waits for a turn. Arguments of calls that have not begun are
+fetched into memory that is free; of what ``wait`` waits for, only so much is on its way at a time.
+How a value gets here is ``transfers.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
+from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.base.tasks import run_in
 from miniray.node.store.segments import home_of, segment_of
@@ -18,9 +20,8 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.transfer.transfers import Transfers
 
-#: Part of the store that each kind of what is fetched ahead may take.
+#: Part of the store that what `wait` wants may take while it is on its way.
 _SHARE = 4
-
 #: A process, and the number of its request.
 _Name = tuple[bytes, int]
 
@@ -36,48 +37,8 @@ class Waiter:
     segment: asyncio.Future[Segment]
     #: Whether the copy is mapped for the process when it is here.
     maps: bool
-    #: Where it waits for its turn, and counts; None if the process reads it now.
-    lane: _Lane | None = None
     #: Its transfer, while that is on.
     pull: _Pull | None = None
-
-
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class _Lane:
-    """What is fetched ahead, of one kind: first in, first out."""
-
-    #: Whether it is for calls that have not begun. These values count until the call has them, and
-    #: none is fetched into a full store: it is fetched when it is needed.
-    for_calls: bool
-    queue: dict[_Name, Waiter] = dataclasses.field(default_factory=dict)
-    #: How many requests for each value have begun; it counts once.
-    begun: dict[Key, int] = dataclasses.field(default_factory=dict)
-    #: Bytes of these values.
-    bytes: int = 0
-
-    def next(self, limit: int) -> Waiter | None:
-        """Return the first that waits, if there is room for it: one at least may begin."""
-        waiter = next(iter(self.queue.values()), None)
-        if waiter is None or not self.bytes or waiter.key in self.begun:
-            return waiter
-        return waiter if self.bytes + waiter.size <= limit else None
-
-    def begin(self, waiter: Waiter) -> None:
-        """Count one that has waited for its turn, until it is removed."""
-        del self.queue[waiter.name]
-        wanted = self.begun.get(waiter.key, 0)
-        self.begun[waiter.key] = wanted + 1
-        if not wanted:
-            self.bytes += waiter.size
-
-    def remove(self, waiter: Waiter) -> None:
-        """Remove one from the queue, or count it off."""
-        if self.queue.pop(waiter.name, None) is not None:
-            return
-        self.begun[waiter.key] -= 1
-        if not self.begun[waiter.key]:
-            del self.begun[waiter.key]
-            self.bytes -= waiter.size
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -86,6 +47,8 @@ class _Pull:
 
     key: Key
     size: int
+    #: Whether it was begun for `wait`.
+    ahead: bool
     task: asyncio.Task[None] = dataclasses.field(init=False)
     waiters: set[Waiter] = dataclasses.field(default_factory=set)
 
@@ -102,19 +65,21 @@ class Pulls:
     def __post_init__(self) -> None:
         self._store = self.copies.store
         self._pulls: dict[Key, _Pull] = {}
+        #: Bytes of these, and of those that were begun for `wait`.
+        self._moving = self._ahead = 0
         #: By process and number of its request.
         self._waiters: dict[_Name, Waiter] = {}
+        #: Those of `wait` that wait for their turn, first in, first out.
+        self._queue: dict[_Name, Waiter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._arguments = _Lane(for_calls=True)
-        self._awaited = _Lane(for_calls=False)
 
     def __len__(self) -> int:
         return len(self._pulls)
 
     @property
-    def ahead(self) -> int:
-        """How many values are wanted before anybody reads them."""
-        return sum(waiter.lane is not None for waiter in self._waiters.values())
+    def waiting(self) -> int:
+        """How many requests there are."""
+        return len(self._waiters)
 
     # --- who wants a copy --------------------------------------------------------------
     def wait(self, key: Key, size: int, process_id: bytes, request: int) -> asyncio.Future[Segment]:
@@ -131,12 +96,13 @@ class Pulls:
         return waiter.segment
 
     def prefetch(self, process_id: bytes, request: int, key: Key, size: int) -> None:
-        """Fetch an argument of a call that has arrived, if there is room.
+        """Fetch an argument of a call that has arrived, if that moves nothing to disk.
 
-        It counts until ``withdraw``: when the call has it, or does not want it any more.
+        Else it is fetched when the call reads it.
         """
-        waiter = self._add(key, size, (process_id, request), maps=False)
-        self._queue(waiter, self._arguments)
+        free = self._store.capacity * config().spill_threshold - self._store.used - self._moving
+        if key in self._pulls or (size <= free and self.copies.find(key) is None):
+            self._begin(self._add(key, size, (process_id, request), maps=False))
 
     async def fetch(self, process_id: bytes, request: int, key: Key, size: int) -> None:
         """Fetch a value that a process wants here; returns when it is.
@@ -146,7 +112,8 @@ class Pulls:
             ObjectStoreFullError: There is no room for a copy.
         """
         waiter = self._add(key, size, (process_id, request), maps=False)
-        self._queue(waiter, self._awaited)
+        self._queue[waiter.name] = waiter
+        self._begin_next()
         await waiter.segment
 
     def _add(self, key: Key, size: int, name: _Name, *, maps: bool) -> Waiter:
@@ -155,31 +122,30 @@ class Pulls:
         waiter = self._waiters[name] = Waiter(name, key, size, came, maps)
         return waiter
 
-    def _queue(self, waiter: Waiter, lane: _Lane) -> None:
-        waiter.lane = lane
-        lane.queue[waiter.name] = waiter
-        self._begin_next(lane)
-
-    def _begin_next(self, lane: _Lane) -> None:
-        """Begin what there is room for of what is fetched ahead."""
-        while (waiter := lane.next(self._store.capacity // _SHARE)) is not None:
+    def _begin_next(self) -> None:
+        """Begin what `wait` wants, as far as not too much is on its way; one value at least is."""
+        while self._queue:
+            name, waiter = next(iter(self._queue.items()))
             number = self.copies.find(waiter.key)
             if number is not None:  # it came while this waited for its turn
                 self._forget(waiter)
                 waiter.segment.set_result(self._store.get(number))
-            elif lane.for_calls and self._store.used + waiter.size > self._store.capacity:
-                self._forget(waiter)
-            else:
-                lane.begin(waiter)
-                self._begin(waiter)
+                continue
+            beyond = self._ahead + waiter.size > self._store.capacity // _SHARE
+            if beyond and self._ahead and waiter.key not in self._pulls:
+                return
+            del self._queue[name]
+            self._begin(waiter, ahead=True)
 
-    def _begin(self, waiter: Waiter) -> None:
+    def _begin(self, waiter: Waiter, *, ahead: bool = False) -> None:
         """Have a request share the transfer of its value; the first begins it."""
         key = waiter.key
         assert self.copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = _Pull(key, waiter.size)
+            pull = self._pulls[key] = _Pull(key, waiter.size, ahead)
+            self._moving += pull.size
+            self._ahead += pull.size * ahead
             pull.task = run_in(self._tasks, self._run(pull))
         waiter.pull = pull
         pull.waiters.add(waiter)
@@ -218,26 +184,26 @@ class Pulls:
         self._forget(waiter)
         if not waiter.segment.done():
             waiter.segment.set_exception(error)
-        if pull is not None and not pull.waiters and self._pulls.get(pull.key) is pull:
-            del self._pulls[pull.key]
+        if pull is not None and not pull.waiters and self._over(pull):
             pull.task.cancel()
-        if waiter.lane is not None:
-            self._begin_next(waiter.lane)
 
     def _forget(self, waiter: Waiter) -> None:
-        self._leave(waiter)
         del self._waiters[waiter.name]
-        if waiter.lane is not None:
-            waiter.lane.remove(waiter)
-
-    @staticmethod
-    def _leave(waiter: Waiter) -> None:
-        """Take a request off its transfer."""
+        self._queue.pop(waiter.name, None)
         if waiter.pull is not None:
             waiter.pull.waiters.discard(waiter)
-            waiter.pull = None
 
     # --- transfers -----------------------------------------------------------------------
+    def _over(self, pull: _Pull) -> bool:
+        """Count a transfer off, so that another may begin; return False if it was before."""
+        if self._pulls.get(pull.key) is not pull:
+            return False
+        del self._pulls[pull.key]
+        self._moving -= pull.size
+        self._ahead -= pull.size * pull.ahead
+        asyncio.get_running_loop().call_soon(self._begin_next)
+        return True
+
     async def _run(self, pull: _Pull) -> None:
         try:
             segment = await self.transfers.copy(pull.key, pull.size)
@@ -249,31 +215,24 @@ class Pulls:
             self._end(pull, error)
             return
         self._store.seal(segment.number)
-        if self._pulls.get(pull.key) is pull:
+        if self._over(pull):
             self._arrived(pull, segment)
         else:
             self._store.free(segment.number)  # all who waited have left
 
     def _arrived(self, pull: _Pull, segment: Segment) -> None:
-        del self._pulls[pull.key]
         self.copies.add(pull.key, segment.number)
         for waiter in list(pull.waiters):
-            lane = waiter.lane
-            if lane is not None and lane.for_calls:
-                self._leave(waiter)  # it counts until the call has it
-            else:
-                self._forget(waiter)
+            self._forget(waiter)
             if waiter.segment.done():  # who waited was cancelled
                 continue
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
         self.transfers.copied(pull.key, segment.size)
-        self._begin_next(self._awaited)
 
     def _end(self, pull: _Pull, error: Exception) -> None:
-        if self._pulls.get(pull.key) is pull:
-            del self._pulls[pull.key]
+        self._over(pull)
         for waiter in list(pull.waiters):
             self._fail(waiter, error)
 

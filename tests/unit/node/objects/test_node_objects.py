@@ -167,7 +167,7 @@ def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> No
         node.objects.pulls.prefetch(READER, 2, KEY, SIZE)
         await node.objects.pulls.fetch(READER, 3, KEY, SIZE)
         assert not len(node.objects.pulls)
-        assert not node.objects.pulls.ahead
+        assert not node.objects.pulls.waiting
 
     run(test)
 

@@ -233,26 +233,41 @@ def keys(count: int) -> list[Key]:
     return [(b"node", number, b"home") for number in range(count)]
 
 
-def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
+def test_arguments_are_fetched_ahead_into_free_memory_only() -> None:
     async def test(node: Node) -> None:
-        for request, key in enumerate(keys(6)):
+        for request, key in enumerate(keys(8)):
             node.pulls.prefetch(A, request, key, SIZE)
         await settled()
-        assert node.transfers.begun == keys(2)  # a quarter of the store
-        node.transfers.finish(keys(6)[0])
+        assert node.transfers.begun == keys(6)  # what would have values written to disk waits
+        node.transfers.finish(keys(8)[0])
         await settled()
-        assert node.transfers.begun == keys(2)  # it is here, and not yet read
-        node.pulls.withdraw(A, 0)
-        await settled()
-        assert node.transfers.begun == keys(3)
-        node.pulls.withdraw(A, 4)  # it had not begun
         node.pulls.process_died(A)
         await settled()
-        assert not node.pulls.ahead
+        assert not node.pulls.waiting
         assert not node.waited_for()
-        assert node.transfers.begun == keys(3)
-        assert sorted(node.transfers.over) == keys(3)
+        assert sorted(node.transfers.over) == node.transfers.begun == keys(6)
         assert node.here() == keys(1)
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_what_came_while_it_waited_for_its_turn_is_not_fetched_again() -> None:
+    async def test(node: Node) -> None:
+        *_, last = wanted = keys(3)
+        fetches = [
+            asyncio.ensure_future(node.pulls.fetch(A, request, key, SIZE))
+            for request, key in enumerate(wanted)
+        ]
+        await settled()
+        reads = node.pulls.wait(last, SIZE, B, 1)
+        await settled()
+        node.transfers.finish(last)
+        await reads
+        for key in wanted[:2]:
+            node.transfers.finish(key)
+        await asyncio.gather(*fetches)
+        assert node.transfers.begun == wanted
+        assert not node.waited_for()
 
     run(test, capacity=8 * SIZE)
 
@@ -272,7 +287,7 @@ def test_nothing_is_fetched_ahead_into_a_full_store() -> None:
         node.pulls.prefetch(A, 1, KEY, SIZE)
         await settled()
         assert not node.transfers.begun
-        assert not node.pulls.ahead
+        assert not node.pulls.waiting
 
     run(test, capacity=SIZE * 3 // 2)
 
@@ -311,7 +326,7 @@ def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
         with pytest.raises(ObjectLostError, match="nobody waits"):
             await fetches[2]
         await settled()
-        assert not node.pulls.ahead
+        assert not node.pulls.waiting
         assert not node.waited_for()
 
     run(test, capacity=8 * SIZE)
@@ -351,26 +366,6 @@ def test_an_argument_of_several_calls_comes_once() -> None:
     run(test, capacity=8 * SIZE)
 
 
-def test_what_came_while_it_waited_for_its_turn_is_not_fetched_again() -> None:
-    async def test(node: Node) -> None:
-        for request, key in enumerate(keys(3)):
-            node.pulls.prefetch(A, request, key, SIZE)
-        last = keys(3)[-1]
-        waiting = asyncio.ensure_future(node.pulls.fetch(B, 1, last, SIZE))
-        await settled()
-        node.transfers.finish(last)
-        await waiting
-        for request in range(3):
-            node.pulls.withdraw(A, request)
-        await settled()
-        assert node.transfers.begun == [*keys(2), last]
-        assert node.here() == [last]
-        assert not node.pulls.ahead
-        assert not node.waited_for()
-
-    run(test, capacity=8 * SIZE)
-
-
 def test_who_waits_does_not_wait_behind_arguments_of_calls_that_have_not_begun() -> None:
     async def test(node: Node) -> None:
         for request, key in enumerate(keys(6)):
@@ -383,32 +378,5 @@ def test_who_waits_does_not_wait_behind_arguments_of_calls_that_have_not_begun()
         await settled()
         node.transfers.finish(waited_for)
         await waiting
-
-    run(test, capacity=8 * SIZE)
-
-
-def test_an_argument_that_cannot_come_leaves_its_room_to_others() -> None:
-    async def test(node: Node) -> None:
-        for request, key in enumerate(keys(3)):
-            node.pulls.prefetch(A, request, key, SIZE)
-        await settled()
-        node.transfers.finish(keys(3)[0], ObjectLostError("segment", "it is gone"))
-        await settled()
-        assert node.transfers.begun == keys(3)
-
-    run(test, capacity=8 * SIZE)
-
-
-def test_nothing_is_kept_of_what_was_withdrawn_before_its_turn() -> None:
-    async def test(node: Node) -> None:
-        for request, key in enumerate(keys(2)):
-            node.pulls.prefetch(A, request, key, SIZE)
-        before = node.waited_for()
-        for request, key in enumerate(keys(6)[2:], 2):
-            node.pulls.prefetch(A, request, key, SIZE)
-        for request in range(2, 6):
-            node.pulls.withdraw(A, request)
-        assert node.pulls.ahead == 2
-        assert node.waited_for() == before
 
     run(test, capacity=8 * SIZE)
