@@ -73,9 +73,6 @@ class SharedMemory:
         self._look_again_at = 0.0
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
-        #: How many ends of mappings and values the daemon was told of, roughly: threads may count
-        #: together. Counted when it is told: another thread may tell it amid a request.
-        self._returned = 0
         #: The daemon has said that memory is short, since the last request.
         self._is_short = False
         self.warm = WarmMemory(self.link)
@@ -124,32 +121,27 @@ class SharedMemory:
         undo: Callable[[Any], None],
         timeout: float | None = None,
     ) -> Any:
-        """Ask the daemon for memory; again if it has none, and this process had some to return."""
+        """Ask the daemon for memory; once more if it has none, when all that is unused is back."""
         deadline = deadline_of(timeout)
-        before = self._before_request()
+        self._before_request()
         try:
             return self.link.node_request(method, args, timeout=timeout, undo=undo)
         except (ObjectStoreFullError, OSError) as error:
-            if not is_lack_of_memory(error) or not self._has_returned(before):
+            if not is_lack_of_memory(error):
                 raise
+        self._return_all()
         return self.link.node_request(method, args, timeout=time_left(deadline), undo=undo)
 
-    def _before_request(self) -> int:
-        """Return to the daemon what it lacks; give a mark for ``_has_returned``."""
+    def _before_request(self) -> None:
+        """Return to the daemon what it lacks."""
         if self._is_short:
             self._is_short = False
-            self._let_go()
-        self.report_unmapped()
-        return self._returned
+            self._return_all()
+        else:
+            self.report_unmapped()
 
-    def _has_returned(self, before: int) -> bool:
-        """Return all unused memory to the daemon; whether any was returned since a mark."""
-        self._let_go()
-        self.report_unmapped()
-        return self._returned != before
-
-    def _let_go(self) -> None:
-        """Unmap what is kept, and what only garbage refers to.
+    def _return_all(self) -> None:
+        """Return all unused memory to the daemon: what is kept, and what only garbage refers to.
 
         Finding garbage takes time, so it is done only as often as that is a small part of all time.
         """
@@ -159,6 +151,7 @@ class SharedMemory:
             self.make_room()
             ended = time.monotonic()
             self._look_again_at = ended + (ended - began) / _LOOKING
+        self.report_unmapped()
 
     def _not_written(self, made: tuple[int, int]) -> None:
         segment, _memory = made
@@ -216,13 +209,14 @@ class SharedMemory:
         request = self.fetches.next_number()
         args = (*location, request)
         ask = self.link.node_request_later
-        before = self._before_request()
+        self._before_request()
         try:
             try:
                 got, fd = await ask("map_segment", args, self._not_taken)
             except (ObjectStoreFullError, OSError) as error:
-                if not is_lack_of_memory(error) or not self._has_returned(before):
+                if not is_lack_of_memory(error):
                     raise
+                self._return_all()
                 got, fd = await ask("map_segment", args, self._not_taken)
         except BaseException:
             self._not_mapped(location, request)
@@ -316,7 +310,6 @@ class SharedMemory:
             while True:
                 gone.append(self._unmapped.popleft())
         self.link.node_notice("unmapped", gone)
-        self._returned += len(gone)
 
     def close(self) -> None:
         """Unmap what nobody looks at."""
@@ -335,4 +328,3 @@ class SharedMemory:
             self.report_unmapped()
         *key, _size = location
         self.link.node_notice("free_segment", *key)
-        self._returned += 1
