@@ -16,6 +16,8 @@ from miniray.wire.interrupts import Interrupts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    _Reference = weakref.ref[ctypes.Array[ctypes.c_char]]
+
 _MAP_FAILED = ctypes.c_void_p(-1).value
 #: Children that user code forks do not get such mappings.
 _MADV_DONTFORK = 10
@@ -101,45 +103,17 @@ def map_memory(
     block = (ctypes.c_char * size).from_address(address)
     # In a child that user code forks, something else may be at the address by then.
     owner = os.getpid() if shared else 0
-    _mapped[address] = _Mapped(block, address, size, owner, gone)
+    reference = weakref.ref(block, unmap)
+    _mapped[id(reference)] = reference, address, size, owner, gone
     return block
 
 
-class _Mapped(weakref.ref["ctypes.Array[ctypes.c_char]"]):
-    """A mapped block; the callback of this reference unmaps it."""
-
-    __slots__ = ("address", "gone", "owner", "size")
-
-    def __new__(
-        cls,
-        block: ctypes.Array[ctypes.c_char],
-        _address: int,
-        _size: int,
-        _owner: int,
-        _gone: Callable[[], Any] | None,
-    ) -> _Mapped:
-        return super().__new__(cls, block, unmap)
-
-    def __init__(
-        self,
-        block: ctypes.Array[ctypes.c_char],
-        address: int,
-        size: int,
-        owner: int,
-        gone: Callable[[], Any] | None,
-    ) -> None:
-        super().__init__(block, unmap)  # type: ignore[call-arg]  # typeshed has __new__ only
-        self.address = address
-        self.size = size
-        self.owner = owner
-        self.gone = gone
+#: All blocks, by the id of the reference (a block has no hash): that one, its address, its size, the
+#: process that unmaps it (0: any), and what to call then.
+_mapped: dict[int, tuple[_Reference, int, int, int, Callable[[], Any] | None]] = {}
 
 
-#: All blocks, by address.
-_mapped: dict[int, _Mapped] = {}
-
-
-def unmap(mapped: _Mapped) -> None:
+def unmap(reference: _Reference) -> None:
     """Unmap a block: it and all views of it are gone.
 
     Nothing comes of it if a signal's handler raises before the step has begun, since Python ignores
@@ -149,12 +123,14 @@ def unmap(mapped: _Mapped) -> None:
         return  # all of it goes with this process
     interrupts = Interrupts.begin()
     try:
-        if _mapped.pop(mapped.address, None) is not mapped:
+        mapped = _mapped.pop(id(reference), None)
+        if mapped is None:
             return
-        if mapped.owner in (0, os.getpid()):
-            _libc().munmap(mapped.address, mapped.size)
-        if mapped.gone is not None:
-            mapped.gone()
+        _, address, size, owner, gone = mapped
+        if owner in (0, os.getpid()):
+            _libc().munmap(address, size)
+        if gone is not None:
+            gone()
     finally:
         if interrupts is not None:
             interrupts.end()
@@ -162,9 +138,9 @@ def unmap(mapped: _Mapped) -> None:
 
 def unmap_again() -> None:
     """Unmap blocks whose callback was interrupted."""
-    for mapped in list(_mapped.values()):
-        if mapped() is None:
-            unmap(mapped)
+    for reference, *_ in list(_mapped.values()):
+        if reference() is None:
+            unmap(reference)
 
 
 def copy_into(block: ctypes.Array[ctypes.c_char], offset: int, source: bytes | memoryview) -> None:

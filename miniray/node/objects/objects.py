@@ -87,24 +87,6 @@ class NodeObjects:
         )
 
     # --- writing -----------------------------------------------------------------
-    def create(
-        self,
-        room: Memory | DiskPlace | None,
-        size: int,
-        form: int,
-        owner: bytes,
-        owner_node: bytes,
-        creator: bytes,
-    ) -> Segment:
-        """Create a segment for a value that a process of any node owns.
-
-        Raises:
-            ObjectStoreFullError: There is no ``room`` yet, and no memory.
-        """
-        segment = self.store.create(size, form, owner, creator, room)
-        segment.home = b"" if owner_node == self.node_id else owner_node
-        return segment
-
     def seal(self, number: int, made: str) -> None:
         """Note that a value is complete; the node of its owner enters it, if that is another."""
         self.store.seal(number, made)
@@ -246,8 +228,9 @@ class NodeObjects:
 
     def _made(self, process: bytes, room: Memory | DiskPlace | None, value: _Value) -> _Created:
         size, form, owner, owner_node = value
-        segment = self.create(room, size, form, owner, owner_node, process)
-        if owner_node == self.node_id and not self.runs(owner):
+        home = b"" if owner_node == self.node_id else owner_node
+        segment = self.store.create(size, form, owner, process, room, home)
+        if not home and not self.runs(owner):
             self.store.free(segment.number)  # nobody will: its owner has ended
         memory = segment.memory
         if memory is None:

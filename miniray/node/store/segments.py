@@ -145,6 +145,7 @@ class SegmentStore:
         owner: bytes,
         writer: bytes,
         room: Memory | DiskPlace | None = None,
+        home: bytes = b"",
     ) -> Segment:
         """Make a segment where its writer has room already, or in memory that is taken now.
 
@@ -155,7 +156,8 @@ class SegmentStore:
         memory, place = (room, None) if isinstance(room, Memory) else (None, room)
         number = self._next
         self._next += 1
-        segment = self._segments[number] = Segment(number, memory, size, form, owner, writer, place)
+        segment = Segment(number, memory, size, form, owner, writer, place, home)
+        self._segments[number] = segment
         for process in (owner, writer):
             self._of_process.setdefault(process, set()).add(number)
         return segment

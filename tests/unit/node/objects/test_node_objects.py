@@ -96,7 +96,7 @@ class Node:
         return segment.number
 
     def written(self, home: bytes) -> Segment:
-        segment = self.objects.create(None, SIZE, 0, OWNER, home, WRITER)
+        segment = self.store.create(SIZE, 0, OWNER, WRITER, home=home)
         self.objects.seal(segment.number, "")
         return segment
 
@@ -174,13 +174,13 @@ def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> No
 
 def test_a_value_for_an_owner_elsewhere_is_entered_there_once_it_is_written() -> None:
     async def test(node: Node) -> None:
-        segment = node.objects.create(None, SIZE, 0, OWNER, FAR, WRITER)
+        segment = node.store.create(SIZE, 0, OWNER, WRITER, home=FAR)
         assert not node.relay.sent
         node.objects.seal(segment.number, "")
         wrote = Relayed(notice=r.WROTE, items=(segment.number, OWNER))
         assert node.relay.sent == [(FAR, wrote)]
-        node.objects.discard(node.objects.create(None, SIZE, 0, OWNER, FAR, WRITER).number)
-        node.written(HERE)
+        node.objects.discard(node.store.create(SIZE, 0, OWNER, WRITER, home=FAR).number)
+        node.written(b"")
         assert len(node.relay.sent) == 1
         node.relay.living.discard(FAR)
         assert node.written(FAR).freed  # nobody else will
@@ -194,7 +194,7 @@ def test_a_node_whose_word_was_lost_hears_what_is_here_of_its_owners(alive: bool
         node.has_copy()
         written = node.written(FAR)
         node.has_copy((ORIGIN, 8, ORIGIN))
-        node.objects.create(None, SIZE, 0, OWNER, FAR, WRITER)  # of which it need not know yet
+        node.store.create(SIZE, 0, OWNER, WRITER, home=FAR)  # of which it need not know yet
         node.relay.sent.clear()
         if not alive:
             node.relay.living.discard(FAR)
@@ -209,7 +209,7 @@ def test_a_node_whose_word_was_lost_hears_what_is_here_of_its_owners(alive: bool
 def test_what_a_killed_process_wrote_is_told_with_the_nodes_of_its_owners() -> None:
     async def test(node: Node) -> None:
         far = node.written(FAR).number
-        here = node.objects.create(None, SIZE, 0, READER, HERE, WRITER).number
+        here = node.store.create(SIZE, 0, READER, WRITER).number
         node.objects.seal(here, "")
         node.objects.process_died(WRITER)
         found = node.objects.unclaimed(WRITER)

@@ -100,7 +100,9 @@ class Node:
         self.objects.free_here(key)
 
     def write(self, owner: Node) -> None:
-        segment = self.objects.create(None, SIZE, 0, owner.process, owner.id, self.process)
+        segment = self.store.create(
+            SIZE, 0, owner.process, self.process, home=b"" if owner is self else owner.id
+        )
         self.objects.seal(segment.number, "")
         key = (self.id, segment.number, owner.id)
         if owner is self:
