@@ -135,7 +135,7 @@ class Transfers:
 
     def __post_init__(self) -> None:
         #: Addresses of movers that were out of reach a moment ago.
-        self._unreached: set[str] = set()
+        self.unreached: set[str] = set()
         #: Bytes of values that came from other nodes, in all.
         self.received = 0
         #: What is on its way.
@@ -162,7 +162,7 @@ class Transfers:
             arriving.segment = segment
             began = time.perf_counter()
             with SPANS.timed("transfer", format_bytes(size)):
-                await self._fill(segment, key, arriving)
+                await _Copying(self, key, segment, arriving).fill()
             COUNTED.took("object_transfer_seconds", time.perf_counter() - began)
             self.received += size
         except BaseException:
@@ -187,7 +187,19 @@ class Transfers:
         elif size > piece_size() or writer_of(key) != home:
             self.relay.send(home, Relayed(notice=r.COPIED, items=(key,)))
 
-    async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class _Copying:
+    """One transfer to this node."""
+
+    of: Transfers
+    key: Key
+    #: What is filled.
+    segment: Segment
+    arriving: Arriving
+
+    async def fill(self) -> None:
+        key, arriving, knows = self.key, self.arriving, self.of.relay.knows
         origin, _, home = key
         tried: list[bytes] = []
         resumes = 0
@@ -195,154 +207,131 @@ class Transfers:
             before = arriving.offset
             source, named = home, False
             try:
-                answer, beginning = await self._ask(key, segment.size, tried)
+                answer, beginning = await self._ask(tried)
                 named = True
+                limit = None
                 if answer.ask:
                     source = answer.ask
-                    await self._from_holder(source, segment, key, arriving)
-                else:
-                    await self._take(home, answer, beginning, segment, key, arriving)
+                    # The node that wrote it is waited for until the head has given it up.
+                    limit = None if source == origin else config().transfer_stall
+                    answer, beginning = await self._fetch(source, limit=limit)
+                await self._take(source, answer, beginning, limit)
                 return
             except RequestRefusedError as error:
                 if not named or source == home == origin:
                     raise _lost(key, str(error)) from None
                 tried.append(source)  # it has evicted its copy, or gets none
             except (NoAnswerError, BrokenTransferError) as error:
-                if source != home and (source != origin or not self.relay.knows(source)):
+                if source != home and (source != origin or not knows(source)):
                     tried.append(source)
                     continue
                 # While the head has not given the node up, only the connection broke.
                 resumes = resumes + 1 if arriving.offset == before else 0
-                gone = source == home != self.node_id and not self.relay.knows(home)
+                gone = source == home != self.of.node_id and not knows(home)
                 if gone or resumes > _RESUMES:
                     failed = f"its transfer from node {source.hex()} failed: {error}"
                     reason = f"node {home.hex()} is gone" if gone else failed
                     raise _lost(key, reason) from None
 
-    async def _ask(self, key: Key, size: int, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
-        """Ask the node of a value's owner for it, or for a node to copy it from."""
-        origin, _, home = key
-        size = size if size <= piece_size() else 0
-        if size and origin not in tried and self.relay.knows(origin):
+    @property
+    def _small(self) -> int:
+        """Its bytes, if they come with the answer; else 0."""
+        return self.segment.size if self.segment.size <= piece_size() else 0
+
+    async def _ask(self, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
+        """Ask the node of the value's owner for it, or for a node to copy it from."""
+        origin, _, home = self.key
+        of, small = self.of, self._small > 0
+        if small and origin not in tried and of.relay.knows(origin):
             return ValueAnswer(ask=origin), b""  # it gives a small value to everybody at once
-        if home != self.node_id:
-            return await self._fetch(home, key, size, tried)
+        if home != of.node_id:
+            return await self._fetch(home, tried)
         try:
-            return ValueAnswer(ask=self.directory.ask(key, home, tried, small=size > 0)), b""
+            return ValueAnswer(ask=of.directory.ask(self.key, home, tried, small=small)), b""
         except LookupError as error:
             raise RequestRefusedError(str(error)) from None
 
     async def _fetch(
-        self,
-        node_id: bytes,
-        key: Key,
-        size: int,
-        tried: Sequence[bytes] = (),
-        limit: float | None = None,
+        self, node_id: bytes, tried: Sequence[bytes] = (), limit: float | None = None
     ) -> tuple[ValueAnswer, bytes]:
-        """Ask a node for a value that it has, or of whose owner it is the node."""
-        arguments = (*key, tuple(tried), self.relay.can_dial(node_id), size)
-        ask = self.requests.ask
-        answer, beginning = await ask(node_id, "fetch", *arguments, size=size, limit=limit)
+        """Ask a node for the value, which it has, or of whose owner it is the node."""
+        of, size = self.of, self._small
+        arguments = (*self.key, tuple(tried), of.relay.can_dial(node_id), size)
+        asked = of.requests.ask(node_id, "fetch", *arguments, size=size, limit=limit)
+        answer, beginning = await asked
         return ValueAnswer(*answer), beginning
 
-    async def _from_holder(
-        self, holder: bytes, segment: Segment, key: Key, arriving: Arriving
-    ) -> None:
-        """Copy from the node that has the value, or from one that passes it on.
-
-        The former is waited for until the head has given it up.
-        """
-        limit = None if holder == writer_of(key) else config().transfer_stall
-        size = segment.size if segment.size <= piece_size() else 0
-        answer, beginning = await self._fetch(holder, key, size, limit=limit)
-        await self._take(holder, answer, beginning, segment, key, arriving, limit=limit)
-
     async def _take(
-        self,
-        source: bytes,
-        answer: ValueAnswer,
-        beginning: bytes,
-        segment: Segment,
-        key: Key,
-        arriving: Arriving,
-        *,
-        limit: float | None = None,
+        self, source: bytes, answer: ValueAnswer, beginning: bytes, limit: float | None
     ) -> None:
-        """Take a value from a node that gives it, from where it is here on."""
-        size = segment.size
+        """Take the value from a node that gives it, from where it is here on."""
+        size, arriving = self.segment.size, self.arriving
         if answer.size != size:
             raise BrokenTransferError(f"it has {answer.size} bytes there, and not {size}")
-        self.store.take_form(segment, answer.form)
-        if answer.mover and answer.mover not in self._unreached:
-            await self._take_from_mover(answer.mover, segment, key, arriving)
+        self.of.store.take_form(self.segment, answer.form)
+        if answer.mover and answer.mover not in self.of.unreached:
+            await self._take_from_mover(answer.mover)
         if not arriving.offset:
             arriving.begin()
         if len(beginning) > size - arriving.offset:  # nobody made room for that
             raise BrokenTransferError(f"more than its {size} bytes came")
         if beginning:
-            write_all(segment.fd, beginning, arriving.offset)
-            arriving.came(len(beginning))
-        await self._read_rest(source, segment, key, arriving, limit)
+            self._write(beginning)
+        await self._read_rest(source, limit)
 
-    async def _read_rest(
-        self,
-        source: bytes,
-        segment: Segment,
-        key: Key,
-        arriving: Arriving,
-        limit: float | None,
-    ) -> None:
-        size, step = segment.size, piece_size()
+    def _write(self, piece: bytes) -> None:
+        write_all(self.segment.fd, piece, self.arriving.offset)
+        self.arriving.came(len(piece))
+
+    async def _read_rest(self, source: bytes, limit: float | None) -> None:
+        size, step, arriving = self.segment.size, piece_size(), self.arriving
         offsets = iter(range(arriving.offset, size, step))
         reads: collections.deque[asyncio.Task[Answered]] = collections.deque()
         try:
             while arriving.offset < size:
                 for offset in itertools.islice(offsets, _AHEAD - len(reads)):
                     length = min(step, size - offset)
-                    read = self.requests.ask(
-                        source, "read", *key, offset, length, size=length, limit=limit
+                    read = self.of.requests.ask(
+                        source, "read", *self.key, offset, length, size=length, limit=limit
                     )
                     reads.append(asyncio.ensure_future(read))
                 _, piece = await reads[0]
                 reads.popleft()
                 if len(piece) != min(step, size - arriving.offset):
                     raise BrokenTransferError(f"a piece of {len(piece)} bytes came")
-                write_all(segment.fd, piece, arriving.offset)
-                arriving.came(len(piece))
+                self._write(piece)
         finally:
             for left in reads:
                 left.cancel()
             await asyncio.gather(*reads, return_exceptions=True)
 
-    async def _take_from_mover(
-        self, address: str, segment: Segment, key: Key, arriving: Arriving
-    ) -> None:
+    async def _take_from_mover(self, address: str) -> None:
         """Let the movers of the two nodes carry it, as far as they do."""
+        of, segment, arriving = self.of, self.segment, self.arriving
         before = arriving.offset
-        hello = HELLO.pack(*key, before, self.node_id)
+        hello = HELLO.pack(*self.key, before, of.node_id)
         move: Move | None = None
         try:
-            move = self.mover.fetch(address, hello, segment.fd, before, segment.size, arriving.came)
+            move = of.mover.fetch(address, hello, segment.fd, before, segment.size, arriving.came)
             arriving.begin(move.number)  # who waits for that may pass on what comes
-            await self._watch(move, arriving)
+            await self._watch(move)
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, (MoverDiedError, RefusedError)):
-                self._unreached.add(address)
-                again = self._unreached.discard
+                of.unreached.add(address)
+                again = of.unreached.discard
                 asyncio.get_running_loop().call_later(_WITHOUT_MOVER, again, address)
         finally:
             arriving.job = 0
             if move is not None:
                 await move.stop()
 
-    async def _watch(self, move: Move, arriving: Arriving) -> None:
+    async def _watch(self, move: Move) -> None:
         """Wait for what the movers carry, and raise why it does not go on."""
         stall = config().transfer_stall
         while not move.ended.done():
-            seen = arriving.offset
+            seen = self.arriving.offset
             done, _ = await asyncio.wait({move.ended}, timeout=stall)
-            if not done and arriving.offset == seen:
+            if not done and self.arriving.offset == seen:
                 raise MoveError(f"nothing came for {stall} s")
         move.ended.result()
 
