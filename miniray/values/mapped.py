@@ -108,8 +108,8 @@ def map_memory(
     return block
 
 
-#: All blocks, by the id of the reference (a block has no hash): that one, its address, its size, the
-#: process that unmaps it (0: any), and what to call then.
+#: All blocks, by the id of the reference (a block has no hash): that one, its address, its size,
+#: the process that unmaps it (0: any), and what to call then.
 _mapped: dict[int, tuple[_Reference, int, int, int, Callable[[], Any] | None]] = {}
 
 
