@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,17 +129,6 @@ class Exchange(PlanNode):
 
     how: How
     partitions: int | None = None
-
-    def __post_init__(self) -> None:
-        number: Any = self.partitions
-        if number is None:
-            return
-        if not isinstance(number, numbers.Integral) or number < 1:
-            raise ValueError(
-                f"{self.name}: the number of blocks or partitions must be a whole number, 1 or "
-                f"more, not {number!r}."
-            )
-        object.__setattr__(self, "partitions", int(number))
 
     @property
     def name(self) -> str:

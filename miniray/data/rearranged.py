@@ -112,6 +112,11 @@ class Aggregating:
         return self._over(Std, on, ddof=ddof, ignore_nulls=ignore_nulls)
 
 
+def _parts(caller: str, name: str, number: int | None) -> int | None:
+    """Return a number of blocks or partitions of the user, or None."""
+    return None if number is None else check_whole(caller, name, number, 1)
+
+
 class GroupedData(Aggregating):
     """The groups of a dataset; see ``Dataset.groupby``."""
 
@@ -119,7 +124,7 @@ class GroupedData(Aggregating):
         self._dataset = dataset
         self._columns = known_columns(dataset._plan)
         self._keys = () if key is None else key_names("groupby", key, self._columns)
-        self._partitions = num_partitions
+        self._partitions = _parts("groupby", "num_partitions", num_partitions)
 
     def aggregate(self, *aggs: AggregateFn) -> Any:
         """Return a dataset with a row for each group, in the order of their keys.
@@ -250,7 +255,9 @@ class Rearranging(Consumption, Aggregating):
             how: How = self._ordered("repartition", keys, False, name="Repartition")
         else:
             how = Numbered(None, name="Repartition") if shuffle else Aligned()
-        return self._of(Exchange((self._plan,), how, num_blocks))
+        return self._of(
+            Exchange((self._plan,), how, _parts("repartition", "num_blocks", num_blocks))
+        )
 
     def random_shuffle(self, *, seed: int | None = None, num_blocks: int | None = None) -> Any:
         """Bring all rows into another order, in which each is as likely at any place.
@@ -264,7 +271,8 @@ class Rearranging(Consumption, Aggregating):
             num_blocks: Of how many parts it is made. Default: by their bytes.
         """
         how = Numbered(drawn("random_shuffle", seed))
-        return self._of(Exchange((self._plan,), how, num_blocks))
+        parts = _parts("random_shuffle", "num_blocks", num_blocks)
+        return self._of(Exchange((self._plan,), how, parts))
 
     def sort(
         self,
@@ -375,7 +383,8 @@ class Rearranging(Consumption, Aggregating):
         )
         if left is not None and right is not None:
             how.outgoing(left, right)
-        return self._of(Exchange(plans, how, num_partitions))
+        parts = _parts("join", "num_partitions", num_partitions)
+        return self._of(Exchange(plans, how, parts))
 
     def zip(self, *other: Rearranging) -> Any:
         """Add the columns of other datasets with as many rows.
