@@ -57,10 +57,12 @@ _NICER = 2
 #: Variables for imports: what they keep away may start threads or use devices, which do not survive
 #: a fork. Backends of vendors for PyTorch
 #: (https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html), and the thread of
-#: Arrow's jemalloc.
+#: Arrow's jemalloc. Threads of OpenBLAS: each worker would start them anew, and they poll for 0.1 s
+#: then. A worker is told its number later (``limit_threads``).
 _FOR_IMPORTS = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OPENBLAS_NUM_THREADS": "1",
 }
 
 
