@@ -109,7 +109,6 @@ class Arrays(NamedTuple):
     #: Name, type and shape of each.
     kinds: list[Any]
     num_rows: int
-    size: int
     batch: dict[str, Any]
 
     @classmethod
@@ -119,14 +118,12 @@ class Arrays(NamedTuple):
             return None
         kinds = [(name, each.dtype, each.shape[1:]) for name, each in batch.items()]
         lengths = {len(each) if each.ndim else -1 for each in batch.values()}
-        size = sum(each.nbytes for each in batch.values())
-        if len(lengths) > 1 or -1 in lengths or size >= SMALL:
+        large = sum(each.nbytes for each in batch.values()) >= SMALL
+        if large or len(lengths) > 1 or -1 in lengths:
             return None
         if not all(type(n) is str and kind in _NUMBERS and 0 not in s for n, kind, s in kinds):
             return None
-        # The function may write its next batch into them; a view would keep all it is a part of.
-        own = {name: each.copy() for name, each in batch.items()}
-        return cls(kinds, lengths.pop(), size, own)
+        return cls(kinds, lengths.pop(), batch)
 
 
 def column(values: Any) -> Any:
@@ -149,11 +146,17 @@ def column(values: Any) -> Any:
 
 
 def _of_array(values: Any) -> Any:
-    if values.ndim == 1:  # Arrow ends texts of NumPy at a zero
+    if values.ndim == 1:
+        if values.dtype in _NUMBERS and values.dtype != bool:
+            # By its function array(), Arrow would import pandas.
+            kind = pa.from_numpy_dtype(values.dtype)
+            data = pa.py_buffer(np.ascontiguousarray(values))
+            return pa.Array.from_buffers(kind, len(values), [None, data])
+        # Arrow ends texts of NumPy at a zero.
         return pa.array(values.tolist() if values.dtype.kind in "US" else values)
     if 0 in values.shape[1:] or values.dtype.kind not in "biuf":
         return _of_values(list(values))
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    flat = _of_array(np.ascontiguousarray(values).reshape(-1))
     size = int(np.prod(values.shape[1:]))
     storage = pa.FixedSizeListArray.from_arrays(flat, size)
     kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
@@ -276,8 +279,7 @@ def to_numpy(values: Any) -> Any:
         return np.concatenate(parts)
     kind = values.type
     if isinstance(kind, pa.FixedShapeTensorType) and not values.null_count:
-        flat = values.storage.flatten().to_numpy(zero_copy_only=False)
-        return flat.reshape(len(values), *kind.shape)
+        return to_numpy(values.storage.flatten()).reshape(len(values), *kind.shape)
     if isinstance(kind, Pickled | Ragged | pa.FixedShapeTensorType):
         return np.fromiter(values_of(values), object)
     if isinstance(kind, pa.BaseExtensionType):

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from miniray.data.feeds import Feed, Setting
     from miniray.data.work import StageWork
 
-#: What every process that reads data needs; loading it takes as long as some reads. Arrow imports
-#: pandas, if it is installed, at the first value that it is given by Python: its dataset does so.
-#: Units of local files come with their filesystem.
+#: What every process that reads data needs; loading it takes as long as some reads. Units of local
+#: files come with their filesystem. Not pandas, which Arrow imports at the first list that it is
+#: given by Python: numbers do without.
 MODULES = (
     "miniray.data.parquet",
     "miniray.data.work",
-    "pyarrow.dataset",
+    "numpy.random",
     "fsspec.implementations.local",
 )
 #: Objects of a call that may be unread before it pauses: two blocks and their records.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,30 +172,60 @@ def _pieces(table: Any) -> list[Any]:
     return [pa.Table.from_batches([batch]) for batch in table.to_batches()]
 
 
+class _Stack:
+    """Arrays for about ``size`` bytes of rows, into which small batches of a kind are copied.
+
+    They are copied at once: a function may write its next batch into the same arrays, and a view
+    would keep all that it is a part of.
+    """
+
+    def __init__(self, first: Arrays, size: int) -> None:
+        row: int = sum(kind.itemsize * math.prod(shape) for _, kind, shape in first.kinds)
+        rows = max(first.num_rows, size // row)
+        self._arrays = {name: np.empty((rows, *shape), kind) for name, kind, shape in first.kinds}
+        self._kinds = first.kinds
+        self._room = rows
+        self._rows = 0
+
+    def fits(self, batch: object) -> bool:
+        """Return whether something is a batch that can be added."""
+        if not isinstance(batch, Arrays):
+            return False
+        return batch.num_rows <= self._room and batch.kinds == self._kinds
+
+    def add(self, batch: Arrays) -> bool:
+        """Copy a batch; return whether there is place for another one like it."""
+        start, self._rows = self._rows, self._rows + batch.num_rows
+        self._room -= batch.num_rows
+        for name, array in batch.batch.items():
+            self._arrays[name][start : self._rows] = array
+        return self._room >= max(1, batch.num_rows)
+
+    def table(self) -> Any:
+        """Return what was added, in memory of about its size."""
+        found = {name: array[: self._rows] for name, array in self._arrays.items()}
+        if self._rows < 3 * self._room:
+            found = {name: array.copy() for name, array in found.items()}
+        return batch_to_table(found)
+
+
 def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield tables as they are, and batches of arrays together, until they have ``size`` bytes."""
-    held: list[Arrays] = []
-    room = size
+    """Yield tables as they are, and small batches of arrays together, up to ``size`` bytes."""
+    stack: _Stack | None = None
     for batch in batches:
-        arrays = isinstance(batch, Arrays)
-        if held and not (arrays and batch.kinds == held[0].kinds):
-            yield _stacked(held)
-            held, room = [], size
-        if not arrays:
+        if stack is not None and not stack.fits(batch):
+            yield stack.table()
+            stack = None
+        if not isinstance(batch, Arrays):
             yield batch
-            continue
-        held.append(batch)
-        room -= batch.size
-        if room <= 0:
-            yield _stacked(held)
-            held, room = [], size
-    if held:
-        yield _stacked(held)
-
-
-def _stacked(held: Sequence[Arrays]) -> Any:
-    names = held[0].batch
-    return batch_to_table({n: np.concatenate([each.batch[n] for each in held]) for n in names})
+        else:
+            stack = stack or _Stack(batch, size)
+            if not stack.add(batch):
+                yield stack.table()
+                stack = None
+        del batch  # before the next one is made
+    if stack is not None:
+        yield stack.table()
 
 
 def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:

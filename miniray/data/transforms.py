@@ -270,6 +270,7 @@ class MapBatches(UserStep):
             for result in self._call(batch, rows, where):
                 made += result.num_rows
                 yield result
+                del result  # before the function is called again
             if self.keeps_count and made != count:
                 raise DataError(
                     f"{self.name} returned {made} rows for the {count} ({rows}) of "

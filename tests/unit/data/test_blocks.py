@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import tracemalloc
 import weakref
 from typing import Any
 
@@ -198,20 +199,33 @@ def test_a_function_may_write_each_batch_into_the_same_array() -> None:
     assert table["n"].to_pylist() == list(range(6))
 
 
-def test_the_size_of_a_batch_is_added_once_to_that_of_those_before() -> None:
+def test_each_of_many_batches_is_copied_once() -> None:
     looked: list[Any] = []
 
-    class Counted(blocks.Arrays):
-        @property
-        def size(self) -> int:
+    class Counted(dict[str, Any]):
+        def items(self) -> Any:
             looked.append(self)
-            return 8
+            return super().items()
 
     one = blocks.Arrays.of({"n": np.arange(1)})
     assert one is not None
-    tables = list(tables_.tabulated([Counted(*one)] * 100, 400))
+    batches = [one._replace(batch=Counted(one.batch)) for _ in range(100)]
+    tables = list(tables_.tabulated(batches, 400))
     assert [each.num_rows for each in tables] == [50, 50]
-    assert len(looked) == 100
+    assert looked == [each.batch for each in batches]
+
+
+@pytest.mark.parametrize("count", [1, 20, 100])
+def test_a_table_of_small_batches_takes_memory_of_about_its_size(count: int) -> None:
+    tracemalloc.start()
+    try:
+        batches = (blocks.Arrays.of({"n": np.full(1000, number)}) for number in range(count))
+        (table,) = tables_.tabulated(batches, 1_000_000)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table["n"].to_pylist() == [number for number in range(count) for _ in range(1000)]
+    assert taken < 8000 * count * 4 / 3 + 50_000
 
 
 def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:
