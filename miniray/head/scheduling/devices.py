@@ -80,6 +80,10 @@ class Devices:
             return sum(have // units for have in free if have > 0)
         return free.count(UNIT) // (units // UNIT)
 
+    def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
+        """Return the free amounts in such an order that comparing them compares what fits."""
+        return tuple(sorted(self._beyond(aside), reverse=True))
+
     def tightest(self, units: int) -> int:
         """Return the free amount of the fullest device that has this much; UNIT + 1 if none has."""
         return min([free for free in self.free if free >= units], default=UNIT + 1)
@@ -227,6 +231,10 @@ class DeviceGrid(Devices):
             if size * UNIT <= units and any(_is_whole(amounts, block) for block in blocks)
         ]
         return max(whole, default=0) * UNIT
+
+    def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
+        """Return the free amount of each device: which of them are neighbours matters."""
+        return tuple(self._beyond(aside))
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
         """Choose the block to wait for: of those that will be whole, the freest now."""

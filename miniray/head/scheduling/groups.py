@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import operator
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
@@ -45,12 +46,21 @@ class Group:
     #: How many bundles of each kind it lacks, and the sum of their needs.
     kinds: collections.Counter[BundleSpec] = dataclasses.field(default_factory=collections.Counter)
     most: Needs = ()
+    #: What each node had for it when there was enough and yet no way was found to place it: while
+    #: no node has more, another search would end like that one.
+    searched: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     #: Nodes on which room is set aside for it.
     reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
 
     def may_be_placed_by(self, node: ResourcePool) -> bool:
         """Return whether more room on a node may give it a place; a quick test."""
-        return any(spec.fits(node, self) for spec in self.kinds)
+        if not any(spec.fits(node, self) for spec in self.kinds):
+            return False
+        if not self.searched:
+            return True
+        had = self.searched.get(node.node_id, ())
+        has = node.outline(self.most, self)
+        return len(has) != len(had) or any(map(operator.gt, has, had))
 
     def could_hold(self, needs: Needs, bundle_index: int) -> bool:
         """Return whether the bundle (-1: some bundle) is large enough; False if there is none."""
@@ -145,11 +155,13 @@ class GroupTable:
         self, group: Group, nodes: Mapping[str, ResourcePool]
     ) -> dict[int, ResourcePool] | None:
         """Place the missing bundles of a group and return their pools; None if there is no room."""
+        group.searched = {}
         usable = [node for node in nodes.values() if not node.closed]
         if not may_have_room(group.kinds, usable, group):
             return None
         made = plan(group.state, nodes.values(), group)
         if made is None:
+            group.searched = {id: node.outline(group.most, group) for id, node in nodes.items()}
             return None
         self._dequeue(group)
         return {
@@ -279,6 +291,7 @@ class GroupTable:
         group.like = (state.strategy, tuple(missing.items()), frozenset(state.nodes))
         group.kinds = collections.Counter(missing.values())
         group.most = total_needs(group.kinds)
+        group.searched = {}
         self.unplaced[state.group_id] = group
         self._alike.setdefault(group.like, {})[state.group_id] = group
         self._on_wait(group.since)

@@ -128,6 +128,23 @@ class ResourcePool:
                 found.append(max(free, 0) // units)
         return min(found, default=0)
 
+    def outline(self, most: Needs, owner: object) -> tuple[int, ...]:
+        """Return what an owner could take, in such an order that comparing it compares what fits.
+
+        ``most`` names the resources, and how much of each matters at most.
+        """
+        if self.closed:
+            return ()
+        aside = self._aside(owner)
+        found: list[int] = []
+        for name, units in most:
+            devices = self.devices.get(name)
+            if devices is not None:
+                found.extend(devices.outline(aside.devices.get(name)))
+            else:
+                found.append(min(self.free.get(name, 0) - aside.scalars.get(name, 0), units))
+        return tuple(found)
+
     def _aside(self, owner: object) -> Reservation:
         """Return what is set aside for others than the owner."""
         reservation = self.reservation

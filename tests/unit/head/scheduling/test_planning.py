@@ -200,16 +200,21 @@ def test_a_group_that_lacks_one_kind_is_planned_again_when_there_is_enough_of_it
     assert plans.made == 1
 
 
-def test_a_group_whose_bundles_fit_alone_is_placed_when_they_fit_together() -> None:
+def test_a_group_whose_bundles_fit_alone_is_planned_again_when_a_node_has_more_than_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scheduler = scheduler_of((5, 0), (5, 0))
     for number in range(2):
         hold(scheduler, b"hold%d" % number, number, CPU=1)
     state = GroupPlacement.of(b"group", [{"CPU": 3}, {"CPU": 3}, {"CPU": 2}], "PACK")
     assert not scheduler.create_group(state, 0.0).placed
+    plans = Plans(monkeypatch)
     for number in range(20):  # what comes and goes changes nothing
         hold(scheduler, b"task%d" % number, CPU=1)
         assert not scheduler.release(b"task%d" % number, 1.0).placed
+    assert plans.made == 0
     assert scheduler.release(b"hold1", 1.0).placed
+    assert plans.made == 1
 
 
 def test_a_node_that_is_used_again_counts_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
