@@ -37,6 +37,12 @@ class Sitter:
 
 
 @pytest.fixture
+def one_node(session_root: Path) -> Iterator[Any]:
+    with running_cluster({"num_cpus": 1}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def two_nodes(session_root: Path) -> Iterator[Any]:
     with running_cluster({"num_cpus": 1}, {"num_cpus": 1, "resources": {"far": 1}}) as cluster:
         yield cluster
@@ -52,10 +58,10 @@ def next_head(daemon: psutil.Process) -> psutil.Process:
                     return child
 
 
-def test_a_stream_says_that_the_head_is_gone_and_goes_on_when_it_is_back(two_nodes: Any) -> None:
+def test_a_stream_says_that_the_head_is_gone_and_goes_on_when_it_is_back(one_node: Any) -> None:
     actor = Sitter.options(name="stays").remote()
     miniray.get(actor.pid.remote())
-    page = PageClient.let_in(two_nodes.address)
+    page = PageClient.let_in(one_node.address)
     head = next(each for each in find_clusters() if each.is_head).processes["head"]
     daemon = psutil.Process(head.pid).parent()
     assert daemon is not None
@@ -85,10 +91,10 @@ def test_a_node_that_is_lost_is_dead_on_the_page_with_the_reason(two_nodes: Any)
     assert dead["state_message"]
 
 
-def test_a_process_that_hangs_in_native_code_is_looked_at_from_outside(two_nodes: Any) -> None:
+def test_a_process_that_hangs_in_native_code_is_looked_at_from_outside(one_node: Any) -> None:
     actor = Sitter.remote()
     miniray.get(actor.pid.remote())
-    page = PageClient.let_in(two_nodes.address)
+    page = PageClient.let_in(one_node.address)
     running = actor.hold_the_lock.remote()
     of = {"of": actor._actor_id.hex()}
     wait_until(lambda: "hold_the_lock" in str(page.ask("POST", "/api/stack", of)[2]))
@@ -100,9 +106,9 @@ def test_a_process_that_hangs_in_native_code_is_looked_at_from_outside(two_nodes
 
 
 def test_viewers_beyond_the_bound_are_refused_and_a_slow_one_holds_up_nobody(
-    two_nodes: Any,
+    one_node: Any,
 ) -> None:
-    page = PageClient.let_in(two_nodes.address)
+    page = PageClient.let_in(one_node.address)
     actors = [Sitter.options(name=f"row {number}").remote() for number in range(20)]
     miniray.get([actor.pid.remote() for actor in actors])
     request = "GET /api/events?topic=actors&size=500 HTTP/1.1\r\n"
