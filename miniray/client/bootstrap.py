@@ -231,6 +231,10 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         raise
     if node.warning:
         runtime.loop.call_soon(lambda: output.warn(node.warning))
+    if node.dashboard_url and node.process is not None:  # it listens as this program has asked for
+        opens = f"`miniray dashboard --address {node.address}` opens it"
+        text = f"The page of this cluster is at {node.dashboard_url}: {opens}."
+        runtime.loop.call_soon(lambda: output.warn(text))
     forks.guard(attachment)
     attachment.open()
     return runtime, {

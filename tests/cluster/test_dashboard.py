@@ -432,6 +432,25 @@ def test_an_address_that_is_none_of_this_machine_is_a_warning_at_the_start(
     assert record["dashboard_url"] == ""
 
 
+def test_init_prints_where_the_page_is_that_it_was_asked_for_and_the_command_opens_it(
+    command: CommandLine,
+) -> None:
+    program = """
+import subprocess, sys, miniray
+context = miniray.init(num_cpus=1, include_dashboard=True, dashboard_port=0)
+words = [sys.executable, "-m", "miniray", "dashboard", "--no-open", "--address"]
+subprocess.run([*words, context.address_info["address"]], check=True)
+print(context.dashboard_url, context.address_info["address"])
+"""
+    with command.popen(sys.executable, "-u", "-c", program) as running:
+        printed, _ = running.communicate(timeout=60)
+    lines = printed.splitlines()
+    [(page, address)] = [line.split() for line in lines if line.startswith("127.0.0.1:")]
+    assert any(line.startswith(f"http://{page}/#k=") for line in lines)
+    opens = f"`miniray dashboard --address {address}` opens it."
+    assert f"miniray: The page of this cluster is at {page}: {opens}" in lines
+
+
 def test_an_embedded_cluster_listens_for_browsers_when_it_is_asked_to(command: CommandLine) -> None:
     program = """
 import json, psutil, miniray
