@@ -19,7 +19,7 @@ from miniray.cli.parsing import CONDITION, json_option, print_json, wrong_use
 from miniray.cli.services import asks_cluster
 from miniray.cli.status import describe_bundles, format_duration, starting_for
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
-from miniray.common.ids import short_id
+from miniray.common.ids import PROCESS_ID_LENGTH, short_id
 from miniray.common.names import format_bytes, printable
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.state import DEFAULT_TIMEOUT, KINDS, listed, summary
@@ -75,7 +75,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "events": ("event_id", "time", "severity", "event_type", "message"),
     "waiting": ("kind", "names", "count", "since", "reason"),
 }
-#: How tables write fields that are no short text; the first one of a table is written whole.
+#: How tables write fields that are no short text; the first one of a table is an id, mostly.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "node_id": lambda record: (record.node_id or "")[:ID_LENGTH],
     "job_id": lambda record: (record.job_id or "")[:ID_LENGTH],
@@ -103,7 +103,9 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
 def _row(what: str, record: Any) -> tuple[str, ...]:
     first, *others = _TABLES[what]
     values = (_FORMS[each](record) if each in _FORMS else record[each] for each in others)
-    return tuple(str(value or "-") for value in (record[first], *values))
+    id = str(record[first])
+    own = short_id(id) if len(id) > 2 * PROCESS_ID_LENGTH else id  # of what a process has made
+    return tuple(str(value or "-") for value in (own, *values))
 
 
 _timeout = click.option(

@@ -221,7 +221,7 @@ class _View:
             return link(
                 f"runs for {seconds:.1f} s in {self._process(process)}",
                 lambda: self._refs(ref for each in threads for ref in each["waits_for"]),
-                _stack_of(threads),
+                [line for each in threads for line in each["stack"]],
                 needs_one=any(each["needed"] < len(each["waits_for"]) for each in threads),
             )
         is_on_its_way = False
@@ -263,7 +263,7 @@ class _View:
         seconds = time.time() - actor["since"]
         stack: list[str] = []
         if actor["state"] == "STARTING":
-            stack = _stack_of(self._threads.get(id, ()))
+            stack = [line for each in self._threads.get(id, ()) for line in each["stack"]]
             text = f"is STARTING for {seconds:.1f} s: its constructor runs"
         elif not actor.get("started", True):
             text = "waits for the arguments of its constructor"
@@ -361,10 +361,6 @@ class _View:
         what = "driver" if process.role == "driver" else "a worker"
         name = short_name(actor["class_name"]) if actor is not None else what
         return f"{name} (pid {process.pid}, node {process.node.hex()[:8]})"
-
-
-def _stack_of(threads: Iterable[dict[str, Any]]) -> list[str]:
-    return [line for each in threads for line in each["stack"]]
 
 
 def _other_of(id: bytes) -> bytes:

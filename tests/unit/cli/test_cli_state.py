@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,17 @@ def test_one_of_very_many_is_found() -> None:
     ]
     told = invoked(get, lambda _: jobs, "job", f"{10_999:06x}")
     assert told.exit_code == 0, told.output
+
+
+def test_the_short_id_that_a_list_shows_is_one_that_get_takes() -> None:
+    ids = [f"{'ab' * 8}{number:016x}" for number in (1, 2)]
+    group = {"name": "", "state": "CREATED", "strategy": "PACK", "stats": {}}
+    group |= {"bundles": {0: {"CPU": 1.0}}, "bundles_to_node_id": {0: "cd"}}
+    groups = [{**group, "placement_group_id": id} for id in ids]
+    told = invoked(list_, lambda _: groups, "groups").output
+    assert ("abababab-1" in told, "abababab-2" in told) == (True, True)
+    told = invoked(get, lambda _: groups, "group", "abababab-2", "--json").output
+    assert json.loads(told)["placement_group_id"] == ids[1]
 
 
 def test_names_in_followed_events_and_in_stacks_steer_no_terminal(
