@@ -147,7 +147,7 @@ def column(values: Any) -> Any:
 
 def _of_array(values: Any) -> Any:
     if values.ndim == 1:
-        if values.dtype in _NUMBERS and values.dtype != bool:
+        if type(values) is np.ndarray and values.dtype in _NUMBERS and values.dtype != bool:
             # By its function array(), Arrow would import pandas.
             kind = pa.from_numpy_dtype(values.dtype)
             data = pa.py_buffer(np.ascontiguousarray(values))

@@ -72,6 +72,12 @@ def test_missing_values_of_pandas_are_null_beside_times_and_numbers() -> None:
             assert [row["x"] for row in blocks.table_to_rows(table)] == expected
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float64", "bool"])
+def test_masked_values_of_an_array_are_null(dtype: str) -> None:
+    masked = np.ma.masked_array([1, 0, 1], mask=[False, True, False], dtype=dtype)
+    assert blocks.batch_to_table({"x": masked})["x"].to_pylist() == [1, None, 1]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_tensors_that_ray_has_written_come_out_in_their_shape(version: int, tmp_path: Any) -> None:
     import pyarrow.parquet as pq
