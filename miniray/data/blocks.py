@@ -136,7 +136,7 @@ def column(values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
         return _of_array(values)
     if pandas is not None and isinstance(values, pandas.Series) and values.dtype != object:
-        found = pa.array(values, from_pandas=True)
+        found = pa.array(values.copy(), from_pandas=True)  # as _kept() does
         if pa.types.is_dictionary(kind := found.type):  # of other batches there may be more
             found = found.cast(pa.dictionary(pa.int32(), kind.value_type, kind.ordered))
         return found
@@ -145,18 +145,26 @@ def column(values: Any) -> Any:
     raise TypeError(f"a column is an array or a list, not {type(values).__name__}")
 
 
+def _kept(values: Any) -> Any:
+    """Return an array, contiguous, as one that is not written to: a function may fill its again."""
+    if values.flags.writeable or not values.flags.c_contiguous:
+        values = np.array(values, order="C")
+        values.flags.writeable = False
+    return values
+
+
 def _of_array(values: Any) -> Any:
     if values.ndim == 1:
         if type(values) is np.ndarray and values.dtype in _NUMBERS and values.dtype != bool:
             # By its function array(), Arrow would import pandas.
             kind = pa.from_numpy_dtype(values.dtype)
-            data = pa.py_buffer(np.ascontiguousarray(values))
+            data = pa.py_buffer(_kept(values))
             return pa.Array.from_buffers(kind, len(values), [None, data])
         # Arrow ends texts of NumPy at a zero.
-        return pa.array(values.tolist() if values.dtype.kind in "US" else values)
+        return pa.array(values.tolist() if values.dtype.kind in "US" else _kept(values))
     if 0 in values.shape[1:] or values.dtype.kind not in "biuf":
         return _of_values(list(values))
-    flat = _of_array(np.ascontiguousarray(values).reshape(-1))
+    flat = _of_array(_kept(values).reshape(-1))
     size = int(np.prod(values.shape[1:]))
     storage = pa.FixedSizeListArray.from_arrays(flat, size)
     kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
@@ -203,7 +211,9 @@ def _of_arrays(values: list[Any]) -> Any:
         return pickled(values)
     alike = len({(value.shape, value.dtype) for value in there}) == 1
     if alike and len(there) == len(values) and there[0].size:
-        return _of_array(np.stack(there))
+        made = np.stack(there)
+        made.flags.writeable = False
+        return _of_array(made)
     return ragged(values, np.result_type(*(value.dtype for value in there)))
 
 

@@ -206,6 +206,8 @@ class _Stack:
         found = {name: array[: self._rows] for name, array in self._arrays.items()}
         if self._rows < 3 * self._room:
             found = {name: array.copy() for name, array in found.items()}
+        for array in found.values():
+            array.flags.writeable = False
         return batch_to_table(found)
 
 

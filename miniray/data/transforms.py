@@ -26,6 +26,8 @@ _AUTO = 4 * 2**20
 #: Rows that become a table together, at most, and as long as their size is not known.
 _TOGETHER = 4096
 _FIRST = 16
+#: What a function may fill again for its next row.
+_FILLED = frozenset({np.ndarray, list})
 
 
 class DataError(MinirayError, RuntimeError):
@@ -165,6 +167,16 @@ class UserStep(Transform):
             raise _error_of(f"{self.name}: {self.udf.name}() failed", error) from None
 
 
+def _own(row: Any) -> Any:
+    """Copy a row that a function may fill again: its dictionary, arrays and lists."""
+    if type(row) is dict:
+        row = row.copy()
+        for name, value in row.items():
+            if type(value) in _FILLED:
+                row[name] = value.copy()
+    return row
+
+
 @dataclasses.dataclass(frozen=True)
 class MapRows(UserStep):
     """Calls a function for each row: the kind is "Map", "FlatMap" or "Filter"."""
@@ -205,7 +217,7 @@ class MapRows(UserStep):
             result = self.udf(row)
             if self.kind == "Filter":
                 return bool(result)
-            rows = list(result) if self.kind == "FlatMap" else [result]
+            rows = [*map(_own, result)] if self.kind == "FlatMap" else [_own(result)]
         except (Exception, SystemExit) as error:
             raise failed(self.name, where, _rows_text(number, 1), error) from error
         for each in rows:

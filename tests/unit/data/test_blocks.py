@@ -19,7 +19,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from miniray.data import blocks  # noqa: E402
 from miniray.data import tables as tables_  # noqa: E402
-from miniray.data.transforms import MapBatches, Udf, Where  # noqa: E402
+from miniray.data.transforms import MapBatches, MapRows, Udf, Where  # noqa: E402
 
 cells = st.one_of(
     st.none(), st.integers(-(2**62), 2**62), st.text(max_size=5), st.binary(max_size=5)
@@ -192,17 +192,37 @@ def test_what_a_function_returns_a_view_of_is_not_kept_until_there_is_a_table() 
     assert len(whole) == 3
 
 
-def test_a_function_may_write_each_batch_into_the_same_array() -> None:
-    buffer = np.empty(1, np.int64)
+@pytest.mark.parametrize("size", [1, 2**17])
+@pytest.mark.parametrize("others", [{}, {"text": ["a"]}, {"image": np.zeros((1, 2, 2))}])
+def test_a_function_may_write_each_batch_into_the_same_array(size: int, others: Any) -> None:
+    buffer = np.empty(size, np.int64)
+    beside = {name: np.repeat(values, size, axis=0) for name, values in others.items()}
 
     def each_row(batch: Any) -> Any:
         for number in batch["n"]:
-            buffer[0] = number
-            yield {"n": buffer}
+            buffer[:] = number
+            yield {"n": buffer, **beside}
 
     step = MapBatches("MapBatches", Udf(each_row), batch_size=2)
-    (table,) = step.run(iter([pa.table({"n": np.arange(6)})]), Where("here"))
-    assert table["n"].to_pylist() == list(range(6))
+    made = tables_.concat(list(step.run(iter([pa.table({"n": np.arange(6)})]), Where("here"))))
+    assert made["n"].to_pylist()[::size] == list(range(6))
+
+
+@pytest.mark.parametrize("value", [np.empty(2, np.int64), [0, 0]])
+@pytest.mark.parametrize("kind", ["Map", "FlatMap"])
+def test_a_function_may_make_each_row_of_the_same_objects(kind: str, value: Any) -> None:
+    row: dict[str, Any] = {}
+
+    def made(read: Any) -> Any:
+        value[1] = read["n"]
+        row.update(n=read["n"], value=value)
+        return row if kind == "Map" else iter([row])
+
+    step = MapRows(kind, Udf(made), kind)
+    table = tables_.concat(list(step.run(iter([pa.table({"n": np.arange(6)})]), Where("here"))))
+    assert [(each["n"], each["value"][1]) for each in blocks.table_to_rows(table)] == [
+        (number, number) for number in range(6)
+    ]
 
 
 def test_each_of_many_batches_is_copied_once() -> None:
