@@ -148,7 +148,7 @@ def column(values: Any) -> Any:
 def _kept(values: Any) -> Any:
     """Return an array, contiguous, as one that is not written to: a function may fill its again."""
     if values.flags.writeable or not values.flags.c_contiguous:
-        values = np.array(values, order="C")
+        values = np.array(values, order="C", subok=True)  # with its mask
         values.flags.writeable = False
     return values
 
