@@ -149,7 +149,7 @@ def _kept(values: Any) -> Any:
     """Return an array, contiguous, as one that is not written to: a function may fill its again."""
     if values.flags.writeable or not values.flags.c_contiguous:
         values = np.array(values, order="C", subok=True)  # with its mask
-        values.flags.writeable = False
+        values.setflags(write=False)
     return values
 
 
@@ -212,7 +212,7 @@ def _of_arrays(values: list[Any]) -> Any:
     alike = len({(value.shape, value.dtype) for value in there}) == 1
     if alike and len(there) == len(values) and there[0].size:
         made = np.stack(there)
-        made.flags.writeable = False
+        made.setflags(write=False)
         return _of_array(made)
     return ragged(values, np.result_type(*(value.dtype for value in there)))
 
@@ -305,7 +305,7 @@ def to_numpy(values: Any) -> Any:
         at = values.offset * dtype.itemsize
         _, data = values.buffers()
         array = np.frombuffer(data, dtype, len(values), at)
-        array.flags.writeable = False
+        array.setflags(write=False)
         return array
     return values.to_numpy(zero_copy_only=False)
 

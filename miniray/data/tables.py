@@ -207,7 +207,7 @@ class _Stack:
         if self._rows < 3 * self._room:
             found = {name: array.copy() for name, array in found.items()}
         for array in found.values():
-            array.flags.writeable = False
+            array.setflags(write=False)
         return batch_to_table(found)
 
 
