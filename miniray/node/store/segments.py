@@ -310,8 +310,9 @@ class SegmentStore:
         return self._idle.values()
 
     @staticmethod
-    def _is_busy(segment: Segment) -> bool:
-        return bool(segment.mappers) or not segment.sealed or segment.moves
+    def is_unused(segment: Segment) -> bool:
+        """Return whether a segment has its value, and no process looks at it or moves it."""
+        return segment.sealed and not segment.mappers and not segment.moves
 
     def is_idle(self, segment: Segment) -> bool:
         return segment.number in self._idle
@@ -332,7 +333,7 @@ class SegmentStore:
 
     def _look_at(self, segment: Segment) -> None:
         """Make a segment idle, or remove it, if nothing uses it any more."""
-        if self._is_busy(segment):
+        if not self.is_unused(segment):
             return
         if not segment.freed:
             if segment.memory is not None:
@@ -394,6 +395,17 @@ class Copies:
         """Free a segment of this node, whether it is a copy or not."""
         self.remove(number)
         self.store.free(number)
+
+    def drop_from_disk(self, size: int) -> bool:
+        """Drop copies on disk, of so many bytes, that nobody looks at; return whether any was."""
+        dropped = 0
+        for segment in map(self.store.get, list(self._by_key.values())):
+            if dropped >= size:
+                break
+            if segment.place and self.store.is_unused(segment) and self.may_be_evicted(segment):
+                dropped += segment.size
+                self.drop(segment.number)
+        return dropped > 0
 
     def remove(self, number: int) -> None:
         """Forget a segment of this node that is freed, whether it is a copy or not."""

@@ -131,6 +131,10 @@ class SpillFiles:
             self._shared = None
         self._closer.submit(os.close, file.fd)
 
+    async def all_closed(self) -> None:
+        """Wait until the disk has the blocks of all files back whose values are gone."""
+        await asyncio.get_running_loop().run_in_executor(self._closer, bool)  # after what it closes
+
     def stop(self) -> None:
         """Begin no read or write any more, and end those under way early."""
         self._stopped.set()

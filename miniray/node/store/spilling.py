@@ -313,6 +313,9 @@ class Spilling:
                 self._files.release(place)
                 raise
         except OSError as error:
+            if error.errno in DISK_IS_FULL and self._copies.drop_from_disk(size):
+                await self._files.all_closed()
+                return await self._make_place(size)
             if error.errno not in OUT_OF_DESCRIPTORS:  # spilled values need none of their own
                 await self._disk_failed(error)
             return None

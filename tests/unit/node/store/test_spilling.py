@@ -244,6 +244,33 @@ def test_a_writer_for_whom_there_is_no_memory_is_given_disk(run: Run) -> None:
     run(steps)
 
 
+def test_copies_that_nobody_looks_at_make_room_on_a_full_disk(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            await node.read(value)
+        copies = [await node.create() for _ in range(3)]
+        for copy in copies:
+            node.add_copy(copy)
+        node.store.map(copies[0].number, READER)
+        real = spill_files.allocate
+
+        def full_above_three(place: DiskPlace) -> None:
+            if node.spilling.spilled > 3 * PAGE:
+                full_disk()
+            real(place)
+
+        monkeypatch.setattr(spill_files, "allocate", full_above_three)
+        mine = [await node.create() for _ in range(2)]
+        assert [node.store.has(copy) for copy in copies] == [True, False, False]
+        with pytest.raises(ObjectStoreFullError, match="No space left on device"):
+            await node.create()  # what is looked at stays, and what are no copies
+        assert all(map(node.store.has, [copies[0], *mine]))
+
+    run(steps)
+
+
 def test_a_writer_is_refused_at_once_when_memory_is_mapped_and_the_disk_is_full(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
