@@ -247,7 +247,7 @@ def summary_(cluster: CommandConnection, what: str, timeout: float, as_json: boo
     states = sorted({state for each in counts.values() for state in each})
     columns = _OF_OBJECTS if what == "objects" else states
     rows = [
-        (name, *(f"{each.get(column, 0):.10g}" for column in columns))
+        (name, *(f"{round(each.get(column, 0), 1):.10g}" for column in columns))
         for name, each in counts.items()
     ]
     by = found["summary_by"]

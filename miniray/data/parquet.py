@@ -27,6 +27,9 @@ _READERS = 16
 #: About how many bytes, and numbers or texts, are decoded at once: column by column, so more are
 #: faster. Arrow holds ten times the bytes of small integers meanwhile.
 _BYTES, _VALUES = 20 * 2**20, 4 * 2**20
+#: Rows that are decoded at once, at most, where texts are numbers of a dictionary: nothing tells
+#: how long they are.
+_ROWS = 131_072
 #: Bytes of row groups that are large: fewer tasks read one.
 _LARGE = 4 * 2**20
 #: Bytes of each column of a local file that are read at once.
@@ -122,10 +125,14 @@ class ParquetRows(Content):
         used = self.used
         columns = [name for name in file.schema_arrow.names if name in used]
         group = file.metadata.row_group(piece.group)
-        values = sum(column.num_values for column in _chunks(group, used))
+        chunks = _chunks(group, used)
+        values = sum(chunk.num_values for chunk in chunks)
         parts = max(1, _decoded(group, used) / _BYTES, values / _VALUES)
+        rows = min(int(group.num_rows / parts), piece.stop)
+        if any(each.has_dictionary_page and "BYTE" in each.physical_type for each in chunks):
+            rows = min(rows, _ROWS)
         batches = file.iter_batches(
-            max(1, min(int(group.num_rows / parts), piece.stop)),
+            max(1, rows),
             row_groups=[piece.group],
             columns=columns,
             use_threads=False,
