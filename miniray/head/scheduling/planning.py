@@ -93,17 +93,21 @@ class _Planner:
         return self._one_a_node()
 
     def _one_by_one(self, nodes: list[ResourcePool], *, spread: bool = False) -> Placed | None:
-        """Place one bundle after the other, those with few places first, then the large ones."""
+        """Place one bundle after the other: those with few places, then the most of devices."""
         places = {
             spec: [node for node in nodes if spec.copies(node, self.owner)]
             for spec in dict.fromkeys(self.specs.values())
         }
         kinds = {spec: number for number, spec in enumerate(places)}
         amounts = {spec: sum(min(units, 1000 * UNIT) for _, units in spec.needs) for spec in places}
+        devices = {name for node in nodes for name in node.devices}
+        shares = {
+            spec: sum(units for name, units in spec.needs if name in devices) for spec in places
+        }
 
         def rank(index: int) -> tuple[int, ...]:
             spec = self.specs[index]
-            return len(places[spec]), -amounts[spec], kinds[spec], index
+            return len(places[spec]), -shares[spec], -amounts[spec], kinds[spec], index
 
         counts = collections.Counter(self.taken)
         made: Placed = {}

@@ -74,6 +74,14 @@ def test_strict_pack_fills_devices_with_unequal_shares(amounts: list[float]) -> 
     assert node.devices["GPU"].free == [0, 0]
 
 
+def test_strict_pack_places_the_largest_shares_first_whatever_else_bundles_need() -> None:
+    node = node_pool("ab", {"CPU": 10}, {"GPU": ["0", "1"]})
+    named = [{"CPU": 4, "GPU": 0.4}, {"CPU": 4, "GPU": 0.4}, {"GPU": 0.6}, {"GPU": 0.6}]
+    made = plan(GroupPlacement.of(b"group", named, "STRICT_PACK"), [node], None)
+    assert made is not None
+    assert node.devices["GPU"].free == [0, 0]
+
+
 def check(made: object, bundles: list[float]) -> None:
     """Each bundle has what it asked for: one device's share, or whole ones."""
     for (_, allocation), amount in zip(made, bundles, strict=False):  # type: ignore[call-overload]
