@@ -210,9 +210,8 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     if strategy is None:
         strategy = _from_concurrency(caller, udf, concurrency)
     in_actors = isinstance(strategy, ActorPoolStrategy)
-    remote(**options)(
-        Compute if in_actors else called_with
-    )  # raises what is wrong with the options
+    # It raises what is wrong with the options.
+    remote(**options)(Compute if in_actors else called_with)
     if isinstance(strategy, TaskPoolStrategy):
         if udf.is_class:
             raise ValueError(
