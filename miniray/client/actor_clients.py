@@ -16,6 +16,7 @@ from miniray.common.runtime import ActorLocation
 from miniray.common.specs import ActorSpec
 from miniray.common.state_types import ALIVE, DEAD
 from miniray.exceptions import (
+    ActorAlreadyExistsError,
     ActorUnschedulableError,
     DeathCause,
     MinirayError,
@@ -106,9 +107,12 @@ class ActorClients(Channel):
         arguments = self.calls.store(serialized)
         try:
             found = self._register(id, spec, get_if_exists)
+        except ActorAlreadyExistsError:
+            self.calls.free_value(arguments)
+            raise
         except BaseException:
             self.calls.free_value(arguments)
-            # If the wait was given up, nobody will know of it; else there is no such actor.
+            # The wait may have been given up: nobody would know of the actor.
             self.link.head_notice("kill_actor", id, True)
             raise
         if found is not None:

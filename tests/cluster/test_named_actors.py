@@ -13,6 +13,7 @@ from cluster_helpers import is_alive, wait_until
 import miniray
 from miniray.exceptions import ActorAlreadyExistsError, ActorDiedError
 from miniray.util import list_named_actors
+from miniray.util.state import list_actors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +85,7 @@ def test_a_name_can_be_taken_only_once() -> None:
     with pytest.raises(ValueError, match="taken"):
         Register.options(name="taken").remote()
     assert miniray.get(actor.get.remote()) is None
+    assert all(listed.class_name for listed in list_actors())  # the refused ones are not there
 
 
 def test_get_if_exists_gives_the_actor_that_has_the_name() -> None:
