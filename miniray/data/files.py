@@ -153,7 +153,11 @@ def _json(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any
     except pa.ArrowInvalid as error:
         if part:
             raise ValueError(f"an object of a part does not end with its line: {error}") from error
-        found = json.loads(data)
+        try:
+            found = json.loads(data)
+        except json.JSONDecodeError as other:
+            # More follows the first object: these are lines, and Arrow says which one is wrong.
+            raise (error if other.msg == "Extra data" else other) from None
         return items_to_table(found if isinstance(found, list) else [found])
 
 

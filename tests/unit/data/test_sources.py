@@ -207,6 +207,20 @@ def test_an_object_over_several_lines_of_a_file_that_is_cut_is_told(tmp_path: Pa
         list(map(table_of, units))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1}\n{"a": 2}\n{bad', "in row 2"),
+        ('{"a": 1}\n{"a": "x"}', r"Column\(/a\) changed from number to string in row 1"),
+        ('[{"a": 1},\n{bad]', "line 2 column 2"),
+    ],
+)
+def test_a_json_file_that_is_wrong_says_where(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(data.DataError, match=rf"x\.json can't be read as a JSON file: .*{said}"):
+        data.read_json(str(tmp_path / "x.json")).take_all()
+
+
 def test_rows_without_columns_are_mapped_one_by_one(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": range(100)}), tmp_path / "x.parquet")
     none = data.read_parquet(str(tmp_path / "x.parquet")).select_columns([])
