@@ -58,6 +58,8 @@ def describe(error: BaseException) -> str:
 
 #: What click suggests, which it puts into brackets.
 _SUGGESTION = re.compile(r"\((Did you mean .*\?)\)$")
+#: What click raises from 8.2 on for a group without a command, with the help as its text.
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _UsageFailure(click.ClickException):
@@ -135,6 +137,8 @@ class _OneLineGroup(click.Group):
 
         try:
             return super().invoke(ctx)
+        except _HELP:
+            raise
         except click.UsageError as error:
             raise _UsageFailure(describe_usage(error)) from None
         except BrokenPipeError:

@@ -25,6 +25,14 @@ def test_without_a_command_the_help_names_them(miniray: Callable[..., Result]) -
     assert all(name in result.stdout for name in ("start", "stop", "status"))
 
 
+def test_a_group_without_a_command_shows_its_help_line_by_line(
+    miniray: Callable[..., Result],
+) -> None:
+    lines = miniray("job").output.splitlines()
+    assert lines[0].startswith("Usage: ")
+    assert any(line.split()[:1] == ["submit"] for line in lines)
+
+
 def test_the_help_has_whole_sentences_of_all_commands(miniray: Callable[..., Result]) -> None:
     shown = " ".join(miniray("--help").stdout.partition("Commands:")[2].split())
     assert "..." not in shown
