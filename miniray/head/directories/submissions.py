@@ -202,12 +202,20 @@ class SubmittedJobs:
         """Keep what a command has printed, from an offset of its output on.
 
         Raises:
-            JobNotFoundError: Its job has ended for everybody else.
+            JobError: Nobody keeps it: its job has ended, or is being stopped on a full disk.
+            OSError: It cannot be written now; the command waits, and the job says why.
         """
         job = self._by_lease.get(lease)
         if job is None:
             raise JobNotFoundError(f"No job has the lease {lease} any more.")
-        self._log(job).write(job.log_start + offset, data)
+        try:
+            self._log(job).write(job.log_start + offset, data)
+        except OSError as error:
+            if job.stop_grace is not None:
+                raise JobError(f"The output of {job.name} cannot be kept: {error}") from error
+            job.message = f"It waits until its output can be kept ({error}); `job stop` ends it."
+            raise
+        job.message = ""
         self._tell_followers(job)
 
     def command_started(self, lease: int) -> None:
@@ -373,7 +381,10 @@ class SubmittedJobs:
         """Have the command of a job run once more; its log goes on after a line that says why."""
         self._by_lease.pop(job.lease, None)
         log = self._log(job)
-        log.write(log.size, f"[miniray: {why} The job starts again.]\n".encode())
+        try:
+            log.write(log.size, f"[miniray: {why} The job starts again.]\n".encode())
+        except OSError as error:
+            logger.warning("job %s: its log lacks why it starts again: %s", job.name, error)
         job.waits_as(0)
         self._keeper.submitted_job(job)
         self._keeper.when_written(lambda: self._submit(job, job.demand()))

@@ -36,7 +36,7 @@ class SubmittedJob:
     #: Seconds since the epoch.
     submitted: float
     state: str = PENDING
-    #: Why it ended so, as a sentence.
+    #: Why it ended so, or what it waits for as it runs, as a sentence.
     message: str = ""
     #: Whether `stop` was asked for, with how many seconds for the command to end.
     stop_grace: float | None = None

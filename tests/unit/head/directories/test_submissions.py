@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,9 @@ from head_harness import FakeCluster, FakeDaemon, report
 
 from miniray._proto import head_pb2
 from miniray.common.specs import CommandSpec
-from miniray.exceptions import JobAlreadyExistsError, JobNotFoundError
+from miniray.exceptions import JobAlreadyExistsError, JobError, JobNotFoundError
 from miniray.head.storage import SqliteStorage
+from miniray.system.log_file import StreamLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -247,6 +250,52 @@ async def test_output_that_is_sent_again_is_kept_once_and_none_after_the_end(
         assert daemon.answer(NODE, waiting) == [(b"", 7, True)]
         with pytest.raises(JobNotFoundError):
             daemon.ask(NODE, "job_output", lease.number, 7, b"late")
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_job_whose_output_finds_the_disk_full_says_so_until_there_is_room(
+    heads: OneFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lease = await started(daemon)
+        daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, pid=77))
+        with monkeypatch.context() as disk:
+            disk.setattr(StreamLog, "write", full_disk)
+            with pytest.raises(OSError, match="No space left"):
+                daemon.ask(NODE, "job_output", lease.number, 0, b"text")
+            assert "No space left" in daemon.ask(NODE, "job_info", "a")["message"]
+        daemon.ask(NODE, "job_output", lease.number, 0, b"text")
+        assert daemon.ask(NODE, "job_info", "a")["message"] == ""
+
+
+async def test_a_job_that_is_stopped_on_a_full_disk_does_not_wait_for_its_output(
+    heads: OneFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamLog, "write", full_disk)
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon)
+        lease = await started(daemon)
+        assert await stop(daemon)
+        with pytest.raises(JobError, match="No space left"):
+            daemon.ask(NODE, "job_output", lease.number, 0, b"text")
+
+
+async def test_a_job_runs_again_although_its_log_cannot_say_so(
+    heads: OneFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamLog, "write", full_disk)
+    async with heads.head() as cluster:
+        daemon = cluster.node(node_id=NODE)
+        await submit(daemon, max_retries=1)
+        lease = await started(daemon)
+        daemon.tell(ended=head_pb2.ProcessEnded(lease=lease.number, exit_code=3, exit_known=True))
+        assert (await started(daemon)).number != lease.number
 
 
 async def test_packages_of_a_job_are_kept_until_it_has_ended(heads: OneFile) -> None:
