@@ -299,7 +299,7 @@ class SqliteStorage(Storage):
         self._change(_EVENT, number.to_bytes(8, "big"), record)
 
     def when_written(self, then: Callable[[], object]) -> None:
-        if self._writing is None or self._writing.done():
+        if self._in_trouble or self._writing is None or self._writing.done():
             then()
         else:
             self._waiting.append(then)
@@ -337,6 +337,7 @@ class SqliteStorage(Storage):
             trouble = await self._write(changes)
             if trouble is not None:
                 self._changes = {**changes, **self._changes}
+                waiting, self._waiting = [*waiting, *self._waiting], []
             self._tell(trouble)
             for then in waiting:
                 _call(then)

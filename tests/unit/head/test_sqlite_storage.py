@@ -101,6 +101,24 @@ def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(
     assert b"1" not in values
 
 
+def test_nobody_waits_for_a_disk_that_stays_full(tmp_path: Path) -> None:
+    told: list[str] = []
+    done: list[int] = []
+
+    async def run() -> None:
+        async with storage_at(tmp_path / "head.db", told) as storage:
+            (pages,) = storage._database.execute("PRAGMA page_count").fetchone()
+            storage._database.execute(f"PRAGMA max_page_count = {pages}")
+            storage.key_value("space", b"key", bytes(1 << 20))
+            storage.when_written(lambda: done.append(1))
+            assert done == []
+            await until(lambda: told)
+            storage.when_written(lambda: done.append(2))
+            assert done == [1, 2]
+
+    asyncio.run(run())
+
+
 def test_closing_does_not_wait_for_a_disk_that_stays_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
