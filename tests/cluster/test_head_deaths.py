@@ -96,8 +96,8 @@ def test_who_follows_events_is_told_each_once_by_one_head_and_the_next(nodes: Cl
     ) as following:
         try:
             assert following.stdout is not None
-            while following.stdout.readline() != "]\n":
-                pass  # what was there before
+            while (line := following.stdout.readline()) != "]\n":
+                assert line  # of what was there before
             actors = []
             for name in ("before", "after"):
                 actors.append(Named.options(name=name).remote())
