@@ -164,7 +164,7 @@ def _of_array(values: Any) -> Any:
         return pa.array(values.tolist() if values.dtype.kind in "US" else _kept(values))
     if 0 in values.shape[1:] or values.dtype.kind not in "biuf":
         return _of_values(list(values))
-    flat = _of_array(_kept(values).reshape(-1))
+    flat = _of_array(np.ravel(_kept(values)))
     size = int(np.prod(values.shape[1:]))
     storage = pa.FixedSizeListArray.from_arrays(flat, size)
     kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])

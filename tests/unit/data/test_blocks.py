@@ -78,6 +78,15 @@ def test_masked_values_of_an_array_are_null(dtype: str) -> None:
     assert blocks.batch_to_table({"x": masked})["x"].to_pylist() == [1, None, 1]
 
 
+def test_the_rows_of_a_matrix_are_tensors() -> None:
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.matrix([[1, 2], [3, 4]])
+    assert blocks.table_to_batch(blocks.batch_to_table({"x": matrix}), "numpy")["x"].tolist() == [
+        [1, 2],
+        [3, 4],
+    ]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_tensors_that_ray_has_written_come_out_in_their_shape(version: int, tmp_path: Any) -> None:
     import pyarrow.parquet as pq
