@@ -70,8 +70,9 @@ def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
         parts = [("train_loop_per_worker", loop.function)]
         parts += [("train_loop_config", argument) for argument in loop.arguments]
         for name, part in parts:
-            if at_fault(part, 1) is not None:
-                raise explain(part, error, name, "train loop") from error
+            fault = at_fault(part, 1)
+            if fault is not None:
+                raise explain(part, fault[2], name, "train loop") from error.__cause__
         raise
 
 
