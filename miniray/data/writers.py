@@ -131,6 +131,9 @@ class Writer(Transform):
 
 
 def _plain(value: Any) -> Any:
+    """Return what JSON has for a value; UnicodeDecodeError for bytes that are no text."""
+    if isinstance(value, bytes):
+        return value.decode()
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

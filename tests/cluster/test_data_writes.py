@@ -37,6 +37,13 @@ def test_parquet_csv_and_json_come_back_as_they_were_written(tmp_path: Path) -> 
     assert names == [f"{n:06d}-000000.parquet" for n in range(len(names))]
 
 
+def test_json_has_the_text_of_bytes_and_refuses_other_bytes(tmp_path: Path) -> None:
+    data.from_items([{"raw": "größe".encode()}]).write_json(str(tmp_path))
+    assert data.read_json(str(tmp_path)).take_all() == [{"raw": "größe"}]
+    with pytest.raises(data.DataError, match=r"WriteJson failed.*UnicodeDecodeError"):
+        data.from_items([{"raw": b"\xff"}]).write_json(str(tmp_path))
+
+
 def test_two_that_append_to_a_folder_at_the_same_time_both_add_their_rows(tmp_path: Path) -> None:
     both = [data.range(40).map(lambda row, add=add: {"id": row["id"] + add}) for add in (0, 40)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
