@@ -105,7 +105,9 @@ def test_a_train_loop_that_can_not_be_sent_names_the_variable_or_the_item():
     def pickled(loop):
         return serialize(loop)
 
-    with pytest.raises(TypeError, match=r"train_loop_per_worker.*variable 'lock'.*train loop") as it:
+    with pytest.raises(
+        TypeError, match=r"train_loop_per_worker.*variable 'lock'.*train loop"
+    ) as it:
         sent(make_train_loop(loop, None), pickled)
     assert str(it.value).count("Create it inside") == 1
     with pytest.raises(TypeError, match=r"train_loop_config.*\['lock'\] is a lock"):
