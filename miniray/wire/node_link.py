@@ -151,7 +151,8 @@ class NodeLink:
         """Wait for the daemon's facts about the cluster and this process."""
         if not self._welcomed.wait(timeout) or self._welcome is None:
             raise NodeLostError(
-                "The node daemon did not answer in time."
+                f"The node daemon of this machine did not answer within {timeout:g} s: it stands "
+                f"still. `miniray stop` ends it, with all that it has started."
                 if not self.lost
                 else "The node daemon refused or closed the connection."
             )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from open_files import open_files
 
-from miniray.wire.node_link import _Answer
+from miniray.wire.io_loop import IOLoop
+from miniray.wire.node_link import NodeLink, NodeLostError, _Answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def descriptor() -> int:
@@ -59,3 +65,23 @@ def test_whichever_is_first_the_result_is_undone_exactly_once() -> None:
         answer.abandon()
         thread.join(10)
         assert undone == [1]
+
+
+def test_a_daemon_that_stands_still_is_told_with_what_ends_it(tmp_path: Path) -> None:
+    loop = IOLoop()
+    loop.start()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "node.sock"))
+        daemon.listen()
+        link = NodeLink(
+            str(tmp_path / "node.sock"),
+            loop,
+            b"key",
+            (b"process_", "driver", os.getpid(), b"", {}),
+            on_push=lambda *_: None,
+            on_relayed=lambda *_: None,
+            on_lost=lambda: None,
+        )
+        with pytest.raises(NodeLostError, match=r"within 0\.05 s: it stands still. `miniray stop`"):
+            link.wait_welcome(0.05)
+    loop.stop()
