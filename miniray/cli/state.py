@@ -161,7 +161,8 @@ def list_(
     if as_json:
         print_json([record.asdict() for record in shown])
     else:
-        title = f"{len(shown)} {what if len(shown) != 1 else what.removesuffix('s')}"
+        number = f"More than {limit}" if len(found) > limit else str(len(found))
+        title = f"{number} {what if len(shown) != 1 else what.removesuffix('s')}"
         rows = [_row(what, record) for record in shown]
         draw(title, [Section(what.capitalize(), _TABLES[what], rows)])
     if len(found) > limit:

@@ -44,9 +44,12 @@ def waiting(count: int) -> list[dict[str, Any]]:
 
 def test_a_list_says_that_there_are_more() -> None:
     told = invoked(list_, lambda _: waiting(3), "waiting", "--limit", "2")
+    assert told.output.startswith("More than 2 waiting\n")
     assert "There are more than these 2: see --limit." in told.output
     assert ("f1" in told.output, "f2" in told.output) == (True, False)
-    assert "more" not in invoked(list_, lambda _: waiting(2), "waiting", "--limit", "2").output
+    told = invoked(list_, lambda _: waiting(2), "waiting", "--limit", "2")
+    assert told.output.startswith("2 waiting\n")
+    assert "more" not in told.output
 
 
 def test_kinds_may_be_called_as_ray_calls_them() -> None:
