@@ -106,6 +106,9 @@ class Config(NamedTuple):
     spill_folder: str = ""
     #: Share of the object store from which on values are written to disk ahead of need.
     spill_threshold: float = 0.8
+    #: A request that finds store and disk full waits so long for processes to unmap what they do
+    #: not use.
+    store_full_timeout: float = 3.0
     #: A process remembers so many finished tasks, and so many bytes of their arguments, to make
     #: results that are lost with a node again; beyond that the oldest are given up.
     lineage_calls: int = 10_000

@@ -2,8 +2,9 @@
 
 Memory comes from what no process has mapped, least recently used first: copies of other nodes'
 values are evicted, values of this node are written to disk unless they are there already. Requests
-for memory wait for that, first in, first out. None waits for what processes have mapped: values are
-then written to disk by their writers, and mapped there by their readers.
+for memory wait for that, first in, first out. What processes have mapped is waited for only if the
+disk is full, and for some seconds: else values are then written to disk by their writers, and
+mapped there by their readers.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class _Claim:
     size: int
     #: The process that will write, whose warm memory is preferred; empty: it does not matter.
     writer: bytes
+    #: Whether it waits for what processes have mapped too.
+    patient: bool
     #: The memory; None if only what processes have mapped is in the way.
     turn: asyncio.Future[Memory | None]
 
@@ -93,15 +96,14 @@ class Spilling:
         """Wait for memory, or a place on disk if only what processes have mapped is in the way.
 
         Raises:
-            ObjectStoreFullError: The disk is full too.
+            ObjectStoreFullError: The disk is full too, and processes went on using what they have.
             OSError: There is no descriptor, and none will come free.
         """
-        memory = await self._take(size, writer)
-        if memory is not None:
-            return memory
-        place = await self._place_for(size)
-        if place is not None:
-            return place
+        room = await self._take(size, writer) or await self._place_for(size)
+        if room is None:
+            room = await self._take(size, writer, config().store_full_timeout)
+        if room is not None:
+            return room
         held = self._describe_holders()
         raise self.full(size, f"It holds {held}." if held else "", self._trouble())
 
@@ -123,8 +125,10 @@ class Spilling:
         else:
             self._store.put_back(room)
 
-    async def _take(self, size: int, writer: bytes) -> Memory | None:
+    async def _take(self, size: int, writer: bytes, patience: float = 0.0) -> Memory | None:
         """Wait for memory as long as values leave it; None if what is left is mapped.
+
+        ``patience``: seconds to wait for that too.
 
         Raises:
             OSError: There is no descriptor, and none will come free.
@@ -132,7 +136,7 @@ class Spilling:
         if size > self._store.capacity:  # a copy of a larger store's value
             return None
         loop = asyncio.get_running_loop()
-        claim = _Claim(size, writer, loop.create_future())
+        claim = _Claim(size, writer, patience > 0, loop.create_future())
         if not self._queue and self._grant(claim):
             return claim.turn.result()
         self._queue[claim] = None
@@ -142,7 +146,9 @@ class Spilling:
         if self._queue and (self._serving is None or self._serving.done()):
             self._serving = loop.create_task(self._keep_serving())
         try:
-            return await claim.turn
+            return await asyncio.wait_for(claim.turn, patience or None)
+        except asyncio.TimeoutError:
+            return None
         except asyncio.CancelledError:
             turn = claim.turn
             if turn.done() and not turn.cancelled() and turn.exception() is None:
@@ -169,17 +175,17 @@ class Spilling:
     def _serve(self) -> None:
         """Grant the requests that can have their memory, and begin to free it for the others."""
         self._store.changed.clear()
-        while self._queue:
-            first = next(iter(self._queue))
-            if self._grant(first):
+        for claim in [*self._queue]:
+            if self._grant(claim):
                 continue
             if self.make_room(self._store.capacity - self._wanted) > 0:
                 self._store.tell_short()
-            if self._grant(first):  # copies, and what is on disk already, are gone at once
+            if self._grant(claim):  # copies, and what is on disk already, are gone at once
                 continue
             if self._is_moving_out:
                 return
-            self._answer(first, None)
+            if not claim.patient:
+                self._answer(claim, None)
 
     def _grant(self, claim: _Claim) -> bool:
         """Give a request its memory, or its error; return False if there is no memory for it."""

@@ -23,7 +23,7 @@ from miniray.node.store.spill_files import Disk, DiskPlace
 from miniray.node.store.spilling import Spilling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
     from miniray.node.store.segments import Segment
@@ -32,6 +32,15 @@ PAGE = 4096
 ROOM = 8  # values of one page
 NODE = b"node0000"
 OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
+
+
+@pytest.fixture(autouse=True)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let nobody wait long for what others have mapped while the disk is full."""
+    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "0.2")
+    config.cache_clear()
+    yield
+    config.cache_clear()
 
 
 class Node:
@@ -271,7 +280,29 @@ def test_copies_that_nobody_looks_at_make_room_on_a_full_disk(
     run(steps)
 
 
-def test_a_writer_is_refused_at_once_when_memory_is_mapped_and_the_disk_is_full(
+def test_a_writer_waits_for_what_others_unmap_while_the_disk_is_full(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "60")
+    config.cache_clear()
+    monkeypatch.setattr(spill_files, "allocate", full_disk)
+
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        for value in values:
+            await node.read(value)
+        writers = [asyncio.ensure_future(node.create()) for _ in range(3)]
+        await until(lambda: node.told)
+        assert not any(writer.done() for writer in writers)
+        for value in values[:3]:  # as a process does that is told that memory is short
+            node.store.unmap([value.number], READER)
+            node.store.free(value.number)
+        assert [made.in_memory for made in await asyncio.gather(*writers)] == [True] * 3
+
+    run(steps)
+
+
+def test_a_writer_is_refused_when_memory_stays_mapped_and_the_disk_is_full(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill_files, "allocate", full_disk)
