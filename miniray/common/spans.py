@@ -70,7 +70,7 @@ class Spans:
     def __init__(self) -> None:
         #: Seconds that a call takes at least to be told; negative while all are recorded.
         self.least = LONG
-        #: In a worker, where calls that took long are kept so that the daemon finds them, too.
+        #: In a worker.
         self.ring: Ring | None = None
         #: While all is recorded.
         self._recorded: list[Span] | None = None
@@ -79,6 +79,10 @@ class Spans:
         #: Called with whether all is recorded, when that changes: so what would have to ask each
         #: time costs nothing while nothing is recorded.
         self.switches: set[Callable[[bool], object]] = set()
+
+    def write_to(self, ring: Ring) -> None:
+        """Keep calls that took long where the daemon finds them, too."""
+        self.ring = ring
 
     def call(self, name: str, started: float, seconds: float, ok: bool, of: Any) -> None:
         """Note a call that has ended; ``of`` is its caller's process and number."""

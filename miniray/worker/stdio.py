@@ -112,7 +112,7 @@ class _Names:
 
     def __init__(self, file: int) -> None:
         self._page = NamePage(file)
-        SPANS.ring = self._page.calls
+        SPANS.write_to(self._page.calls)
         # User code may put other files in the place of descriptors 1 and 2.
         self._pipes = (os.dup(1), os.dup(2))
         self._number = 0
