@@ -6,6 +6,7 @@ behind can be told apart from what the tests hold.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -171,7 +172,10 @@ class CommandLine:
     def records(self) -> list[dict[str, Any]]:
         """The records of this user's nodes, in the order of their starts."""
         folder = self.root / f"miniray-{os.geteuid()}" / "clusters"
-        records = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+        records = []
+        for path in folder.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):  # its node has ended meanwhile
+                records.append(json.loads(path.read_text()))
         return sorted(records, key=lambda record: record["started"])
 
     def pids(self) -> set[int]:

@@ -55,7 +55,11 @@ START_GRACE = 0.5
 STACKS_TIMEOUT = 8.0
 
 #: What the processes of a run begin with: to load it takes longer than all else that they do.
-MODULES = ("miniray.train.controller.controller", "fsspec.implementations.local")
+MODULES = (
+    "miniray.train.controller.controller",
+    "miniray.accelerators.registry",
+    "fsspec.implementations.local",
+)
 
 #: Label of every node with its id.
 NODE_LABEL = "ray.io/node-id"
