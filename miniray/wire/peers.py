@@ -105,7 +105,8 @@ class PeerTable:
             socket_path(link.folder, link.process_id), link.loop, self._accepted
         )
         self._connections: set[Connection] = set()
-        #: Called when the last connection is gone.
+        #: Those that ``hang_up`` waits for, and what it is told by when the last one is gone.
+        self._hung_up: set[Connection] = set()
         self._on_last_closed: Callable[[], None] | None = None
 
     def get(self, node_id: bytes, process_id: bytes) -> Peer:
@@ -207,7 +208,8 @@ class PeerTable:
         self._connections.discard(conn)
         if conn.peer is not None:
             self._lose(conn.peer)
-        if self._on_last_closed is not None and not self._connections:
+        self._hung_up.discard(conn)
+        if self._on_last_closed is not None and not self._hung_up:
             self._on_last_closed()
 
     def relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
@@ -281,16 +283,18 @@ class PeerTable:
         """End all connections without losing what the other ends have sent.
 
         Their ends read that nothing more comes, and what they send is handled until they hang up
-        too, or end.
+        too, or end. A connection that is made meanwhile, as to an actor that has just started, is
+        not waited for: its other end has nothing to tell this process, and would keep it open.
         """
         gate = Gate(self._loop)
-        self._on_last_closed = gate.arrived
 
         def end() -> None:
             self._listener.close()
-            if not self._connections:
+            self._on_last_closed = gate.arrived
+            self._hung_up = set(self._connections)
+            if not self._hung_up:
                 gate.arrived()
-            for conn in list(self._connections):
+            for conn in list(self._hung_up):
                 conn.end_writing()
 
         self._loop.call_soon(end)

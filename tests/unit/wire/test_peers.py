@@ -57,3 +57,29 @@ def test_a_connection_that_ends_as_it_is_made_is_not_waited_for(
     hanging_up.start()
     hanging_up.join(5)
     assert not hanging_up.is_alive()
+
+
+def test_a_connection_that_is_made_after_hanging_up_is_not_waited_for(
+    loop: IOLoop, tmp_path: Path
+) -> None:
+    link: Any = Link(loop, tmp_path)
+    table = PeerTable(link, NODE, on_message=lambda *_: None, on_lost=lambda _: None)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as later,
+    ):
+        for listener, name in ((other, OTHER), (later, b"process2")):
+            listener.bind(socket_path(str(tmp_path), name))
+            listener.listen()
+        table.get(NODE, OTHER)
+        end, _ = other.accept()
+        hanging_up = threading.Thread(target=table.hang_up, daemon=True)
+        hanging_up.start()
+        while end.recv(4096):  # until it has hung up
+            pass
+        table.get(NODE, b"process2")
+        stays_open, _ = later.accept()
+        end.close()
+        hanging_up.join(5)
+        assert not hanging_up.is_alive()
+        stays_open.close()
