@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import socket
 import statistics
 import threading
 import time
@@ -61,6 +62,8 @@ class _Viewer:
             lines = (line for line in connection.getresponse() if line.startswith(b"data: "))
             yield (json.loads(line[6:]) for line in lines)
         finally:
+            if connection.sock is not None:  # ends the wait of a thread that reads
+                connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def fill(self, count: int) -> float:
