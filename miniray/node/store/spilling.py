@@ -147,8 +147,9 @@ class Spilling:
             self._serving = loop.create_task(self._keep_serving())
         try:
             return await asyncio.wait_for(claim.turn, patience or None)
-        except asyncio.TimeoutError:
-            return None
+        except asyncio.TimeoutError:  # which Python 3.12 may raise although it has been granted
+            turn = claim.turn
+            return turn.result() if turn.done() and not turn.cancelled() else None
         except asyncio.CancelledError:
             turn = claim.turn
             if turn.done() and not turn.cancelled() and turn.exception() is None:
