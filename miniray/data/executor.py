@@ -285,7 +285,8 @@ def execute(
         feed = below
         found = chain(root)
         assert found is not None
-        for stage in found[1] or (Stage((root,), ()),):
+        _, stages = found
+        for stage in stages or (Stage((root,), ()),):
             feed = _run(stage, feed, setting)
     # Calls begin with the first look for a block, which does not wait for one.
     return _drained(feed, None if local else next(feed), setting.stats, progress)

@@ -238,9 +238,11 @@ def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
 def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
     """Return what ``chain`` does if rows are known by number; None if they are not."""
     found = chain(node)
-    if found is None or not all(stage.keeps_count for stage in found[1]):
+    if found is None:
         return None
-    return None if found[0].source.count() is None else found
+    read, stages = found
+    known = all(stage.keeps_count for stage in stages) and read.source.count() is not None
+    return found if known else None
 
 
 def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
