@@ -93,7 +93,7 @@ class FileRows(Content):
         """Return whether parts of a file can be read, each from a line on."""
         if not self.kind.lines or self.options or path.endswith(".gz"):
             return False
-        if self.kind is CSV:  # its names are looked for in the first line
+        if self.kind == CSV:  # its names are looked for in the first line
             return not self.filesystem.head(path, 1).isspace()
         if not path.endswith(".json"):
             return True
@@ -122,7 +122,7 @@ class FileRows(Content):
             data = self.read(path, start, stop)
             if start and not data:
                 return
-            if start and self.kind is CSV:  # the names are at the beginning
+            if start and self.kind == CSV:  # the names are at the beginning
                 data = self.read(path, 0, 1) + data
             table = self.kind.table(data, path, self.options, start > 0 or stop < ENDLESS)
             if table is not None:

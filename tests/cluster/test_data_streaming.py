@@ -60,6 +60,20 @@ def test_files_are_read_mapped_and_filtered_in_their_order(folder: str) -> None:
     assert rows == [{"c": 2 * a + 1} for a in range(0, 3000, 2)]
 
 
+def test_files_of_lines_are_cut_into_parts_for_several_tasks(tmp_path: Path) -> None:
+    numbers = range(1000)
+    (tmp_path / "a.csv").write_text("n,b\n" + "".join(f"{n},x\n" for n in numbers))
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in numbers))
+    (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in numbers))
+    read = miniray.data
+    parts = read.read_csv(str(tmp_path / "a.csv")).map_batches(lambda batch: batch).take_all()
+    assert parts == [{"n": n, "b": "x"} for n in numbers]
+    lines = read.read_json(str(tmp_path / "a.jsonl")).map_batches(lambda batch: batch).take_all()
+    assert lines == [{"n": n} for n in numbers]
+    texts = read.read_text(str(tmp_path / "a.txt")).map(lambda row: row).take_all()
+    assert texts == [{"text": str(n)} for n in numbers]
+
+
 def test_a_class_is_made_once_in_each_actor_of_a_pool() -> None:
     class Adder:
         def __init__(self, number: int, *, factor: int) -> None:
